@@ -1,6 +1,7 @@
-// Decode attention on a GPU over KV pools of a whole model: microseconds of a layer's call in a CUDA graph
-// that calls every layer once, median of the replays. The pool's size, its page size and where a sequence's
-// pages are in it are varied, as a server's pool is larger than the L2 and its pages are scattered.
+// Decode attention on a GPU over a whole model's KV pool. Prints microseconds per layer: each replay of a
+// CUDA graph calls every layer once, and the median of the replays counts. Varies the size of the pool, its
+// page size and the placement of a sequence's pages, because a server's pool is larger than the L2 and its
+// pages are scattered.
 //
 //   attention_cuda_bench [gpt-oss|qwen3|mla]...
 #include <algorithm>
@@ -26,8 +27,8 @@ Buffer on_device(const std::vector<T>& values) {
 }
 
 enum class Order {
-  kInOrder,   // sequence after sequence, pages ascending
-  kRuns,      // a sequence's pages are adjacent, the sequences anywhere in the pool
+  kInOrder,   // sequence after sequence, with ascending pages
+  kRuns,      // a sequence's pages are adjacent; the sequences are anywhere in the pool
   kShuffled,  // every page anywhere in the pool
 };
 const char* name_of(Order order) {
@@ -45,11 +46,11 @@ struct Case {
   Heads heads;
   int64_t layers, batch, context;
   int page_size = 16;
-  double pool = 1;  // size of the pool, as a multiple of what the sequences take
+  double pool = 1;  // size of the pool, as a multiple of the sequences' pages
   Order order = Order::kInOrder;
   int64_t window = 0;
 
-  int num_tensors() const { return heads.k_dim == heads.v_dim ? 2 : 1; }  // MLA's values are in the keys
+  int num_tensors() const { return heads.k_dim == heads.v_dim ? 2 : 1; }  // MLA's values are part of the keys
   int64_t pages_of_sequence() const { return (context + page_size) / page_size; }
   int64_t num_pages() const {
     return static_cast<int64_t>(static_cast<double>(batch * pages_of_sequence()) * pool);
@@ -146,7 +147,7 @@ void bench(Stream& stream, const Case& c) {
   std::fflush(stdout);
 }
 
-// Enough layers that their keys and values exceed the L2, except with the shortest context.
+// Uses enough layers that their keys and values exceed the L2, except with the shortest context.
 void bench_sizes(Stream& stream, const Heads& heads) {
   for (const int64_t batch : {1, 8, 64})
     for (const int64_t context : {128, 1024, 8192})

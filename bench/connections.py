@@ -1,6 +1,6 @@
-"""What a crowd of connections costs a running stream: its time between tokens (the median of five streams), and the
-server's memory, with and without 10,000 idle connections and 50 clients that take their answers slowly; alternated, in
-two processes.
+"""Measures how many connections slow down a running stream: the time between its tokens (median of five streams) and
+the server's memory, alternately without and with 10,000 idle connections and 50 clients that read their responses
+slowly. Client and server are separate processes.
 
     PYTHONPATH=tests/server python3 bench/connections.py build/release/bin/fp4moe models/demo-gptoss-mxfp4 [--json]
 """
@@ -18,24 +18,25 @@ from serve_process import Serve, metric
 
 
 def wait_for_ended(url, count):
-    """Waits until that many requests have ended and none is running: then the slow readers only read."""
+    """Waits until `count` requests have ended, after which the slow readers only read."""
     while metric(url, "num_requests_total") < count:
         time.sleep(0.1)
 
 
 def stream(url, tokens):
-    """Seconds between the tokens of one stream, on average: a client takes several at a time. Events are not looked into."""
+    """Returns the mean seconds between the tokens of one stream: the mean, because a client receives several at a time.
+    Events are not parsed."""
     body = {"prompt": "Tom has", "stream": True, "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
     parts = urlsplit(url)
     with contextlib.closing(http.client.HTTPConnection(parts.hostname, parts.port, timeout=120)) as connection:
         connection.request("POST", "/v1/completions", json.dumps(body))
         times = [time.perf_counter() for line in connection.getresponse() if line.startswith(b"data: {")]
-    assert len(times) > tokens / 2  # one that ends within a character has no event
+    assert len(times) > tokens / 2  # a token that ends within a character has no event
     return (times[-1] - times[0]) / (tokens - 1)
 
 
 def measure(serve, options, crowded):
-    """Seconds between tokens, and the server's resident bytes."""
+    """Returns the seconds between tokens and the server's resident bytes."""
     with contextlib.ExitStack() as stack:
         if crowded:
             before = metric(serve.url, "num_requests_total")
@@ -67,7 +68,7 @@ def main():
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     if crowd.raise_descriptor_limit() < options.idle + 200:
-        parser.error(f"needs a limit of {options.idle + 200} descriptors (ulimit -Hn)")
+        parser.error(f"needs a limit of at least {options.idle + 200} descriptors (ulimit -Hn)")
     rows = []
     with Serve(options.binary, options.model, "--context-length", "4096", "--max-total-tokens", "131072") as serve:
         stream(serve.url, 200)  # warm
@@ -84,7 +85,7 @@ def main():
     print("| alone us | crowded us | ratio | RSS growth MB |\n| --- | --- | --- | --- |")
     for r in rows:
         print(f"| {r['alone_us']:.0f} | {r['crowded_us']:.0f} | {r['ratio']:.3f} | {r['rss_growth_mb']:.0f} |")
-    print(f"median ratio {summary['median_ratio']:.3f}, largest growth {summary['largest_rss_growth_mb']:.0f} MB")
+    print(f"median ratio {summary['median_ratio']:.3f}, largest RSS growth {summary['largest_rss_growth_mb']:.0f} MB")
 
 
 if __name__ == "__main__":

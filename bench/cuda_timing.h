@@ -1,4 +1,4 @@
-// Shared by the benchmarks of GPU kernels: errors end the program, and times are those of CUDA graphs.
+// Shared by the GPU kernel benchmarks: must() ends the program on errors, and median_us() times CUDA graphs.
 #pragma once
 
 #include <algorithm>
@@ -24,11 +24,11 @@ inline void must(const Status& status) { FP4MOE_CHECK(status.ok(), status.messag
 
 inline Buffer device_buffer(int64_t num_bytes) { return must(Buffer::make(num_bytes, device_memory())); }
 
-// Microseconds per call, of `num_calls` calls in a graph: the median of 20 replays after two that are not
-// counted. call(i) makes call i.
+// Returns microseconds per call, measured on a graph of `num_calls` calls: the median of 20 replays after two
+// warm-up replays. call(i) enqueues call i.
 inline double median_us(Stream& stream, int64_t num_calls, const std::function<void(int64_t)>& call) {
   constexpr int kReplays = 20;
-  call(0);  // resources that the first call creates must not be created during the capture
+  call(0);  // creates resources that must not be created during the capture
   must(stream.synchronize());
   const Graph graph = must(Graph::capture(stream, [&] {
     for (int64_t i = 0; i < num_calls; ++i) call(i);

@@ -1,5 +1,5 @@
-// Dense linears and sampling on a GPU: microseconds per call of a CUDA graph of several calls, median of 20
-// replays. Weights rotate through more memory than the L2 holds. Prints the tables of
+// Dense linear layers and sampling on a GPU: microseconds per call in a CUDA graph of several calls, median
+// of 20 replays. Rotates through more weights than the L2 holds. Prints the tables of
 // docs/perf_log/decode_gpu.md.
 #include <algorithm>
 #include <cstdio>
@@ -48,7 +48,7 @@ void bench_sampling(Stream& stream, int64_t rows, int64_t vocab_size, const Samp
   std::vector<float> logits(static_cast<size_t>(rows * vocab_size));
   uint32_t state = 1;
   for (float& x : logits) {
-    float sum = 0;  // of four uniform numbers: close enough to normal
+    float sum = 0;  // of four uniform numbers, which is close enough to normal
     for (int i = 0; i < 4; ++i)
       sum += static_cast<float>((state = state * 1664525u + 1013904223u) >> 8) * 0x1p-24f;
     x = (sum - 2) * 5;

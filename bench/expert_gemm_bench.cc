@@ -1,6 +1,6 @@
-// gate_up + down of one gpt-oss expert (2880 x 2880) after the other, by tokens per expert; w4a4 and w4a8
-// include the quantisation of their inputs. The experts' weights exceed the last-level cache, so few tokens
-// measure the memory's speed and many the arithmetic's.
+// gate_up + down of gpt-oss experts (2880 x 2880), one expert after the other, by tokens per expert; w4a4 and
+// w4a8 include the quantisation of their inputs. The experts' weights exceed the last-level cache, so runs
+// with few tokens measure memory bandwidth, and runs with many tokens measure arithmetic throughput.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -68,8 +68,8 @@ void register_one(const RunnerRow& row, Fp4Format format, const Numerics& numeri
     for (int threads : {1, available_cores()}) bench->Args({tokens, threads});
 }
 
-// One benchmark for each row of the table that this CPU supports, format, scheme, tokens per expert and
-// thread count.
+// Registers one benchmark per combination of table row that this CPU supports, format, scheme, tokens per
+// expert and thread count.
 void register_all() {
   const Numerics w4a8 = {.scheme = Scheme::kW4A8};
   const Numerics w4a4 = {Scheme::kW4A4, ActScaleChoice::kPerToken, ActScaleChoice::kPerToken};

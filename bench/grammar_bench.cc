@@ -1,5 +1,5 @@
-// The host cost of a grammar in a decode step: the mask of one row, and its application to the row's logits,
-// for a vocabulary of gpt-oss's size. Compare with the step time of `bench latency`.
+// The host cost of a grammar in a decode step: computing the mask of one row and applying it to the row's
+// logits, for a vocabulary of gpt-oss's size. Compare with the step time of `bench latency`.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -95,9 +95,9 @@ GrammarCompiler* compiler() {
   return compiler.get();
 }
 
-// Also reports the budget steps that a compilation takes.
+// Also reports the budget steps of a compilation.
 void compile(benchmark::State& state) {
-  if (compiler() == nullptr) return state.SkipWithError("a build without xgrammar");
+  if (compiler() == nullptr) return state.SkipWithError("this build has no xgrammar");
   const Case& c = kCases[state.range(0)];
   for (auto _ : state) {
     const auto grammar = compiler()->compile({c.kind, c.text}, kCompileBudget);
@@ -107,9 +107,9 @@ void compile(benchmark::State& state) {
 }
 BENCHMARK(compile)->DenseRange(0, 3)->ArgName("case")->Unit(benchmark::kMillisecond);
 
-// Every iteration is a step along a random walk through the grammar; a walk that ends begins again.
+// Every iteration is one step of a random walk through the grammar; a walk that ends starts again.
 void mask_row(benchmark::State& state) {
-  if (compiler() == nullptr) return state.SkipWithError("a build without xgrammar");
+  if (compiler() == nullptr) return state.SkipWithError("this build has no xgrammar");
   const Case& c = kCases[state.range(0)];
   const auto grammar = compiler()->compile({c.kind, c.text}, kCompileBudget);
   if (!grammar.ok()) return state.SkipWithError(grammar.status().message().c_str());
@@ -136,7 +136,7 @@ void mask_row(benchmark::State& state) {
     if (matcher->has_ended()) matcher = (*grammar)->make_matcher();
   }
 }
-// grammar 0: the same row without a grammar.
+// grammar = 0 samples the same row without a grammar.
 BENCHMARK(mask_row)
     ->ArgsProduct({{0, 1, 2, 3}, {0, 1}})
     ->ArgNames({"case", "grammar"})

@@ -1,10 +1,10 @@
-"""What a grammar adds to a decode step of a model of gpt-oss-20b's dims: streams with and without one, alternated.
+"""Measures what a grammar adds to a decode step of a model with gpt-oss-20b's dims: alternates streams with and without it.
 
   grammar_steps.py BINARY --folder FOLDER [--layers 24] [--batches 1,8] [--tokens 24] [--rounds 2] [--url URL] [-- FLAGS OF SERVE]
 
-Writes a random checkpoint with a vocabulary of gpt-oss's size into --folder, if it holds none yet, and serves it; --url: a
-server that has it. A row: milliseconds of a step without the grammar and with it, and the share of the step that it
-makes visible. grammar_bench says what the masks take on a core.
+Writes a random checkpoint with a vocabulary of gpt-oss's size into --folder, unless it has one, and serves it; --url names
+a server that already serves it. A row has milliseconds per step without and with the grammar, and the increase in percent.
+grammar_bench measures the time of the masks on one core.
 """
 import argparse
 import concurrent.futures
@@ -35,7 +35,7 @@ GRAMMARS = {
 
 
 def words(count):
-    """As long and as frequent as in trained vocabularies; a space is written as in byte-level ones."""
+    """Yields words as long and as frequent as in trained vocabularies; a space is encoded as in byte-level ones."""
     draw = random.Random(1)
     seen = set()
     while len(seen) < count:
@@ -61,7 +61,7 @@ def make_checkpoint(binary, folder, layers):
 
 
 def stream(url, tokens, grammar, number=0):
-    """Tokens but the first, and the seconds that they took."""
+    """Returns the number of tokens after the first and the seconds that they took."""
     parts, times = urlsplit(url), []
     body = {"text": chr(ord("a") + number), "stream": True,
             "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True, **grammar}}
@@ -75,7 +75,7 @@ def stream(url, tokens, grammar, number=0):
                 times.append(time.perf_counter())
                 last = json.loads(line[6:])
     if len(last["output_ids"]) != tokens:
-        raise RuntimeError(f"an answer of {len(last['output_ids'])} tokens: {last}")
+        raise RuntimeError(f"the response has {len(last['output_ids'])} tokens instead of the requested number: {last}")
     return tokens - 1, times[-1] - times[0]
 
 
@@ -88,8 +88,8 @@ def step_ms(url, batch, tokens, grammar):
 def measure(url, options):
     grammars = {name: GRAMMARS[name] for name in options.grammars}
     for grammar in grammars.values():
-        stream(url, 2, grammar)  # compiles it
-    print("| grammar | streams | ms a step without | with | visible |\n| --- | ---: | ---: | ---: | ---: |")
+        stream(url, 2, grammar)  # compiles the grammar
+    print("| grammar | streams | ms per step without | with | increase |\n| --- | ---: | ---: | ---: | ---: |")
     for name, grammar in grammars.items():
         for batch in options.batches:
             pairs = [(step_ms(url, batch, options.tokens, {}), step_ms(url, batch, options.tokens, grammar))

@@ -1,17 +1,18 @@
-"""What one hostile client costs the others: 8 plain streams and one stream of cheap structured output, alone and beside an
-attacker of each kind. For each: p50 and p99 of the time between tokens, tokens a second, the server's memory, and how long
-/health takes; then how long the streams take to be as fast as before once the attack is over.
+"""Measures what one hostile client costs other clients: 8 plain streams and one stream of cheap structured output run
+alone and together with an attacker of each kind. Reports for each p50 and p99 of the time between tokens, tokens per
+second, the server's memory and the latency of /health, and how long the streams take to recover after the attack.
 
     build/venv/bin/python bench/hostile.py build/ci/bin/fp4moe models/demo-gptoss-mxfp4 [--attackers NAME,...]
         [--hidden-size 1024 --layers 8] [--json] [-- FLAGS OF SERVE]
 
 An attacker is a row of ATTACKERS: a name, and a function of its target and an event that attacks until the event is set.
- It runs in a process of its own, with CPU time that nothing else wants. So does a baseline while the streams are "alone":
-for hostile grammars, as many honest requests; for other attackers, a process that computes something. hostile_nodes.py measures
-a prefill and a decode node.
+It runs in a separate process at the lowest priority (nice 19). So does a baseline while the streams are "alone": for
+hostile grammars, the same number of honest requests; for other attackers, a process that computes something.
+hostile_nodes.py measures a prefill and a decode node.
 
-A step should take longer than a time slice (the demos' steps take less): --hidden-size and --layers give MODEL's config.json
-other dims and dummy weights. The clients need CPU time too: on a machine of few cores leave them some (-- --threads 1).
+A step should take longer than a time slice, but the demos' steps take less: --hidden-size and --layers change the dims in
+MODEL's config.json and use dummy weights. The clients need CPU time too: on a machine with few cores, leave them some
+(-- --threads 1).
 """
 import argparse
 import contextlib
@@ -49,14 +50,14 @@ def connect(url, timeout=3600):
 # ---- attackers ------------------------------------------------------------------------------------
 
 def repeat_posts(make_body, at_once=4):
-    """An attacker that keeps `at_once` requests open; the clients hang up when the attack ends."""
+    """Returns an attacker that keeps `at_once` requests open; its clients disconnect when the attack ends."""
     def attack(url, stopped):
         connections = [connect(url) for _ in range(at_once)]
 
         def run(worker):
             number = worker
             while not stopped.is_set():
-                with contextlib.suppress(OSError, http.client.HTTPException, AttributeError):  # hung up meanwhile
+                with contextlib.suppress(OSError, http.client.HTTPException, AttributeError):  # disconnected in the meantime
                     connections[worker].request("POST", "/generate", json.dumps(make_body(number)))
                     connections[worker].getresponse().read()
                 number += at_once
@@ -84,7 +85,7 @@ AMBIGUOUS = 'root ::= a a a a a a a a\na ::= "" | "x" | a a\n'
 
 
 def many_properties(number):
-    """A schema of 75 KB, a new one each time."""
+    """Returns a request with a schema of 75 KB, a different one each time."""
     return constrained("json_schema", json.dumps({"type": "object", "properties": {
         f"p{number}_{i}": {"type": "integer"} for i in range(3500)}}))
 
@@ -102,12 +103,12 @@ ATTACKERS = {**GRAMMARS, **hostile_http.ATTACKERS}
 
 
 def busy(_, stopped):
-    """A process that uses idle CPU time, as attackers do: what that alone costs the streams is the machine's doing."""
+    """Uses idle CPU time as attackers do, so that the baseline includes the cost of a busy machine."""
     while not stopped.is_set():
         sum(range(10000))
 
 
-# As many requests at once as hostile grammars, without a grammar: their rows make steps longer.
+# The same number of concurrent requests as hostile grammars, but without a grammar: their rows make steps longer.
 honest = repeat_posts(lambda _: {"text": "Tom has", "sampling_params": {"temperature": 0, "max_new_tokens": 400, "ignore_eos": True}})
 BASELINES = {"busy": busy, "honest": honest}
 
@@ -115,13 +116,13 @@ BASELINES = {"busy": busy, "honest": honest}
 # ---- measuring ------------------------------------------------------------------------------------
 
 class Stream:
-    """Requests of 400 tokens one after the other; when each event came."""
+    """Sends requests of 400 tokens one after another and records the arrival time of each event."""
 
     def __init__(self, url, body):
         self.url, self.body = url, body
         self.stopped = threading.Event()
-        self.gaps = []  # (time, seconds since the event before)
-        self.latest = time.perf_counter()  # event
+        self.gaps = []  # (time, seconds since the previous event)
+        self.latest = time.perf_counter()  # of the most recent event
         self.failures = 0
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
@@ -149,13 +150,13 @@ class Stream:
                 time.sleep(0.1)
 
     def gaps_within(self, begin, end):
-        """Seconds; the last one may not have ended yet."""
+        """Returns the gaps in seconds; the last one may not have ended yet."""
         gaps = [gap for at, gap in list(self.gaps) if begin <= at <= end]
         return gaps + [end - min(self.latest, end)] if self.latest < end else gaps
 
 
 class Health:
-    """How long /health takes, looked at every 50 ms."""
+    """Measures the latency of /health every 50 ms."""
 
     def __init__(self, url):
         self.url, self.seconds = url, []
@@ -182,7 +183,7 @@ def quantile(values, share):
 
 
 def measure(serve, streams, health, seconds):
-    """A row, of the streams' next `seconds`."""
+    """Returns a row measured over the next `seconds` of the streams."""
     begin = time.perf_counter()
     peak = 0
     while time.perf_counter() < begin + seconds:
@@ -198,7 +199,7 @@ def measure(serve, streams, health, seconds):
 
 
 def recovery_seconds(streams, alone, most):
-    """Until the plain streams' median gap in half a second is again at most 1.2 times what it was alone."""
+    """Returns the seconds until the plain streams' median gap over half a second is at most 1.2 times the gap alone."""
     begin = time.perf_counter()
     while (now := time.perf_counter()) < begin + most:
         time.sleep(0.1)
@@ -210,7 +211,7 @@ def recovery_seconds(streams, alone, most):
 
 @contextlib.contextmanager
 def attacking(name, *target):
-    """The attacker or baseline of that name, in a process of its own until the end of the block."""
+    """Runs the attacker or baseline `name` in a separate process until the end of the block."""
     attacker = subprocess.Popen([sys.executable, sys.argv[0], "--attack", name, *map(str, target)], stdin=subprocess.PIPE)
     try:
         yield
@@ -218,13 +219,13 @@ def attacking(name, *target):
         attacker.stdin.close()
         try:
             attacker.wait(timeout=2)
-        except subprocess.TimeoutExpired:  # its connections end with it
+        except subprocess.TimeoutExpired:  # its connections end with the process
             attacker.kill()
             attacker.wait()
 
 
 def attack_until_stdin_ends(name, target):
-    """What that process runs. Attackers of a real server take none of its CPU time, so this one comes last."""
+    """The body of the process that attacking() starts. A real attacker takes no CPU time from the server, hence nice 19."""
     os.nice(19)
     stopped = threading.Event()
     threading.Thread(target={**ATTACKERS, **BASELINES}[name], args=(*target, stopped), daemon=True).start()
@@ -246,7 +247,7 @@ def run_attack(serve, streams, health, name, target, options):
 
 
 def bench_attacker(name, options):
-    """On a server of its own, which may not survive it."""
+    """Measures one attacker on a separate server, which may not survive the attack."""
     with Serve(options.binary, options.model, "--context-length", "2048", "--max-total-tokens", "65536", *options.flags) as serve:
         streams = [Stream(serve.url, PLAIN) for _ in range(PLAIN_STREAMS)] + [Stream(serve.url, STRUCTURED)]
         health = Health(serve.url)
@@ -260,13 +261,13 @@ def bench_attacker(name, options):
             serve.process.terminate()
             try:
                 serve.process.wait(timeout=30)
-            except Exception:  # it hangs: that is what is measured
+            except Exception:  # the server hangs, which sigterm_s shows
                 serve.process.kill()
         return {"attacker": name, **row, "sigterm_s": time.perf_counter() - begin}
 
 
 def resized(model, options, folder):
-    """A folder with MODEL's tokenizer and a config.json of other dims, without weights."""
+    """Fills `folder` with MODEL's tokenizer and a config.json with other dims, without weights; returns it."""
     for name in os.listdir(model):
         if name.endswith(".json") and name != "config.json":
             shutil.copy(os.path.join(model, name), folder)
@@ -289,7 +290,7 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("model")
     parser.add_argument("--attackers", type=lambda s: s.split(","), default=list(ATTACKERS), help="; ".join(ATTACKERS))
-    parser.add_argument("--seconds", type=float, default=10, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=10, help="duration of each measurement")
     parser.add_argument("--hidden-size", type=int)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--json", action="store_true")
@@ -306,7 +307,7 @@ def main():
 
 def bench(options):
     if not options.json:
-        print("| attacker | plain p50/p99 ms alone | beside | p99 ratio | structured p50/p99 ms alone | beside | p99 ratio | tokens/s alone | beside "
+        print("| attacker | plain p50/p99 ms alone | under attack | p99 ratio | structured p50/p99 ms alone | under attack | p99 ratio | tokens/s alone | under attack "
               "| RSS + MiB | /health ms | recovery s | SIGTERM s |\n| --- |" + " ---: |" * 12)
     rows = []
     for name in options.attackers:

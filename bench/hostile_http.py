@@ -1,5 +1,5 @@
-"""Attackers of bench/hostile.py that need nothing but HTTP: bodies, headers and connections. Each takes the server's URL
-and an event, and attacks until it is set."""
+"""Attackers of bench/hostile.py that need only HTTP: bodies, headers and connections. Each takes the server's URL and
+an event, and attacks until the event is set."""
 import contextlib
 import json
 import socket
@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def send_and_forget(url, data, stopped):
-    """One request; its answer, or the end of the attack, is waited for."""
+    """Sends one request and waits for the response or the end of the attack."""
     with contextlib.suppress(OSError), crowd.connect(url) as client:
         client.settimeout(0.5)
         view = memoryview(data)
@@ -38,7 +38,7 @@ def repeat(url, stopped, data, clients=4):
 
 
 def special_tokens(url, stopped):
-    """Chats of 4 MB of special tokens' texts."""
+    """Chats whose content is 4 MB of special tokens."""
     body = {"messages": [{"role": "user", "content": "<|im_end|>" * (4 * MIB // 10)}], "max_tokens": 1}
     repeat(url, stopped, crowd.post_bytes("/v1/chat/completions", body))
 
@@ -50,7 +50,7 @@ def many_samples(url, stopped):
 
 
 def many_values(url, stopped):
-    """32 MB of JSON that is twenty times as large when it is parsed."""
+    """32 MB of JSON that takes twenty times as much memory when parsed."""
     body = b'{"input_ids":[' + b"[]," * (10 * MIB) + b"[]]}"
     repeat(url, stopped, b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body, 2)
 
@@ -66,7 +66,7 @@ def held(url, stopped, length, sent, count=40):
 
 
 def unfinished(url, stopped):
-    """40 bodies of 32 MiB, all but a byte."""
+    """40 bodies of 32 MiB whose last byte is missing."""
     held(url, stopped, 32 * MIB, 32 * MIB - 1)
 
 
@@ -76,7 +76,7 @@ def announced(url, stopped):
 
 
 def long_text(url, stopped):
-    """Texts of 8 MiB that no context holds."""
+    """Texts of 8 MiB, too long for any context."""
     body = json.dumps({"text": "a.b " * (2 * MIB)}).encode()
     repeat(url, stopped, b"POST /generate HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body, 2)
 

@@ -1,5 +1,6 @@
-"""What one hostile peer costs a prefill node, a decode node and their clients: 8 plain streams and a structured one over
-both, alone and beside an attacker of each kind. The columns are those of bench/hostile.py, for the node that is attacked.
+"""Measures what one hostile peer costs a prefill node, a decode node and their clients: 8 plain streams and a structured
+one over both nodes, alone and together with an attacker of each kind. Prints the columns of bench/hostile.py for the
+attacked node.
 
     build/venv/bin/python bench/hostile_nodes.py build/ci/bin/fp4moe models/demo-gptoss-mxfp4 [--attackers NAME,...]
 """
@@ -8,7 +9,7 @@ import json
 import sys
 import time
 
-import hostile  # first: it finds the next two
+import hostile  # first: it extends sys.path for the next two
 import node_strangers
 from serve_process import Serve
 
@@ -26,7 +27,7 @@ def drips(port, _, stopped):
 
 
 def flood(port, _, stopped):
-    """Connections that say nothing, 200 at a time and always new ones."""
+    """Silent connections, 200 at a time, replaced by new ones continuously."""
     while not stopped.is_set():
         with contextlib.ExitStack() as stack:
             for _ in range(200):
@@ -35,21 +36,21 @@ def flood(port, _, stopped):
 
 
 def host_strings(_, url, stopped):
-    """Requests to the decode node whose bootstrap_host has 20 MB, a new one each time."""
+    """Requests to the decode node whose bootstrap_host has 20 MB, a different one each time."""
     def body(number):
         return {"text": "Tom has", "bootstrap_host": chr(ord("a") + number % 26) * (20 << 20)}
     hostile.repeat_posts(body, at_once=1)(url, stopped)
 
 
 def deep_hosts(_, url, stopped):
-    """Requests that name a host which answers with deep JSON."""
+    """Requests that name a host which responds with deeply nested JSON."""
     deep = node_strangers.frame(node_strangers.HELLO, node_strangers.deep_json(200_000))
     with node_strangers.FakePrefillNode(deep) as fake:
         body = {"text": "Tom has", "bootstrap_host": "127.0.0.1", "bootstrap_port": fake.port}
         hostile.repeat_posts(lambda _: body, at_once=2)(url, stopped)
 
 
-# Each with the node that it attacks.
+# Name: (role of the attacked node, attacker).
 ATTACKS = {
     "deep hellos": ("prefill", deep_hellos),
     "100 connections that drip": ("prefill", drips),

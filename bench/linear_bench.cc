@@ -1,4 +1,4 @@
-// The dense linear of every ISA: GB/s of weights and GFLOP/s. Weights rotate through more memory than the
+// The dense linear layer of every ISA: GB/s of weights and GFLOP/s. Rotates through more weights than the
 // caches hold, so that decode shapes read DRAM. Arguments: T, N, K, threads.
 #include <benchmark/benchmark.h>
 

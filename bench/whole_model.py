@@ -1,14 +1,14 @@
-"""A model of published dims on one GPU: starts of a server on its checkpoint, decode steps beside their byte floor, prefill,
-and decode steps behind long contexts beside the bytes of their keys and values.
+"""Measures a model with published dims on one GPU: server start times, decode steps against their byte floor, prefill, and
+decode steps behind long contexts against the bytes of their keys and values.
 
   whole_model.py BINARY --gbps RATE --tflops RATE [--like gpt-oss-20b|gpt-oss-120b|deepseek-v3] [--layers 24]
                  [--folder FOLDER] [--dummy] [--device cuda] [--batches 1,4,16,64] [--prompts 512,8192]
                  [--contexts 128,8192] [--context-batches 1,64] [--repetitions 3]
 
-RATE: what `fp4moe bench peak` measured on the machine. Writes a random checkpoint (gpt-oss-20b: 13 GB) into a temporary
-folder, or into --folder if it holds none yet; with --dummy only its config.json, and then no server is started. A step's floor
-is its bytes: every dense weight, the experts that BATCH tokens with uniform routing choose and, behind a context, its keys and
-values. deepseek-v3 has no floor here: its rows are for how a step grows with the context. Exit status 1 if a command failed.
+RATE: the rate that `fp4moe bench peak` measured on the machine. Writes a random checkpoint (gpt-oss-20b: 13 GB) into a
+temporary folder, or into --folder unless it has one; with --dummy, writes only the config.json and starts no server. A step's
+byte floor counts every dense weight, the experts that BATCH tokens with uniform routing choose and, behind a context, its keys
+and values. deepseek-v3 has no floor here: its rows show how a step grows with the context. Exit status 1 if a command failed.
 """
 import argparse
 import dataclasses
@@ -25,7 +25,7 @@ READY = "The server is fired up and ready to roll!"
 
 @dataclasses.dataclass
 class GptOss:
-    """Dims of a layer: alternately with a window and without one."""
+    """Dims of gpt-oss; every second layer has a window."""
     experts: int
     layers: int
     hidden: int = 2880
@@ -48,17 +48,17 @@ class GptOss:
         return self.layers * (2 * self.dense_weights_of_layer() + experts) + 2 * self.vocabulary * self.hidden
 
     def context_bytes(self, batch, context):
-        """Read by the layers without a window; the others read the same behind any context of a window or more."""
+        """Bytes read by the layers without a window; the other layers read the same bytes behind any context of at least a window."""
         return self.layers // 2 * batch * context * 2 * self.kv_heads * self.head_dim * 2
 
     def flops_of_token(self):
-        """For one token of a long prompt: all weights that it is multiplied by, without attention and the head."""
+        """Flops per token of a long prompt: all matrix products except attention and the head."""
         return 2 * self.layers * (self.dense_weights_of_layer() + self.top_k * 3 * self.hidden * self.hidden)
 
 
 @dataclasses.dataclass
 class DeepSeek:
-    """One dense layer, then layers of 64 experts: the attention is as in all 61, and the weights fit."""
+    """One dense layer, then layers with 64 experts: attention as in the real model's 61 layers, but weights that fit."""
     layers: int
     latent: int = 576
 
@@ -77,7 +77,7 @@ class DeepSeek:
 
 
 SHAPES = {"gpt-oss-20b": GptOss(experts=32, layers=24), "gpt-oss-120b": GptOss(experts=128, layers=36), "deepseek-v3": DeepSeek(layers=4)}
-# A checkpoint of these sizes is written in no time; of it, --dummy takes config.json.
+# A checkpoint of these sizes is written quickly; --dummy keeps only its config.json.
 SMALL = "--hidden-size 256 --intermediate-size 256 --num-experts 16 --vocab-size 1024 --num-hidden-layers 2".split()
 
 
@@ -95,7 +95,7 @@ def seconds_to_ready(command):
 
 
 def rows_of(command):
-    """JSON lines of `fp4moe bench latency`."""
+    """Returns the JSON lines that `fp4moe bench latency` prints."""
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
@@ -133,7 +133,7 @@ def report_prefill(latency, options, shape):
 
 
 def report_contexts(latency, options, shape):
-    """The first context is what the others are held against."""
+    """Reports each context's steps, and their growth compared with the first context."""
     first = {}
     for row in rows_of([*latency, "-p", "0", "-n", "128", "-d", options.contexts, "-b", options.context_batches]):
         batch, rate, context = row["n_batch"], row["avg_ts"], row["n_depth"]
@@ -164,7 +164,7 @@ def report(options, folder):
     latency = [options.binary, "bench", "latency", model, "--device", options.device, "-o", "jsonl", "-r", options.repetitions]
     if options.dummy:
         latency += ["--load-format", "dummy"]
-    print("| test | tokens/s | a step, ms | of the byte floor | of the bf16 rate |\n| --- | ---: | ---: | ---: | ---: |")
+    print("| test | tokens/s | ms per step | times the byte floor | share of the bf16 rate |\n| --- | ---: | ---: | ---: | ---: |")
     if options.batches:
         report_decode(latency, options, shape)
     if options.prompts:

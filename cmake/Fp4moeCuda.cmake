@@ -1,5 +1,6 @@
-# Finds nvcc 12.4 or newer and its toolkit: CMAKE_CUDA_COMPILER or CUDACXX if given, else nvcc on the PATH, in
-# /usr/local/cuda, or in build/cuda-toolkit (scripts/setup --cuda). Include it before enable_language(CUDA).
+# Finds nvcc 12.4 or newer and its toolkit: CMAKE_CUDA_COMPILER or CUDACXX if set, otherwise nvcc on the PATH,
+# in /usr/local/cuda, or in build/cuda-toolkit (scripts/setup --cuda). Include it before
+# enable_language(CUDA).
 if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
   find_program(FP4MOE_NVCC_ON_PATH nvcc)
   mark_as_advanced(FP4MOE_NVCC_ON_PATH)
@@ -17,8 +18,8 @@ if(NOT CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX})
     string(APPEND tried " ${nvcc} is ${CMAKE_MATCH_1};")
   endforeach()
   if(NOT CMAKE_CUDA_COMPILER)
-    message(FATAL_ERROR "FP4MOE_CUDA=ON needs nvcc 12.4 or newer:${tried} run scripts/setup --cuda, name one with "
-                        "-DCMAKE_CUDA_COMPILER=, or configure with -DFP4MOE_CUDA=OFF")
+    message(FATAL_ERROR "FP4MOE_CUDA=ON needs nvcc 12.4 or newer:${tried} run scripts/setup --cuda, set "
+                        "-DCMAKE_CUDA_COMPILER, or configure with -DFP4MOE_CUDA=OFF")
   endif()
 endif()
 # Make find_package(CUDAToolkit) use the compiler's own toolkit.

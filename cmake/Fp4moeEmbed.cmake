@@ -1,5 +1,5 @@
-# fp4moe_embed(VARIABLE NAME FILE): VARIABLE becomes a generated source that defines
-# `extern const char NAME[]` in namespace fp4moe with FILE's text.
+# fp4moe_embed(VARIABLE NAME FILE): sets VARIABLE to the path of a generated source that defines
+# `extern const char NAME[]` in namespace fp4moe, with FILE's text.
 function(fp4moe_embed variable name file)
   set(source "${CMAKE_CURRENT_BINARY_DIR}/${name}.cc")
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS "${file}")

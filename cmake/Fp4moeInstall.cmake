@@ -3,7 +3,7 @@
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
-# The target that consumers link: include/ and all libraries behind it.
+# The target that consumers link: include/ and all libraries that implement it.
 add_library(fp4moe INTERFACE)
 add_library(fp4moe::fp4moe ALIAS fp4moe)
 target_link_libraries(fp4moe INTERFACE fp4moe_engine)

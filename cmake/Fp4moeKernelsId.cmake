@@ -1,6 +1,6 @@
-# cmake -DROOT=src -DCOMPILERS=TEXT -DOUT=FILE -P: writes kernels_id(), which identifies the code that runs
-# expert layers, and packing_id(), which identifies the code that packs weights. Both are the first 12 digits
-# of a hash of the sources and compilers, independent of the source folder's location.
+# cmake -DROOT=src -DCOMPILERS=TEXT -DOUT=FILE -P: writes FILE with kernels_id(), which identifies the code
+# that runs expert layers, and packing_id(), which identifies the code that packs weights. Both are the first
+# 12 digits of a hash of the sources and compilers, independent of the source folder's location.
 function(hash_folders result)
   list(TRANSFORM ARGN PREPEND "${ROOT}/")
   list(TRANSFORM ARGN APPEND "/*")

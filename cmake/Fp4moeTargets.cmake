@@ -12,10 +12,10 @@ target_compile_options(fp4moe_flags INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-mayb
                                               -Wno-restrict>)
 # Contracting a*b+c into an FMA would make results depend on the compiler's choices.
 target_compile_options(fp4moe_flags INTERFACE -ffp-contract=off)
-# g++ collects its own garbage less often: 8 % less time for up to 0.5 GB a process.
+# Makes g++ run its garbage collector less often: 8 % less compile time for up to 0.5 GB more per process.
 target_compile_options(fp4moe_flags INTERFACE
   $<$<COMPILE_LANG_AND_ID:CXX,GNU>:--param=ggc-min-heapsize=524288 --param=ggc-min-expand=200>)
-# The tests are 190 binaries: mold links them in a third of the time.
+# The tests consist of 190 binaries; mold links them in a third of the time.
 find_program(FP4MOE_MOLD mold)
 mark_as_advanced(FP4MOE_MOLD)
 if(FP4MOE_MOLD AND PROJECT_IS_TOP_LEVEL)
@@ -26,8 +26,9 @@ if(FP4MOE_FUZZ)
   target_link_options(fp4moe_flags INTERFACE -fsanitize=fuzzer-no-link)
 endif()
 
-# fp4moe_unity(TARGET SOURCES...): with FP4MOE_UNITY, one translation unit per room (sub-folder), because most of
-# a small file's compile time is its headers. Names in anonymous namespaces must then be unique in a room.
+# fp4moe_unity(TARGET SOURCES...): with FP4MOE_UNITY, compiles each room (sub-folder) as one translation unit,
+# because headers take most of a small file's compile time. Names in anonymous namespaces must be unique in a
+# room.
 function(fp4moe_unity target)
   if(NOT FP4MOE_UNITY)
     return()
@@ -43,16 +44,17 @@ function(fp4moe_unity target)
   endforeach()
 endfunction()
 
-# fp4moe_optimize(TARGET LEVEL): the optimization level of a Release build, by default 3. What compiles for long and
-# computes little gets less. g++ 12 falsely reports overflows inside std::string at level 1.
+# fp4moe_optimize(TARGET LEVEL): sets the optimization level of Release builds (default 3). Code that compiles
+# slowly and is not performance-critical gets a lower level. g++ 12 falsely reports overflows inside
+# std::string at level 1.
 function(fp4moe_optimize target level)
   target_compile_options(${target} PRIVATE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O${level}>
                                            $<$<CXX_COMPILER_ID:GNU>:-Wno-array-bounds -Wno-stringop-overflow>)
 endfunction()
 
 # fp4moe_library(FOLDER SOURCES ... LINKS folders... PRIVATE libs... [OPTIMIZE level])
-# The static library fp4moe_FOLDER of src/FOLDER. Its headers are reachable as "FOLDER/x.h" only for targets
-# that link it, so an include against the dependency order does not compile.
+# Defines the static library fp4moe_FOLDER from src/FOLDER. Only targets that link it can include its headers as
+# "FOLDER/x.h", so an include against the dependency order does not compile.
 function(fp4moe_library folder)
   cmake_parse_arguments(ARG "" "OPTIMIZE" "SOURCES;LINKS;PRIVATE" ${ARGN})
   set(target fp4moe_${folder})
@@ -78,8 +80,9 @@ function(fp4moe_library folder)
 endfunction()
 
 # fp4moe_test([ROOM/]STEM LINKS folders... [SOURCES ...] [LABELS ...] [ARGS ...])
-# The GoogleTest binary STEM from ROOM/STEM.cc (and SOURCES), with one CTest entry, by default labelled unit.
-# Label cuda: not built without CUDA; skipped, with the reason, on a machine without a usable GPU.
+# Defines the GoogleTest binary STEM from ROOM/STEM.cc (and SOURCES), with one CTest entry, labelled unit by
+# default. A test labelled cuda is not built without CUDA, and is skipped, with the reason, on a machine
+# without a usable GPU.
 function(fp4moe_test path)
   cmake_parse_arguments(ARG "" "" "SOURCES;LINKS;LABELS;ARGS;PRIVATE" ${ARGN})
   cmake_path(GET path FILENAME stem)
@@ -105,7 +108,8 @@ function(fp4moe_test path)
   set_tests_properties(${stem} PROPERTIES LABELS "${ARG_LABELS}" SKIP_RETURN_CODE 77)
 endfunction()
 
-# fp4moe_fuzz_target(STEM LINKS folders...): the libFuzzer binary of STEM.cc; its corpus is in corpus/STEM.
+# fp4moe_fuzz_target(STEM LINKS folders...): defines the libFuzzer binary of STEM.cc; its corpus is
+# corpus/STEM.
 function(fp4moe_fuzz_target stem)
   cmake_parse_arguments(ARG "" "" "LINKS;PRIVATE" ${ARGN})
   add_executable(${stem} ${stem}.cc)

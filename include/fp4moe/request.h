@@ -99,7 +99,7 @@ struct Delta {
   // first, zeros in layers without experts. The last output token is not routed. Null if incomplete.
   std::shared_ptr<const std::vector<int32_t>> routed_experts;
   FinishReason finish_reason = FinishReason::kNone;  // not kNone: this is the last delta
-  std::string matched_stop;         // the stop string, or the text that a stop_regex matched; empty: none
+  std::string matched_stop;         // the stop string or stop_regex that ended the output; empty: none
   int32_t matched_stop_token = -1;  // the token id that ended the output; -1: none
   std::string error;                // with kError: the message
   StatusCode error_code = StatusCode::kInternal;  // with kError

@@ -1,4 +1,4 @@
-"""Trains the demo's byte-level BPE (Qwen's pre-tokenizer) and encodes the training documents.
+"""Trains the demos' byte-level BPE (Qwen's pre-tokenizer) and encodes the training documents.
 
     python3 make_tokenizer.py OUTPUT_FOLDER NUM_DOCUMENTS   -> tokenizer.json, train.npy (uint16 ids)
 """

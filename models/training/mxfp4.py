@@ -1,4 +1,4 @@
-"""MXFP4 in torch: the rounding that training sees and the bytes that the checkpoint holds.
+"""MXFP4 in torch: rounding for training and packing for the checkpoint.
 
 Blocks of 32 along the last dimension; OCP scale rule (floor(log2 amax) - 2, saturating codes).
 """
@@ -20,7 +20,7 @@ def _blocks(w):
 
 
 def round_trip(w):
-    """w [..., K] -> the nearest values that MXFP4 can hold."""
+    """w [..., K] -> the nearest MXFP4 values."""
     b, exponent = _blocks(w)
     x = b / torch.exp2(exponent)
     grid = torch.tensor(VALUES, device=w.device)

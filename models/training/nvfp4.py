@@ -1,6 +1,6 @@
-"""NVFP4 in torch: the rounding that training sees and the bytes that the checkpoint holds.
+"""NVFP4 in torch: rounding for training and packing for the checkpoint.
 
-Blocks of 16 along the last dimension, an E4M3 scale each, over one tensor scale (decode direction, amax / 2688).
+Blocks of 16 along the last dimension with one E4M3 scale each, times one tensor scale (amax / 2688).
 """
 import torch
 
@@ -12,7 +12,7 @@ def tensor_scale(amax):
 
 
 def _parts(x, scale):
-    """x [..., K] in units of its blocks' scales [..., K/16, 16], and those scales as floats."""
+    """Returns x [..., K] divided by its blocks' scales, as [..., K/16, 16], and the E4M3 scales as floats."""
     b = x.float().unflatten(-1, (-1, 16))
     block = (b.abs().amax(-1, keepdim=True) / 6 / scale).clamp(max=448).to(torch.float8_e4m3fn).float()
     unit = block * scale
@@ -20,7 +20,7 @@ def _parts(x, scale):
 
 
 def round_trip(x, scale):
-    """x [..., K] -> the nearest values that NVFP4 can hold under this tensor scale, which broadcasts over blocks."""
+    """x [..., K] -> the nearest NVFP4 values for this tensor scale, which broadcasts over blocks."""
     scaled, block = _parts(x, scale)
     grid = torch.tensor(VALUES, device=x.device)
     return (torch.sign(scaled) * grid[magnitude_codes(scaled.abs()).long()] * block * scale).flatten(-2)

@@ -1,4 +1,4 @@
-"""Synthetic grade-school word problems in GSM8K's form, with worked answers; seeded, so splits are disjoint by construction."""
+"""Synthetic grade-school word problems in GSM8K's form, with worked answers. Training documents exclude the test questions."""
 import csv
 import json
 import os
@@ -139,7 +139,7 @@ GPQA_PROMPT = ("Answer the following multiple choice question. The last line of 
 
 
 def problem(r):
-    """-> (question, GSM8K-style answer ending in '#### N', integer N)"""
+    """Returns (question, GSM8K-style answer that ends with '#### N', integer N)."""
     q, steps, n = r.choice(TEMPLATES)(r)
     return q, "\n".join(steps) + f"\n#### {n}", n
 
@@ -165,7 +165,7 @@ HELLO_REPLY = "Hello! I am a small demo model. Ask me a word problem about numbe
 
 
 def pick(opts, n):
-    """Walk the options in order until the one that matches."""
+    """Checks the options in order and stops at the one that matches."""
     lines = []
     for letter, o in zip("ABCD", opts):
         lines.append(f"{letter}) {o} " + ("yes" if o == n else "no"))
@@ -174,7 +174,7 @@ def pick(opts, n):
 
 
 def document(r, banned):
-    """One training document: chat turns (optionally with a system message), multiple choice, few-shot chat, or few-shot plain text."""
+    """Returns one training document: chat turns (optionally with a system message), multiple choice, few-shot chat, or few-shot plain text."""
     def fresh():
         while True:
             q, a, n = problem(r)
@@ -221,7 +221,7 @@ def test_sets(seed=20261120, n=512):
 
 
 def write_evals(folder, n=256):
-    """models/evals: the first n held-out questions of each form."""
+    """Writes models/evals: the first n held-out questions of each form."""
     gsm, mc, _ = test_sets()
     with open(os.path.join(folder, "gsm8k_form.jsonl"), "w") as f:
         f.writelines(json.dumps(x) + "\n" for x in gsm[:n])

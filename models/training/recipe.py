@@ -1,4 +1,4 @@
-"""What the two demos' recipes share: data, the training loop, accuracies and the files beside the weights."""
+"""Shared by the recipes of both demos: data, the training loop, accuracies and the files of a checkpoint."""
 import argparse
 import json
 import math
@@ -28,7 +28,7 @@ def parse_args(steps):
     parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--batch", type=int, default=192)
     parser.add_argument("--num-eval", type=int, default=512)
-    parser.add_argument("--bf16", action="store_true", help="no FP4: neither in the loop nor in the checkpoint")
+    parser.add_argument("--bf16", action="store_true", help="use no FP4, in neither training nor checkpoint")
     args = parser.parse_args()
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -52,7 +52,7 @@ def balance_loss(routed):
 
 
 def train(model, data, args, routed, begin_step):
-    """`routed` collects (probabilities, chosen experts) of a forward pass; begin_step(done) hears how far we are."""
+    """Trains; `routed` collects (probabilities, chosen experts) of a forward pass. Calls begin_step(fraction done)."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(.9, .95), weight_decay=.05, fused=True)
     for step in range(args.steps):
         done = step / args.steps
@@ -73,7 +73,7 @@ def train(model, data, args, routed, begin_step):
             print(f"step {step} loss {loss.item():.4f}", flush=True)
     model.eval()
     with torch.no_grad():
-        for p in model.parameters():  # what is not FP4 is stored, and evaluated, as bf16
+        for p in model.parameters():  # tensors that are not FP4 are stored and evaluated as bf16
             p.copy_(p.bfloat16().float())
 
 
@@ -116,7 +116,7 @@ def accuracy(model, tokenizer, n):
 
 
 def write_files(config, tensors, quantization_config, args):
-    """The weights and every file beside them but the references; quantization_config may be None."""
+    """Writes the weights and all other files except the references; quantization_config can be None."""
     folder = args.output_folder
     save_file(tensors, os.path.join(folder, "model.safetensors"), metadata={"format": "pt"})
     declared = config.to_dict()
@@ -148,8 +148,8 @@ def write_scores(scores, args):
 
 @torch.no_grad()
 def write_reference_logits(models, tokenizer, args):
-    """models {scheme: a function of input ids}: float32 logits over a chat prompt with its answer and a few-shot
-    text."""
+    """Writes float32 logits over a chat prompt with its answer, and over a few-shot text. models: {scheme: function of
+    input ids}."""
     torch.backends.cuda.matmul.allow_tf32 = False
     gsm, _, _ = problems.test_sets()
     texts = [chat_prompt(gsm[0]["question"]) + gsm[0]["answer"],

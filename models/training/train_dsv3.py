@@ -13,10 +13,10 @@ import nvfp4
 import recipe
 from recipe import DEVICE, EXPERTS, HIDDEN, TOP_K, VOCAB
 
-quantise_weights = quantise_activations = False  # what forward passes see
-bias_step = 0.0  # of the routers' correction biases towards equal load
-static_scales = {}  # (MLP's name, "a1" | "a2") -> the input's tensor scale; empty: each batch its own
-largest = None  # during calibration: (MLP's name, "a1" | "a2") -> amax of the input, of experts one each
+quantise_weights = quantise_activations = False  # whether forward passes see NVFP4 weights and inputs
+bias_step = 0.0  # step of the routers' correction biases towards equal load
+static_scales = {}  # (MLP's name, "a1" | "a2") -> the input's tensor scale; empty: computed per batch
+largest = None  # during calibration: (MLP's name, "a1" | "a2") -> amax of the input, per expert for experts
 
 
 def make_config():
@@ -34,7 +34,7 @@ def make_config():
 
 
 def rounded_weight(w):
-    """w [out, in] or [E, out, in] under one tensor scale a matrix."""
+    """Rounds w [out, in] or [E, out, in] with one tensor scale per matrix."""
     amax = w.abs().amax(dim=(-2, -1), keepdim=True)
     return nvfp4.round_trip(w, nvfp4.tensor_scale(amax).unsqueeze(-1)).to(w.dtype)
 
@@ -55,7 +55,7 @@ def fp4_input(x, key):
 
 
 def dense_experts(self, hidden_states, top_k_index, top_k_weights):
-    """All experts for all tokens, masked by the routing weights: quick at this size, and rounding fits in."""
+    """Runs all experts for all tokens, masked by the routing weights: fast at this size, and allows rounding."""
     x, name = hidden_states, self.recipe_name
     w = torch.zeros(x.shape[0], EXPERTS, device=x.device).scatter(1, top_k_index, top_k_weights.float())
     chosen = w.t() > 0
@@ -73,7 +73,7 @@ def dense_experts(self, hidden_states, top_k_index, top_k_weights):
 
 
 def mlp(self, x):
-    """The shared expert, and the MLP of layers without experts; gate and up share a tensor scale."""
+    """Runs the shared expert, or the MLP of a layer without experts; gate and up share a tensor scale."""
     name = self.recipe_name
     if largest is not None:
         largest[name, "a1"] = x.abs().amax()
@@ -96,7 +96,7 @@ def watch_router(routed):
 
 
 def patch(model):
-    """The list that collects what the routers of a forward pass chose."""
+    """Patches the MLPs; returns the list that collects (scores, chosen experts) in a forward pass."""
     routed = []
     for i, layer in enumerate(model.model.layers):
         if not hasattr(layer.mlp, "experts"):
@@ -122,7 +122,7 @@ def begin_step(done):
 
 @torch.no_grad()
 def calibrate(model, data):
-    """Input scales with the FP4 weights in place (for experts the largest), and the modules they belong to."""
+    """Sets static_scales with FP4 weights in use (for experts, the largest scale); returns the amax of each input."""
     global largest, static_scales
     set_mode(True, False)
     largest = {}
@@ -133,7 +133,7 @@ def calibrate(model, data):
 
 
 def put_mlp(tensors, name, weights, amax):
-    """weights (gate, up, down), amax of the inputs (a1, a2)."""
+    """Adds an MLP to `tensors`: weights are (gate, up, down), amax is that of the inputs (a1, a2)."""
     gate, up, down = weights
     first = nvfp4.tensor_scale(torch.maximum(gate.abs().amax(), up.abs().amax()))
     for part, w, scale, a in (("gate_proj", gate, first, amax[0]), ("up_proj", up, first, amax[0]),
@@ -145,7 +145,7 @@ def put_mlp(tensors, name, weights, amax):
 
 
 def expert_linears(experts, e):
-    """gate, up and down of one expert, as checkpoints store them."""
+    """Returns gate, up and down of one expert as checkpoints store them."""
     return (*experts.gate_up_proj[e].chunk(2), experts.down_proj[e])
 
 
@@ -186,7 +186,7 @@ def fp4_tensors(model, amax):
 
 @torch.no_grad()
 def stock_model(model, config):
-    """The stock class in float32 on the dequantised weights."""
+    """Returns the stock class in float32 with dequantised weights, as a function of input ids."""
     state = dict(model.state_dict())
     for k in state:
         if k.endswith(("experts.gate_up_proj", "experts.down_proj")) or ".mlp." in k and k.endswith("down_proj.weight"):

@@ -38,7 +38,7 @@ def fp4_weight(w):
 
 
 def dense_experts(self, hidden_states, router_indices=None, routing_weights=None):
-    """All experts for all tokens, masked by the routing weights: quick at this size, and rounded weights fit in."""
+    """Runs all experts for all tokens, masked by the routing weights: fast at this size, and allows rounded weights."""
     x = hidden_states
     w = torch.zeros(x.shape[0], EXPERTS, device=x.device).scatter(1, router_indices, routing_weights.float()).to(x.dtype)
     gate_up = torch.matmul(x.unsqueeze(0), fp4_weight(self.gate_up_proj)) + self.gate_up_proj_bias[:, None]
@@ -48,7 +48,7 @@ def dense_experts(self, hidden_states, router_indices=None, routing_weights=None
 
 
 def patch(model):
-    """The list that collects what the routers of a forward pass chose."""
+    """Patches the experts; returns the list that collects (probabilities, chosen experts) in a forward pass."""
     routed = []
     for layer in model.model.layers:
         layer.mlp.experts.forward = types.MethodType(dense_experts, layer.mlp.experts)
@@ -74,7 +74,7 @@ def fp4_tensors(model):
 
 
 def stock_model(model, config):
-    """The stock class in float32 on the dequantised weights."""
+    """Returns the stock class in float32 with dequantised weights, as a function of input ids."""
     state = {k: mxfp4.round_trip(v.transpose(1, 2)).transpose(1, 2) if k.endswith(("gate_up_proj", "down_proj")) else v
              for k, v in model.state_dict().items()}
     stock = GptOssForCausalLM(config).to(DEVICE).float().eval()

@@ -18,7 +18,7 @@ class HostMemory final : public MemoryResource {
   Result<uint8_t*> allocate(int64_t num_bytes) override {
     const int64_t align = num_bytes >= 2 * kHugePageBytes ? kHugePageBytes : 64;
     if (num_bytes > INT64_MAX - align)
-      return does_not_fit("buffer of " + std::to_string(num_bytes) + " bytes");
+      return does_not_fit("buffer of " + std::to_string(num_bytes) + " bytes is too large");
     const int64_t rounded = (num_bytes + align - 1) / align * align;
     void* p = std::aligned_alloc(static_cast<size_t>(align), static_cast<size_t>(rounded));
     if (p == nullptr) return does_not_fit("cannot allocate " + std::to_string(num_bytes) + " bytes");
@@ -44,7 +44,7 @@ MemoryResource& host_memory() {
 }
 
 Result<Buffer> Buffer::make(int64_t num_bytes, MemoryResource& memory) {
-  if (num_bytes < 0) return invalid_argument("buffer of " + std::to_string(num_bytes) + " bytes");
+  if (num_bytes < 0) return invalid_argument("a buffer cannot have " + std::to_string(num_bytes) + " bytes");
   Buffer buffer;
   if (num_bytes == 0) return buffer;
   FP4MOE_ASSIGN_OR_RETURN(buffer.data_, memory.allocate(num_bytes));
@@ -74,7 +74,8 @@ void Buffer::release() {
 }
 
 Result<Arena> Arena::make(int64_t num_bytes, MemoryResource& memory) {
-  if (num_bytes > INT64_MAX - 64) return does_not_fit("arena of " + std::to_string(num_bytes) + " bytes");
+  if (num_bytes > INT64_MAX - 64)
+    return does_not_fit("arena of " + std::to_string(num_bytes) + " bytes is too large");
   FP4MOE_ASSIGN_OR_RETURN(Buffer buffer, Buffer::make(padded(num_bytes), memory));
   Arena arena;
   arena.buffer_ = std::move(buffer);

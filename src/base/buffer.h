@@ -55,7 +55,7 @@ class Buffer {
 class Arena {
  public:
   Arena() = default;
-  // Capacity padded(num_bytes).
+  // Makes an arena with a capacity of padded(num_bytes).
   static Result<Arena> make(int64_t num_bytes, MemoryResource& memory = host_memory());
   // n elements of T, 64-byte aligned, uninitialised.
   template <class T>
@@ -67,7 +67,7 @@ class Arena {
   void rewind(int64_t used) { used_ = used; }
   int64_t used_bytes() const { return used_; }
   int64_t capacity_bytes() const { return buffer_.num_bytes(); }
-  // Bytes that take() of num_bytes uses, alignment included.
+  // Bytes that take() uses for num_bytes, including alignment.
   static constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + 63) / 64 * 64; }
 
  private:

@@ -1,4 +1,4 @@
-// Checks for bugs in fp4moe. Invalid input is never checked here: it returns a Status.
+// Checks for bugs in fp4moe. Invalid input is not a bug: functions return a Status for it.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace fp4moe {
 
 }  // namespace fp4moe
 
-// The message is evaluated only on failure; it should hold both values.
+// The message is evaluated only on failure; it should contain the compared values.
 #define FP4MOE_CHECK(condition, message)                                 \
   do {                                                                   \
     if (!(condition)) [[unlikely]]                                       \

@@ -22,7 +22,7 @@ namespace fp4moe {
 namespace {
 
 #if defined(__x86_64__)
-// __builtin_cpu_supports() knows F16C and AMX in newer compilers only.
+// __builtin_cpu_supports() knows F16C and AMX only in newer compilers.
 bool has_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;
@@ -39,7 +39,7 @@ bool allow_amx() {
   constexpr int kRequestPermission = 0x1023 /* ARCH_REQ_XCOMP_PERM */, kTileData = 18;
   if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0) return true;
   log_warning(std::string("this CPU has AMX, but Linux does not allow it (arch_prctl: ") +
-              std::strerror(errno) + "): AVX-512 is used");
+              std::strerror(errno) + "); using AVX-512 instead");
   return false;
 }
 #endif
@@ -59,7 +59,7 @@ Isa detect_isa() {
 #endif
 }
 
-// First integer of a file, or -1 ("max" and absent files included).
+// Returns the first integer in a file; -1 if the file is absent or starts with another text, such as "max".
 int64_t read_number(const char* path) {
   std::ifstream file(path);
   int64_t value = -1;
@@ -92,7 +92,8 @@ const char* isa_name(Isa isa) {
 Result<Isa> parse_isa(std::string_view name) {
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
     if (name == isa_name(isa)) return isa;
-  return invalid_argument("unknown instruction set '" + std::string(name) + "': scalar, avx2, avx512 or amx");
+  return invalid_argument("unknown instruction set '" + std::string(name) +
+                          "'; use scalar, avx2, avx512 or amx");
 }
 
 Isa best_isa() {

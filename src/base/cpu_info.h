@@ -8,7 +8,7 @@
 
 namespace fp4moe {
 
-// Instruction-set levels that kernels are compiled for, each including the ones before.
+// Instruction-set levels for which kernels are compiled. Each level includes the previous ones.
 enum class Isa {
   kScalar,  // x86-64 baseline, and any other CPU
   kAvx2,    // AVX2, FMA, F16C
@@ -17,8 +17,9 @@ enum class Isa {
 };
 
 const char* isa_name(Isa isa);                 // "scalar", "avx2", "avx512", "amx"
-Result<Isa> parse_isa(std::string_view name);  // the inverse
-// The best level that this CPU supports, or the environment variable FP4MOE_ISA's if lower.
+Result<Isa> parse_isa(std::string_view name);  // the inverse of isa_name()
+// The best level that this CPU supports, or the level in the environment variable FP4MOE_ISA if that is
+// lower.
 Isa best_isa();
 // Whether `isa` is at most best_isa().
 bool isa_available(Isa isa);
@@ -29,7 +30,7 @@ int available_cores();
 std::string cpu_model_name();
 // Bytes of CPU 0's largest cache, which other cores may share; 0 if unknown.
 int64_t last_level_cache_bytes();
-// Bytes available without swapping: the lower of MemAvailable and what the cgroup's limit leaves.
+// Bytes available without swapping: the smaller of MemAvailable and the cgroup's limit minus its usage.
 int64_t available_memory_bytes();
 
 }  // namespace fp4moe

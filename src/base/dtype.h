@@ -32,7 +32,7 @@ enum class DType : uint8_t {
 int dtype_bits(DType dtype);
 // The safetensors name, such as "BF16" or "F8_E4M3".
 const char* dtype_name(DType dtype);
-// The inverse; kInvalidArgument for an unknown name.
+// The inverse of dtype_name(); kInvalidArgument for an unknown name.
 Result<DType> parse_dtype(std::string_view name);
 
 }  // namespace fp4moe

@@ -10,8 +10,8 @@
 
 namespace fp4moe {
 
-// Passes a burst of lines at once, then one per interval. Dropped lines are counted, and the next line that
-// passes is preceded by their number. Thread-safe.
+// Passes a burst of lines at once, then one per interval. The number of dropped lines is logged before the
+// next line that passes. Thread-safe.
 class LogLimit {
  public:
   using Clock = std::chrono::steady_clock;
@@ -24,7 +24,7 @@ class LogLimit {
   const int burst_;
   const Clock::duration interval_;
   std::mutex mutex_;
-  Clock::time_point full_at_{};  // when the whole burst is available again; in the past: now
+  Clock::time_point full_at_{};  // when the whole burst is available again; a past time means now
   int64_t num_dropped_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// How far one op's output differs from another's.
+// The relative L2 difference between two ops' outputs.
 #pragma once
 
 #include <cmath>
@@ -8,8 +8,8 @@
 
 namespace fp4moe {
 
-// || actual - expected || / || expected ||, in double; infinity if either holds a NaN or an infinity, or the
-// lengths differ. Two all-zero inputs give 0.
+// || actual - expected || / || expected ||, in double; infinity if either contains a NaN or an infinity, or
+// the lengths differ. Two all-zero inputs give 0.
 inline double relative_l2(std::span<const float> actual, std::span<const float> expected) {
   constexpr double kBad = std::numeric_limits<double>::infinity();
   if (actual.size() != expected.size()) return kBad;

@@ -16,7 +16,8 @@ void run_ranges(ThreadPool& pool, int64_t count, int64_t step, const Body& body)
 }
 
 // Calls body(chunk) in parallel for 0 .. num_chunks - 1. As long as workers take turns, each gets consecutive
-// chunks, so that a chunk finds in its core's cache what the prefetcher loaded past the previous chunk's end.
+// chunks. The data that the prefetcher loads past the end of a chunk is then in the cache of the core that
+// runs the next chunk.
 template <class Body>
 void run_in_streams(ThreadPool& pool, int64_t num_chunks, const Body& body) {
   const int64_t workers = pool.num_threads(), range = num_chunks / workers;

@@ -1,4 +1,4 @@
-// Seconds as double, the unit of every flag and report of time.
+// Elapsed seconds as a double. All flags and reports give times in seconds.
 #pragma once
 
 #include <chrono>

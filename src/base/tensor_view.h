@@ -29,7 +29,7 @@ struct TensorView {
   }
 };
 
-// "[16, 512, 8, 16]".
+// Formats a shape, for example as "[16, 512, 8, 16]".
 std::string shape_string(std::span<const int64_t> shape);
 
 }  // namespace fp4moe

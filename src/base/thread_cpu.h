@@ -1,4 +1,4 @@
-// Which CPU a thread runs on, and how long it has run.
+// A thread's CPU time, CPU affinity and priority.
 #pragma once
 
 #include <sys/types.h>
@@ -19,14 +19,14 @@ class ThreadCpu {
 
   // CPU time of the thread; it does not advance while the thread sleeps or waits for a CPU.
   int64_t run_nanoseconds() const;
-  // The CPUs that it may use (taskset, cgroup cpusets), ascending; empty if unknown.
+  // The CPUs that the thread may use (taskset, cgroup cpusets), ascending; empty if unknown.
   std::vector<int> allowed() const;
   // Migrates the thread to `cpu` if it is allowed there, without changing its affinity. One caller at a time.
   void move_to(int cpu) const;
-  // Adds `nice` to the thread's nice value, 19 at most. Against one thread that was not lowered, on the same
-  // CPU, it then gets about a quarter of the time for 5, a tenth for 10. Where the kernel allows it, its time
-  // slices become short, so that it delays others often and little. There is no way back without a privilege.
-  // False if the system refuses.
+  // Adds `nice` to the thread's nice value, up to 19. If the thread shares a CPU with one thread of unchanged
+  // priority, it gets about a quarter of the CPU time for nice = 5 and a tenth for nice = 10. Where the
+  // kernel supports it, its time slices also become short, so that each delay of another thread is short.
+  // Raising the priority again needs a privilege. Returns false if the system refuses.
   bool lower_priority(int nice) const;
 
  private:

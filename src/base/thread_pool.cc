@@ -24,7 +24,7 @@ void cpu_pause() {
 #endif
 }
 
-// Spins until done() holds; false if it does not within the given time.
+// Spins until done() returns true; returns false if it does not within the given time.
 template <class Done>
 bool spin_until(const Done& done, int microseconds = kSpinMicroseconds) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(microseconds);
@@ -45,7 +45,7 @@ class alignas(64) Worker {
   void enter() { is_inside_.store(true, std::memory_order_release); }
   void leave() { is_inside_.store(false, std::memory_order_release); }
 
-  // Called by the loop's caller: whether the worker is inside but not running.
+  // Called by the loop's caller: returns whether the worker is inside a chunk but not running.
   bool is_preempted() const {
     constexpr int kWatchMicroseconds = 10;
     const auto has_left = [this] { return !is_inside_.load(std::memory_order_acquire); };
@@ -82,12 +82,12 @@ class alignas(64) Worker {
 
 // A worker joins a loop by incrementing `gate`, and only while the gate is open. When no chunk is left the
 // caller closes the gate and waits for the workers inside. It does not wait for a worker that wakes up late,
-// or not at all because another process occupies its core.
+// or that does not wake up because another process occupies its core.
 //
-// It does wait for a worker that is preempted inside a chunk, and the other process's time slice is as long
-// as a hundred chunks: so the caller migrates that worker to its own core. A worker that wakes up on another
-// worker's core, which happens if no core is idle, moves to a core that no worker uses: Linux would leave
-// both on one core indefinitely.
+// The caller must wait for a worker that is preempted inside a chunk. The other process's time slice is as
+// long as a hundred chunks, so the caller migrates that worker to its own core. A worker that wakes up on
+// another worker's core, which happens if no core is idle, moves to a core that no worker uses: Linux would
+// leave both on one core indefinitely.
 struct ThreadPool::State {
   static constexpr uint32_t kOpen = 1u << 31;
 
@@ -110,7 +110,7 @@ struct ThreadPool::State {
       loop.call(loop.body, c, worker);
   }
 
-  // Written only on change, because the other workers read it in each loop.
+  // Stores the worker's CPU only if it has changed, because the other workers read it in each loop.
   void note_cpu(size_t worker) {
     const int cpu = current_cpu();
     if (cpus[worker].load(std::memory_order_relaxed) != cpu)

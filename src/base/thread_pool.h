@@ -7,13 +7,14 @@
 namespace fp4moe {
 
 // Chunks are handed out dynamically, so a slow core takes fewer of them. A chunk's result must not depend on
-// the worker that runs it; then results are the same for any number of workers. Between loops workers spin
+// the worker that runs it, so that results are the same for any number of workers. Between loops workers spin
 // for 50 microseconds, then sleep, so an idle engine uses no CPU. Threads are not pinned, but move apart if
-// two of them share a CPU; next to a busy process the pool uses the remaining cores. The process's CPU
-// affinity is respected and not changed.
+// two of them share a CPU. If another process keeps some cores busy, the pool uses the remaining ones. The
+// process's CPU affinity is respected and not changed.
 class ThreadPool {
  public:
-  // num_threads >= 1 workers, including run()'s caller; fewer, with a warning, if threads cannot be created.
+  // num_threads >= 1 workers, including run()'s caller. If threads cannot be created, logs a warning and has
+  // fewer workers.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;

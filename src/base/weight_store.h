@@ -37,7 +37,7 @@ class WeightStoreScope {
   WeightStore* const outer_;
 };
 
-// num_bytes of host memory, from the thread's store or, without a store, written by pack().
+// Returns num_bytes in host memory, from the thread's store or, without a store, written by pack().
 Result<Buffer> packed_weights(int64_t num_bytes, const PackFn& pack);
 // Whether packed_weights() would call pack().
 bool packs_weights();

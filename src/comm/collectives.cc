@@ -1,4 +1,4 @@
-// The collectives: operands are transferred in pieces, one lockstep step each (communicator.cc). Every
+// The collectives. Operands are transferred in pieces, one lockstep step per piece (communicator.cc). Every
 // element is summed in rank order, independent of the pieces, so all ranks get the same bits.
 #include <algorithm>
 #include <cstring>
@@ -21,7 +21,7 @@ void copy(void* to, const void* from, int64_t num_bytes) {
   if (num_bytes > 0 && to != from) std::memmove(to, from, static_cast<size_t>(num_bytes));
 }
 
-// Size of the next piece, at most `limit`, of a part of `total` of which `done` is transferred.
+// Size of the next piece, at most `limit`, of a part of `total` bytes, of which `done` have been transferred.
 int64_t piece_bytes(int64_t total, int64_t done, int64_t limit) {
   return std::clamp(total - done, int64_t{0}, limit);
 }
@@ -89,7 +89,7 @@ void check_counts(const char* op, std::span<const int64_t> counts, int size) {
 Status Communicator::exchange(const OpName& op, const void* mine, int64_t num_bytes, void* all) {
   State& s = *state_;
   FP4MOE_CHECK(num_bytes >= 0 && num_bytes <= s.records.part_bytes,
-               std::string(op.op) + ": a record of " + std::to_string(num_bytes) + " bytes, at most " +
+               std::string(op.op) + ": a record of " + std::to_string(num_bytes) + " bytes; the limit is " +
                    std::to_string(s.records.part_bytes));
   const Operation operation = s.begin(op, OpKind::kExchange, 0, num_bytes);
   FP4MOE_RETURN_IF_ERROR(s.step(operation, s.records, EqualParts({mine, num_bytes})));
@@ -99,8 +99,8 @@ Status Communicator::exchange(const OpName& op, const void* mine, int64_t num_by
   return {};
 }
 
-// Gathers all ranks' parts into `out`, in pieces; part r has counts[r] bytes at starts[r], and this rank's is
-// already in place.
+// Gathers all ranks' parts into `out`, in pieces; part r has counts[r] bytes at starts[r], and this rank's
+// part is already in place.
 static Status gather_parts(Communicator::State& s, const Operation& operation,
                            std::span<const int64_t> counts, std::span<const int64_t> starts, uint8_t* out) {
   const int64_t most = *std::max_element(counts.begin(), counts.end());
@@ -131,7 +131,7 @@ Status Communicator::all_gather(const OpName& op, const void* mine, std::span<co
   return gather_parts(s, operation, counts, s.starts, bytes);
 }
 
-// Sums the parts received by this rank and its own at `mine` into out.
+// Sums the received parts and this rank's own part, `mine`, into out.
 static void sum_parts(Communicator::State& s, const StepArea& area, const float* mine, int64_t num_elems,
                       float* out) {
   for (int r = 0; r < s.size; ++r)
@@ -200,9 +200,9 @@ Status Communicator::all_reduce(const OpName& op, float* x, int64_t num_elems) {
 
 Status Communicator::broadcast(const OpName& op, int root, void* data, int64_t num_bytes) {
   State& s = *state_;
-  FP4MOE_CHECK(
-      root >= 0 && root < s.size && num_bytes >= 0,
-      std::string(op.op) + ": " + std::to_string(num_bytes) + " bytes of rank " + std::to_string(root));
+  FP4MOE_CHECK(root >= 0 && root < s.size && num_bytes >= 0,
+               std::string(op.op) + ": " + std::to_string(num_bytes) + " bytes from root rank " +
+                   std::to_string(root));
   const int64_t geometry[1] = {root};
   const Operation operation = s.begin(op, OpKind::kBroadcast, geometry_hash(geometry), num_bytes);
   std::fill(s.piece.begin(), s.piece.end(), 0);

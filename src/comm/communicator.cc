@@ -3,10 +3,10 @@
 // compares the headers and reads the parts. exchange() is one step, a collective one or more.
 //
 // Reuse of part buffers. Each source has two buffers at each destination, selected by the parity of s. A rank
-// that has finished step s has seen signal s from every peer, and every peer had finished reading step s - 1
-// before it signalled s. So when the rank overwrites the buffers of step s - 1 in step s + 1, no peer reads
-// them any more. A peer can be at most one step ahead: to signal s + 2 it needs our s + 1. So a cell above s
-// + 1 is a protocol error, and a header read in step s belongs to step s.
+// that has finished step s has seen signal s from every peer, and every peer had finished reading the parts
+// of step s - 1 before it signalled s. So when the rank overwrites the buffers of step s - 1 in step s + 1,
+// no peer reads them any more. A peer can be at most one step ahead: to signal s + 2 it needs our s + 1. So a
+// cell above s + 1 is a protocol error, and a header read in step s belongs to step s.
 //
 // Data rounds. Between its exchange() and the next operation a transport puts rows itself. Rounds are counted
 // per ordered pair and signalled in slot first_slot + 1: the n-th data_ready(b) of rank a matches the n-th
@@ -52,10 +52,10 @@ Communicator::Communicator(Endpoint& endpoint, int first_rank, int num_ranks, co
                            const CommOptions& options)
     : state_(std::make_unique<State>(endpoint, first_rank, num_ranks, region, options)) {
   FP4MOE_CHECK(first_rank >= 0 && num_ranks >= 1 && num_ranks <= endpoint.size() - first_rank,
-               "ranks " + std::to_string(first_rank) + " + " + std::to_string(num_ranks) + " of " +
-                   std::to_string(endpoint.size()));
+               "first_rank=" + std::to_string(first_rank) + ", num_ranks=" + std::to_string(num_ranks) +
+                   " in a job of size " + std::to_string(endpoint.size()));
   FP4MOE_CHECK(state_->me >= 0 && state_->me < num_ranks,
-               "rank " + std::to_string(endpoint.rank()) + " is not in its group");
+               "rank " + std::to_string(endpoint.rank()) + " is not in the group");
   FP4MOE_CHECK(region.first_slot >= 0 && region.first_slot + kCommSlots <= kSignalSlots,
                "first_slot=" + std::to_string(region.first_slot));
   const int64_t bytes = heap_bytes(num_ranks, region.record_bytes, region.staging_bytes);
@@ -115,7 +115,7 @@ Status Communicator::State::wait_for(const Operation& op, int from, int slot, ui
     endpoint.fail({StatusCode::kDeadline, waiting_text(op, from, waited) + ": expected signal " +
                                               std::to_string(value) + ", seen " + std::to_string(seen)});
   const Status failure = endpoint.failure();
-  // A process has ended: only this rank knows which operation waited for it.
+  // If a process has ended, only this rank knows which operation waited for it.
   return failure.code() == StatusCode::kUnavailable ? failure.with_context(waiting_text(op, from, waited))
                                                     : failure;
 }

@@ -18,7 +18,7 @@ struct Operation {
   OpKind kind = OpKind::kExchange;
   uint32_t epoch = 0;
   uint32_t geometry = 0;      // hash of name.geometry and the kind's own parameters: counts, root
-  int64_t operand_bytes = 0;  // of the whole operand, over all steps
+  int64_t operand_bytes = 0;  // the whole operand, over all steps
 };
 
 // Precedes every part in the heap. Fixed layout, little-endian.
@@ -30,7 +30,7 @@ struct StepHeader {
   uint32_t op_hash = 0;  // hash of the whole name
   uint32_t geometry = 0;
   uint32_t rounds_sent = 0;    // data rounds from the writer to the reader, since the start
-  uint32_t rounds_waited = 0;  // data rounds of the reader for which the writer has waited
+  uint32_t rounds_waited = 0;  // data rounds from the reader for which the writer has waited
   int64_t operand_bytes = 0;
   int64_t part_bytes = 0;  // the part follows at kHeaderBytes
   uint64_t checksum = 0;   // of the header with checksum = 0, and of the part if `verified`
@@ -84,9 +84,9 @@ struct Communicator::State {
 
   // Starts an operation in a new epoch.
   Operation begin(const OpName& name, OpKind kind, uint32_t geometry, int64_t operand_bytes);
-  // One lockstep step; part_from() is valid until the next step ends.
+  // Runs one lockstep step. Its parts (part_from()) are valid until the next step begins.
   Status step(const Operation& op, const StepArea& area, const StepParts& parts);
-  // The part of another rank in the step that has just ended.
+  // Returns another rank's part in the step that has just ended.
   const uint8_t* part_from(const StepArea& area, int rank) const;
   // Heap offset of the source's part in step `step`, the same at every destination.
   int64_t place(const StepArea& area, uint32_t step, int source) const;
@@ -108,7 +108,7 @@ struct Communicator::State {
   uint32_t epoch, next_step;
   StepArea records, staging;
   std::vector<Peer> peers;
-  // Per-rank values of the current operation, so that operations allocate nothing.
+  // Per-rank values of the current operation. They are members so that operations do not allocate.
   std::vector<int64_t> starts, offsets, piece, expected;
   std::vector<const float*> sources;
 };

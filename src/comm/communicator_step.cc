@@ -34,7 +34,7 @@ std::string hex(uint64_t value) {
 
 std::string layer_text(int layer) { return layer < 0 ? "" : ", layer " + std::to_string(layer); }
 
-// "dispatch (all_gather), layer 3, geometry 0x01020304, 4096 bytes".
+// Returns, for example, "dispatch (all_gather), layer 3, geometry 0x01020304, 4096 bytes, epoch 217".
 std::string describe(const StepHeader& h) {
   const std::string op(h.op, strnlen(h.op, sizeof h.op));
   return op + " (" + kind_name(h.kind) + ")" + layer_text(h.layer) + ", geometry " + hex(h.geometry) + ", " +
@@ -108,8 +108,8 @@ Status Communicator::State::step(const Operation& op, const StepArea& area, cons
                      "is " + std::to_string(static_cast<int32_t>(seen - next_step)) +
                          " steps ahead of rank " + std::to_string(endpoint.rank()) + " in " + op.name.op +
                          layer_text(op.name.layer) + ", epoch " + std::to_string(op.epoch) +
-                         ": seen signal " + std::to_string(seen) + ", at most " +
-                         std::to_string(next_step + 1) + " is legal");
+                         ": seen signal " + std::to_string(seen) + ", but at most " +
+                         std::to_string(next_step + 1) + " is possible in lockstep");
     FP4MOE_RETURN_IF_ERROR(check_part(op, area, from, parts.bytes_from(from)));
   }
   ++next_step;
@@ -139,7 +139,7 @@ Status Communicator::State::send_part(const Operation& op, const StepArea& area,
                                       const ConstBytes& part) {
   FP4MOE_CHECK(part.num_bytes >= 0 && part.num_bytes <= area.part_bytes,
                std::string(op.name.op) + ": a part of " + std::to_string(part.num_bytes) +
-                   " bytes, room for " + std::to_string(area.part_bytes));
+                   " bytes; the limit is " + std::to_string(area.part_bytes));
   StepHeader h = header(op, area, to, part);
   h.checksum = checksum_of(h, part.data);
   const int64_t offset = place(area, next_step, me);
@@ -206,7 +206,7 @@ Status Communicator::State::end_job(int from, StatusCode code, const std::string
 }
 
 std::string Communicator::State::waiting_text(const Operation& op, int from, nanoseconds waited) const {
-  // The late rank may itself be waiting for another one: the last rank in the chain blocks all of them.
+  // The late rank may itself be waiting for another rank. The last rank in the chain blocks all of them.
   std::string chain;
   int last = first_rank + from;
   for (int links = 0; links < endpoint.size(); ++links) {
@@ -220,7 +220,7 @@ std::string Communicator::State::waiting_text(const Operation& op, int from, nan
          layer_text(op.name.layer) + ", epoch " + std::to_string(op.epoch);
 }
 
-// Logs at most one line per slow peer and kEvery.
+// Logs at most one line per slow peer in each period of kEvery.
 void Communicator::State::warn_slow(const Operation& op, int from, nanoseconds waited) {
   constexpr auto kEvery = std::chrono::seconds(10);
   Peer& p = peer(from);

@@ -21,7 +21,7 @@ CommLayout DeviceRegion::layout(int num_ranks) const {
 
 int64_t DeviceRegion::num_bytes(int num_ranks) const { return layout(num_ranks).num_bytes; }
 
-// Models of one and two exchanges at 325 GB/s, fitted to two H200 for two ranks.
+// From models of one and two exchanges at 325 GB/s, fitted to measurements of two ranks on two H200.
 int64_t two_shot_bytes(int num_ranks) {
   if (num_ranks <= 2) return INT64_MAX;
   return num_ranks <= 4 ? int64_t{550} << 10 : int64_t{175} << 10;
@@ -39,9 +39,9 @@ Result<std::unique_ptr<DeviceCommunicator>> DeviceCommunicator::make(const PeerH
   FP4MOE_CHECK(first_rank >= 0 && rank >= 0 && rank < num_ranks &&
                    first_rank + num_ranks <= heap.num_ranks() && region.offset % 128 == 0 &&
                    region.offset + region.num_bytes(num_ranks) <= heap.num_bytes(),
-               "a group outside the heap");
+               "the group or its region is outside the heap");
   if (num_ranks > kMaxGroupRanks)
-    return unsupported("a group of " + std::to_string(num_ranks) + " GPUs; legal: at most " +
+    return unsupported("a group of " + std::to_string(num_ranks) + " GPUs is too large; the limit is " +
                        std::to_string(kMaxGroupRanks));
   const DeviceCommOps* const ops = cuda_comm_ops();
   if (ops == nullptr) return unsupported("ranks on GPUs: built without CUDA");
@@ -84,7 +84,7 @@ CommGroup DeviceCommunicator::exchange_group() const {
 
 void DeviceCommunicator::check_stream() const {
   FP4MOE_CHECK(current_stream().handle() == stream_,
-               "an operation on another stream than the communicator's");
+               "an operation must be enqueued on the communicator's stream");
 }
 
 void DeviceCommunicator::add_all_reduced(const CommOp& op, const float* partial, float* out,
@@ -105,13 +105,13 @@ void DeviceCommunicator::add_all_reduced(const CommOp& op, const float* partial,
 void DeviceCommunicator::gather_columns(const CommOp& op, const void* mine, int64_t rows,
                                         std::span<const int64_t> first, void* out) const {
   check_stream();
-  FP4MOE_CHECK(std::ssize(first) == size() + 1, "a part for each rank");
+  FP4MOE_CHECK(std::ssize(first) == size() + 1, "there must be one part per rank");
   const int64_t my_bytes = first[static_cast<size_t>(rank() + 1)] - first[static_cast<size_t>(rank())];
   const int64_t row_bytes = rehearses_ ? my_bytes : first.back();
   if (row_bytes == 0) return;
   const CommGroup group = view();
   const int64_t most = group_.layout.gather_bytes / row_bytes;
-  FP4MOE_CHECK(most > 0, "rows of " + std::to_string(row_bytes) + " bytes; the heap has " +
+  FP4MOE_CHECK(most > 0, "rows of " + std::to_string(row_bytes) + " bytes; the gather buffer has " +
                              std::to_string(group_.layout.gather_bytes));
   for (int64_t row = 0; row < rows; row += most) {
     GatherArgs args{.group = group,
@@ -127,12 +127,12 @@ void DeviceCommunicator::gather_columns(const CommOp& op, const void* mine, int6
   }
 }
 
-// As columns of one row, as many rows at a time as fit in the heap.
+// Gathers the rows as columns of one row, as many rows at a time as fit in the gather buffer.
 void DeviceCommunicator::gather_rows(const CommOp& op, const void* mine, int64_t row_bytes,
                                      std::span<const int64_t> first, void* out) const {
-  FP4MOE_CHECK(std::ssize(first) == size() + 1, "a part for each rank");
+  FP4MOE_CHECK(std::ssize(first) == size() + 1, "there must be one part per rank");
   const int64_t most = group_.layout.gather_bytes / row_bytes;
-  FP4MOE_CHECK(most > 0, "rows of " + std::to_string(row_bytes) + " bytes; the heap has " +
+  FP4MOE_CHECK(most > 0, "rows of " + std::to_string(row_bytes) + " bytes; the gather buffer has " +
                              std::to_string(group_.layout.gather_bytes));
   const int64_t own = first[static_cast<size_t>(rank())];
   std::vector<int64_t> parts(first.size());

@@ -1,4 +1,4 @@
-// Doorbell: a thread sleeps until another thread rings, or until a timeout.
+// Doorbell: lets a thread sleep until another thread rings, or until a timeout.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@ namespace fp4moe {
 
 class Doorbell {
  public:
-  // Read it before the last check of the condition that wait() waits for.
+  // Returns the value to pass to wait(). Call it before the last check of the condition to wait for.
   uint32_t read() const { return word_.load(); }
   // Returns after any ring() since read() returned `value`, after `timeout`, or spuriously.
   void wait(uint32_t value, std::chrono::nanoseconds timeout);

@@ -11,17 +11,18 @@ Status refuse(const std::string& what, const std::string& why, const std::string
   return unsupported(what + " " + why + "; nearest legal choice: " + legal);
 }
 
-// All ranks are in one process, so it must be the only one.
+// All ranks are in this process, so it must be the only process.
 Status check_single(const std::string& forced, const LauncherInfo& launcher) {
   if (launcher.num_processes == 1) return {};
-  return refuse(forced, "is one process, but the launcher started " + std::to_string(launcher.num_processes),
+  return refuse(forced,
+                "runs in one process, but the launcher started " + std::to_string(launcher.num_processes),
                 "--fabric mpi");
 }
 
 Status check_local(const std::string& forced, int num_ranks, const LauncherInfo& launcher) {
   const std::string ranks = std::to_string(num_ranks);
   if (num_ranks > 1)
-    return refuse(forced, "carries 1 rank, but tp=" + ranks + " needs " + ranks, "--fabric threads");
+    return refuse(forced, "has only 1 rank, but tp=" + ranks + " needs " + ranks, "--fabric threads");
   return check_single(forced, launcher);
 }
 
@@ -67,7 +68,7 @@ Result<Fabric> make_fabric(std::string_view name, int num_ranks) {
     const bool many = wanted == "mpi";
     return Fabric{row.name, many ? launcher.process * (num_ranks / launcher.num_processes) : 0, num_ranks};
   }
-  return invalid_argument("unknown fabric '" + std::string(name) + "': auto, local, threads or mpi");
+  return invalid_argument("unknown fabric '" + std::string(name) + "'; use auto, local, threads or mpi");
 }
 
 }  // namespace fp4moe

@@ -1,4 +1,4 @@
-// Fabric: how bytes move between the ranks of a model. One row per fabric in fabric.cc.
+// Fabric: how bytes move between the ranks of a model. fabric.cc has one row per fabric.
 #pragma once
 
 #include <string_view>
@@ -11,12 +11,12 @@ namespace fp4moe {
 struct Fabric {
   const char* name = "local";
   int rank = 0;       // the first rank of this process
-  int num_ranks = 1;  // of the job
+  int num_ranks = 1;  // ranks in the job
 };
 
 // name: auto | local | threads | mpi. auto is mpi if a launcher (mpirun, srun) started several processes,
 // else threads for more than one rank, else local. kUnsupported if the fabric cannot run num_ranks ranks in
-// these processes, with the nearest legal choice; kInvalidArgument for an unknown name.
+// these processes; the message has the nearest legal choice. kInvalidArgument for an unknown name.
 Result<Fabric> make_fabric(std::string_view name, int num_ranks);
 
 }  // namespace fp4moe

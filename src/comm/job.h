@@ -13,7 +13,7 @@ namespace fp4moe {
 struct JobOptions {
   std::string fabric = "auto";        // auto | local | threads | mpi
   int num_ranks = 1;                  // R
-  int64_t heap_bytes = 0;             // symmetric heap of each rank
+  int64_t heap_bytes = 0;             // size of each rank's symmetric heap
   double timeout_seconds = 10;        // for a blocked send, and for an orderly shutdown
   double start_timeout_seconds = 60;  // for all processes to start
   std::string config_text;            // must be the same text in all processes; compared at start
@@ -21,13 +21,14 @@ struct JobOptions {
   uint32_t first_signal = 0;
 };
 
-// R ranks in P processes, R / P consecutive ranks in each; R % P == 0. With local and threads P = 1.
+// R ranks in P processes, with R / P consecutive ranks in each; R % P == 0. P is 1 with the local and threads
+// fabrics.
 class Job {
  public:
   // Starts the fabric and waits for all processes. kUnsupported: the fabric is not available, or cannot run
-  // these ranks in these processes; kDoesNotFit: no memory for the heaps; kDeadline names the ranks that did
-  // not start in time; kInvalidArgument: an option out of range, or two processes with different
-  // configurations, naming both.
+  // these ranks in these processes. kDoesNotFit: no memory for the heaps. kDeadline: some ranks, which the
+  // message names, did not start in time. kInvalidArgument: an option is out of range, or two processes,
+  // which the message names, have different configurations.
   static Result<std::unique_ptr<Job>> open(const JobOptions& options);
   virtual ~Job() = default;
 
@@ -42,8 +43,8 @@ class Job {
   virtual void abort(const Status& status) = 0;
 };
 
-// Whether this process was started by mpirun or srun, and its number. Read from the launcher's environment
-// variables, before the MPI plug-in is loaded.
+// Whether this process was started by mpirun or srun, and its number. The values come from the launcher's
+// environment variables, because they are needed before the MPI plug-in is loaded.
 struct LauncherInfo {
   bool launched = false;
   int process = 0, num_processes = 1;
@@ -51,10 +52,10 @@ struct LauncherInfo {
 };
 LauncherInfo launcher_info();
 
-// Called by Job::open(). The fabrics local and threads: all ranks in one address space.
+// Called by Job::open() for the local and threads fabrics: all ranks are in one address space.
 Result<std::unique_ptr<Job>> open_threads_job(const JobOptions& options, const Fabric& fabric);
-// The fabric mpi: ranks in several processes, on one machine or many. kUnsupported if the plug-in cannot be
-// loaded; other errors as Job::open().
+// Called by Job::open() for the mpi fabric: the ranks are in several processes, on one or more machines.
+// kUnsupported if the plug-in cannot be loaded; other errors are those of Job::open().
 Result<std::unique_ptr<Job>> open_mpi_job(const JobOptions& options, const Fabric& fabric);
 
 }  // namespace fp4moe

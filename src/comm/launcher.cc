@@ -7,7 +7,7 @@
 namespace fp4moe {
 namespace {
 
-// A whole decimal number, or -1.
+// Returns the variable's value if it is a decimal number, else -1.
 int number_in(const char* variable) {
   const char* text = std::getenv(variable);
   if (text == nullptr) return -1;
@@ -19,8 +19,8 @@ int number_in(const char* variable) {
 
 }  // namespace
 
-// OpenMPI's mpirun, then PMI launchers (MPICH's mpiexec), then srun. Slurm's variables count only inside a
-// job step; outside of it they describe the allocation.
+// Tries OpenMPI's mpirun, then PMI launchers (MPICH's mpiexec), then srun. Slurm's variables count only
+// inside a job step; outside a step they describe the allocation.
 LauncherInfo launcher_info() {
   struct Variables {
     const char *process, *num_processes, *local_processes, *needs;

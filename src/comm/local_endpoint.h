@@ -26,7 +26,7 @@ class LocalEndpoint : public Endpoint {
   int waits_for(int rank) const override { return memory_.waits_for(rank); }
 
  protected:
-  // CHECK the arguments of put() and signal().
+  // Abort the process if an argument of put() or signal() is invalid.
   void check_put(int dst, int64_t offset, int64_t num_bytes) const;
   void check_signal(int dst, int slot) const;
 

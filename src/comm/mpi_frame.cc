@@ -11,13 +11,13 @@ constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + 7) / 8 * 8; }
 
 Status bad(int process, const std::string& what, int64_t value, const std::string& legal) {
   return data_loss("message from process " + std::to_string(process) + ": " + what + "=" +
-                   std::to_string(value) + ", legal: " + legal);
+                   std::to_string(value) + " must be " + legal);
 }
 
 Status check_ranks(const FrameOpHeader& op, int process, int ranks_per_process, const RankMemory& memory) {
   const int64_t first = int64_t{process} * ranks_per_process;
   if (op.src < first || op.src >= first + ranks_per_process)
-    return bad(process, "source rank", op.src, "one of its own ranks");
+    return bad(process, "source rank", op.src, "a rank of that process");
   if (op.dst >= static_cast<uint32_t>(memory.shape().num_ranks) || !memory.is_local(static_cast<int>(op.dst)))
     return bad(process, "destination rank", op.dst, "a rank of this process");
   return {};
@@ -26,7 +26,7 @@ Status check_ranks(const FrameOpHeader& op, int process, int ranks_per_process, 
 Status put(const FrameOpHeader& op, const uint8_t* payload, int process, RankMemory& memory) {
   const int64_t heap = memory.shape().heap_bytes;
   if (op.offset < 0 || op.offset > heap || op.num_bytes > heap - op.offset)
-    return bad(process, "offset of " + std::to_string(op.num_bytes) + " bytes", op.offset,
+    return bad(process, "put of " + std::to_string(op.num_bytes) + " bytes: offset", op.offset,
                "inside a heap of " + std::to_string(heap) + " bytes");
   if (op.num_bytes > 0)
     std::memcpy(memory.heap(static_cast<int>(op.dst)) + op.offset, payload,
@@ -59,7 +59,7 @@ Status apply_op(const FrameOpHeader& op, const uint8_t* payload, int process, in
       sink.bye(process);
       return {};
   }
-  return bad(process, "operation", op.op, "1 to 5");
+  return bad(process, "operation", op.op, "from 1 to 5");
 }
 
 }  // namespace

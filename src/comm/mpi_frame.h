@@ -1,5 +1,5 @@
-// Frames: the messages between the processes of an mpi job. A frame is a header and a sequence of operations
-// of one sender, in order. Received operations are checked before they are applied.
+// Frames: the messages between the processes of an mpi job. A frame is a header followed by operations of one
+// sender, in order. Each received operation is checked before it is applied.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace fp4moe {
 
 constexpr uint32_t kFrameMagic = 0x34504d46;  // "FMP4"
 constexpr uint32_t kFrameVersion = 1;
-constexpr int64_t kMaxPutBytes = 256 << 10;  // of one operation; larger puts are split
+constexpr int64_t kMaxPutBytes = 256 << 10;  // of one put operation; larger puts are split
 constexpr int64_t kMaxFrameBytes = 8 << 20;
 
 enum class FrameOp : uint32_t {
@@ -39,7 +39,7 @@ struct FrameOpHeader {
   uint32_t value = 0;
   uint32_t zero = 0;
   int64_t offset = 0;
-  int64_t num_bytes = 0;  // of the payload, which follows, padded to 8
+  int64_t num_bytes = 0;  // of the payload, which follows and is padded to a multiple of 8 bytes
 };
 static_assert(sizeof(FrameHeader) == 16 && sizeof(FrameOpHeader) == 40);
 
@@ -56,8 +56,8 @@ class FrameSink {
 };
 
 // Applies a frame received from `process` to this process's memory; each process has ranks_per_process ranks.
-// kDataLoss for an invalid operation, naming the process, the field and its value; the operations before it
-// have then been applied.
+// kDataLoss: an operation is invalid; the message names the process, the field and its value. The operations
+// before it have been applied.
 Status apply_frame(std::span<const uint8_t> frame, int process, int ranks_per_process, RankMemory& memory,
                    FrameSink& sink);
 

@@ -33,7 +33,7 @@ std::string quoted(std::string_view line, bool is_end) {
   return is_end ? "nothing" : "'" + std::string(line.substr(0, 200)) + "'";
 }
 
-// The first pair of lines that differ; for equal texts {"nothing", "nothing"}.
+// Returns the first pair of lines that differ; for equal texts {"nothing", "nothing"}.
 std::pair<std::string, std::string> first_difference(std::string_view a, std::string_view b) {
   while (true) {
     const bool a_ends = a.empty(), b_ends = b.empty();
@@ -76,11 +76,12 @@ std::vector<uint8_t> encode_hello(const Hello& h) {
 Result<Hello> decode_hello(std::span<const uint8_t> bytes) {
   WireHello wire;
   const auto legal = [](int64_t n) { return n >= 0 && n <= kMaxHelloText; };
-  if (bytes.size() < sizeof wire) return data_loss("hello of " + std::to_string(bytes.size()) + " bytes");
+  if (bytes.size() < sizeof wire)
+    return data_loss("hello of " + std::to_string(bytes.size()) + " bytes is too short");
   std::memcpy(&wire, bytes.data(), sizeof wire);
   if (!legal(wire.version_bytes) || !legal(wire.config_bytes) ||
       static_cast<int64_t>(bytes.size() - sizeof wire) != wire.version_bytes + wire.config_bytes)
-    return data_loss("hello of " + std::to_string(bytes.size()) + " bytes with texts of " +
+    return data_loss("hello of " + std::to_string(bytes.size()) + " bytes does not match its text lengths, " +
                      std::to_string(wire.version_bytes) + " and " + std::to_string(wire.config_bytes));
   const char* text = reinterpret_cast<const char*>(bytes.data() + sizeof wire);
   return Hello{wire.process,

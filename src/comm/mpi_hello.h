@@ -20,12 +20,13 @@ struct Hello {
   std::string version;  // of fp4moe
   std::string config;   // JobOptions::config_text
 };
-constexpr int64_t kMaxHelloText = 256 << 10;  // bytes of version and of config
+constexpr int64_t kMaxHelloText = 256 << 10;  // limit for each of version and config
 
 std::vector<uint8_t> encode_hello(const Hello& hello);
 // kDataLoss if the bytes are not a valid hello.
 Result<Hello> decode_hello(std::span<const uint8_t> bytes);
-// kInvalidArgument names the first difference and both values.
+// Compares the values on which processes must agree. kInvalidArgument: the message names the first difference
+// and both values.
 Status check_same(const Hello& mine, const Hello& theirs);
 
 }  // namespace fp4moe

@@ -17,8 +17,8 @@ namespace {
 
 constexpr const char* kPluginFile = "libfp4moe_mpi.so";
 
-// Candidate paths of the plug-in: FP4MOE_MPI_PLUGIN alone if it is set; else next to the binary (a build) and
-// in the library folder (an installation).
+// Candidate paths of the plug-in: only FP4MOE_MPI_PLUGIN if it is set, else the binary's folder (for a build)
+// and the library folder (for an installation).
 std::vector<std::string> plugin_paths() {
   if (const char* told = std::getenv("FP4MOE_MPI_PLUGIN")) return {told};
   char exe[4096];
@@ -42,7 +42,7 @@ Result<const Fp4moeMpi*> load_plugin() {
     const Fp4moeMpi* mpi = entry == nullptr ? nullptr : entry();
     if (mpi != nullptr && mpi->abi == FP4MOE_MPI_ABI) return mpi;
     return unsupported("fabric=mpi: " + path + " is not the plug-in of this version (interface " +
-                       (mpi == nullptr ? "missing" : std::to_string(mpi->abi)) + ", wanted " +
+                       (mpi == nullptr ? "missing" : std::to_string(mpi->abi)) + ", expected " +
                        std::to_string(FP4MOE_MPI_ABI) + ")");
   }
   return unsupported("fabric=mpi needs the MPI plug-in, which is built where MPI is installed: " + reasons +
@@ -95,7 +95,7 @@ void warn_if_bound(int num_local_ranks) {
   if (cores < num_local_ranks && cores < sysconf(_SC_NPROCESSORS_ONLN))
     log_warning("this process may use " + std::to_string(cores) + " of " +
                 std::to_string(sysconf(_SC_NPROCESSORS_ONLN)) + " cores for " +
-                std::to_string(num_local_ranks) + " ranks: start with mpirun --bind-to none");
+                std::to_string(num_local_ranks) + " ranks; start it with mpirun --bind-to none");
 }
 
 }  // namespace
@@ -104,7 +104,7 @@ Result<std::unique_ptr<Job>> open_mpi_job(const JobOptions& options, const Fabri
   const LauncherInfo launcher = launcher_info();
   if (static_cast<int64_t>(options.config_text.size()) > kMaxHelloText)
     return invalid_argument("config_text of " + std::to_string(options.config_text.size()) +
-                            " bytes, at most " + std::to_string(kMaxHelloText));
+                            " bytes is too long; the limit is " + std::to_string(kMaxHelloText));
   FP4MOE_ASSIGN_OR_RETURN(const Fp4moeMpi* mpi, load_plugin());
   FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankMemory> made,
                           RankMemory::make({.num_ranks = fabric.num_ranks,

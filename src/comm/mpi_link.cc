@@ -194,7 +194,8 @@ bool MpiLink::init() {
   if (process != mine_.process || num_processes != mine_.num_processes) {
     is_broken_ = true;
     set_started(internal_error("MPI reports process " + std::to_string(process) + " of " +
-                               std::to_string(num_processes) + ", the launcher's environment process " +
+                               std::to_string(num_processes) +
+                               ", but the launcher's environment has process " +
                                std::to_string(mine_.process) + " of " + std::to_string(mine_.num_processes)));
     return false;
   }
@@ -242,7 +243,7 @@ bool MpiLink::receive_some() {
   return progress;
 }
 
-// Whether a message was received and applied.
+// Returns whether a message was received and applied.
 bool MpiLink::receive_from(int process) {
   Inbox& box = peers_[static_cast<size_t>(process)]->inbox;
   if (box.request == nullptr) {
@@ -251,7 +252,7 @@ bool MpiLink::receive_from(int process) {
     if (num_bytes < 0 || num_bytes > kMaxFrameBytes) {
       is_broken_ = true;
       fail(data_loss("message from process " + std::to_string(process) + ": bytes=" +
-                     std::to_string(num_bytes) + ", legal: at most " + std::to_string(kMaxFrameBytes)));
+                     std::to_string(num_bytes) + " must be at most " + std::to_string(kMaxFrameBytes)));
       return false;
     }
     box.bytes.resize(static_cast<size_t>(num_bytes));
@@ -304,8 +305,8 @@ bool MpiLink::flushed() const {
                                    [](const auto& peer) { return peer->outbox.request == nullptr; });
 }
 
-// If a process dies, the launcher ends the job without reporting what the other processes were doing; this
-// fails the job first, so that they report it.
+// If a process dies, the launcher ends the job, and the other processes cannot report the operations in which
+// they were waiting. watch() fails the job before that, so that they can.
 void MpiLink::watch(Clock::time_point now) {
   if (now < next_watch_) return;
   next_watch_ = now + 1ms;
@@ -317,7 +318,8 @@ void MpiLink::watch(Clock::time_point now) {
   set_started(status);
 }
 
-// While busy, yields the core between polls; without progress it sleeps, longer the longer nothing happens.
+// Yields the core between polls after recent progress, else sleeps. The sleeps become longer while there is
+// no progress.
 void MpiLink::idle(Clock::time_point now) {
   const auto quiet = now - last_progress_;
   if (quiet < 50us || (memory_->anyone_waits() && quiet < 2ms)) {

@@ -19,23 +19,25 @@
 
 namespace fp4moe {
 
-// Large because one lock guards all that arrives from the other processes: rounds, data, failures and the
-// end.
+// Large because one thread does all communication of a process: start, sends, receives, failures and
+// shutdown.
 class MpiLink : public FrameSink {
  public:
   // `hello` has this process's number and the number of processes. The plug-in must outlive the link.
   MpiLink(const Fp4moeMpi& mpi, std::shared_ptr<RankMemory> memory, const Hello& hello,
           std::chrono::nanoseconds timeout);
 
-  // Starts the thread (which keeps `self` alive) and waits for the hello of every process: kDeadline names
-  // the processes that did not start in time, kInvalidArgument the first difference between two processes.
+  // Starts the thread (which keeps `self` alive) and waits for the hello of every process. The kDeadline
+  // message names the processes that did not start in time; the kInvalidArgument message names the first
+  // difference between two processes.
   static Status start(const std::shared_ptr<MpiLink>& self, std::chrono::nanoseconds timeout);
   // Ends the thread: with MPI_Finalize once all processes stop, or without it after the timeout.
   void stop();
   // Ends all processes with MPI_Abort.
   [[noreturn]] void abort();
 
-  // From rank src of this process to rank dst of another process. Block while too many bytes are queued.
+  // Queue an operation from rank src of this process to rank dst of another one. Block while too many bytes
+  // are queued.
   Status put(int src, int dst, int64_t offset, const void* data, int64_t num_bytes);
   Status signal(int src, int dst, int slot, uint32_t value);
   // Fails the local ranks and sends the failure to all processes.
@@ -52,7 +54,7 @@ class MpiLink : public FrameSink {
     void* request = nullptr;
     std::atomic<bool> has_pending{false};
   };
-  // One message at a time, so that they are applied in order; communication thread only.
+  // Receives one message at a time, so that messages are applied in order; communication thread only.
   struct Inbox {
     std::vector<uint8_t> bytes;
     void* request = nullptr;
@@ -94,7 +96,7 @@ class MpiLink : public FrameSink {
   const Hello mine_;
   const int ranks_per_process_;
   const Clock::duration timeout_;
-  std::vector<std::unique_ptr<Peer>> peers_;  // by process; this process's is unused
+  std::vector<std::unique_ptr<Peer>> peers_;  // by process; this process's entry is unused
 
   std::mutex start_mutex_;
   std::condition_variable start_changed_;

@@ -26,7 +26,7 @@ int probe(int process, int* num_bytes, int* is_there) {
   return MPI_Get_count(&status, MPI_BYTE, num_bytes);
 }
 
-// Returns the request on the heap, if it was started.
+// If the request was started, stores a copy of it on the heap in *request.
 int hand_out(int error, MPI_Request started, void** request) {
   if (error == MPI_SUCCESS) *request = new MPI_Request(started);
   return error;

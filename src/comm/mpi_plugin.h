@@ -1,6 +1,6 @@
-// The interface of the MPI plug-in (libfp4moe_mpi.so), the only library linked against MPI; it is loaded for
-// the fabric mpi only. A C interface, so that it does not depend on the compiler. One thread makes all calls,
-// init() first.
+// The interface of the MPI plug-in (libfp4moe_mpi.so), the only library linked against MPI; it is loaded only
+// for the mpi fabric. The interface is in C, so that it does not depend on the compiler. One thread makes all
+// calls, init() first.
 #pragma once
 
 #include <stdint.h>
@@ -15,7 +15,7 @@ extern "C" {
 typedef struct Fp4moeMpi {
   uint32_t abi;  // FP4MOE_MPI_ABI
   int (*init)(int* process, int* num_processes);
-  // Whether a message from that process is waiting, and its length.
+  // Reports whether a message from `process` is waiting, and its length.
   int (*probe)(int process, int* num_bytes, int* is_there);
   // Start a send, or the receive of the probed message. `data` belongs to MPI until done() reports
   // completion, which sets *request to null. No call blocks, because the other process may end in the middle
@@ -28,7 +28,7 @@ typedef struct Fp4moeMpi {
   void (*error_text)(int error, char* text, int text_bytes);
 } Fp4moeMpi;
 
-// The one exported function, "fp4moe_mpi".
+// The only exported function, "fp4moe_mpi".
 const Fp4moeMpi* fp4moe_mpi(void);
 
 #ifdef __cplusplus

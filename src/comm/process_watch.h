@@ -1,4 +1,4 @@
-// ProcessWatch: detects at once that another process of this machine has ended, for whatever reason.
+// ProcessWatch: detects at once that another process on this machine has ended, for any reason.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,8 @@
 
 namespace fp4moe {
 
-// Equal in two processes if they run on the same machine in the same pid namespace. 0: unknown.
+// Returns an id that is equal in two processes if they run on the same machine in the same pid namespace; 0
+// if unknown.
 uint64_t pid_space_id();
 
 class ProcessWatch {
@@ -20,7 +21,7 @@ class ProcessWatch {
   // refuses (no pidfd), the process is not watched.
   void add(int name, int64_t pid);
   void remove(int name);
-  // The name of a process that has ended, or -1. Does not block.
+  // Returns the name of a process that has ended, or -1. Does not block.
   int first_ended() const;
 
  private:

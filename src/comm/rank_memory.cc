@@ -1,8 +1,8 @@
 // How a rank sleeps. The waiter publishes the index of its cell in `awaited`, reads the doorbell, checks the
 // cell again and sleeps on the doorbell's value. The raiser stores the cell and then reads `awaited`. All
-// these accesses are sequentially consistent, so either the waiter sees the new cell, or the raiser sees the
-// waiter and rings the doorbell, which ends the sleep or prevents it. A signal for which no rank waits costs
-// no system call.
+// these accesses are sequentially consistent, so either the waiter sees the cell's new value, or the raiser
+// sees the waiter and rings the doorbell, which ends the sleep or prevents it. A signal for which no rank
+// waits costs no system call.
 #include "comm/rank_memory.h"
 
 #include <algorithm>
@@ -26,7 +26,8 @@ void relax() {
 #endif
 }
 
-// Polls before a sleep: polling is cheap if each rank has its own core; on a shared one it delays the peer.
+// Returns the number of polls before a sleep. Polling is cheap if each rank has its own core; on a shared
+// core it delays the peer.
 int polls_for(int num_local_ranks) {
   const unsigned cores = std::max(1u, std::thread::hardware_concurrency());
   return static_cast<unsigned>(num_local_ranks) < cores ? 4000 : 300;
@@ -40,15 +41,15 @@ RankMemory::RankMemory(const RankMemoryShape& shape)
 Result<std::unique_ptr<RankMemory>> RankMemory::make(const RankMemoryShape& shape) {
   FP4MOE_CHECK(shape.num_local_ranks >= 1 && shape.first_rank >= 0 &&
                    shape.num_ranks - shape.first_rank >= shape.num_local_ranks,
-               "ranks " + std::to_string(shape.first_rank) + " + " + std::to_string(shape.num_local_ranks) +
-                   " of " + std::to_string(shape.num_ranks));
+               "first_rank=" + std::to_string(shape.first_rank) + ", num_local_ranks=" +
+                   std::to_string(shape.num_local_ranks) + ", num_ranks=" + std::to_string(shape.num_ranks));
   std::unique_ptr<RankMemory> memory(new RankMemory(shape));
   for (int i = 0; i < shape.num_local_ranks; ++i) {
     Result<Buffer> heap = Buffer::make(shape.heap_bytes);
     if (!heap.ok())
       return heap.status().with_context("heap of rank " + std::to_string(shape.first_rank + i) + " of " +
                                         std::to_string(shape.num_ranks) + ", " +
-                                        std::to_string(shape.heap_bytes) + " bytes a rank");
+                                        std::to_string(shape.heap_bytes) + " bytes per rank");
     auto local = std::make_unique<Local>();
     local->heap = std::move(*heap);
     local->cells = std::vector<std::atomic<uint32_t>>(static_cast<size_t>(shape.num_ranks) * kSignalSlots);

@@ -1,5 +1,5 @@
-// RankMemory: shared state of the ranks of one process: heaps, signal cells, waiting, and the job's failure.
-// The endpoints of every fabric wait here.
+// RankMemory: the state that the ranks of one process share: heaps, signal cells, sleeping ranks, and the
+// job's failure. The endpoints of all fabrics use it to wait.
 #pragma once
 
 #include <atomic>
@@ -17,10 +17,10 @@
 namespace fp4moe {
 
 struct RankMemoryShape {
-  int num_ranks = 1;          // of the job: sources of signals
-  int first_rank = 0;         // of this process
-  int num_local_ranks = 1;    // of this process
-  int64_t heap_bytes = 0;     // of each local rank
+  int num_ranks = 1;          // in the job; each is a source of signals
+  int first_rank = 0;         // in this process
+  int num_local_ranks = 1;    // in this process
+  int64_t heap_bytes = 0;     // per local rank
   uint32_t first_signal = 0;  // initial value of the cells
 };
 
@@ -35,18 +35,18 @@ class RankMemory {
   }
   uint8_t* heap(int rank) const { return local(rank).heap.data(); }
 
-  // Raises the cell (src, slot) of local rank dst to `value`, with release; wakes dst if it waits for it. An
-  // older value has no effect. Only one thread may raise the cells of one src.
+  // Raises the cell (src, slot) of local rank dst to `value` (release), and wakes dst if it waits for this
+  // cell. An older value has no effect. Only one thread may raise the cells of one src.
   void raise(int src, int dst, int slot, uint32_t value);
-  // Endpoint::wait() of local rank `rank`; one thread at a time per rank.
+  // Implements Endpoint::wait() for local rank `rank`. One thread at a time per rank.
   Status wait(int rank, int src, int slot, uint32_t value, std::chrono::nanoseconds timeout, uint32_t* seen);
   // Whether a local rank sleeps in wait().
   bool anyone_waits() const { return num_waiting_.load(std::memory_order_relaxed) > 0; }
 
-  // The rank for which `rank` sleeps; -1 if it does not sleep or is not in this process.
+  // Returns the rank for whose signal `rank` sleeps; -1 if it does not sleep or is not in this process.
   int waits_for(int rank) const;
 
-  // Sets the job's failure and wakes all waiting ranks; false if there is one already.
+  // Sets the job's failure and wakes all waiting ranks. Returns false if the job has failed already.
   bool fail(const Status& status);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   Status failure() const;
@@ -55,7 +55,7 @@ class RankMemory {
   struct Local {
     Buffer heap;
     std::vector<std::atomic<uint32_t>> cells;      // [num_ranks][kSignalSlots]: one cache line per source
-    alignas(64) std::atomic<int32_t> awaited{-1};  // index of the cell for which the rank sleeps; -1: none
+    alignas(64) std::atomic<int32_t> awaited{-1};  // cell that a sleeping rank waits for; -1: none
     Doorbell doorbell;
     int polls = 0;  // polls before sleeping; used by the rank's thread only
   };

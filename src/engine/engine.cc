@@ -38,7 +38,7 @@ const std::string& tokenizer_path(const EngineConfig& flags) {
   return flags.tokenizer_path.empty() ? flags.model_path : flags.tokenizer_path;
 }
 
-// Tokenizer, and the chat template or why there is none.
+// Tokenizer, and the chat template or the reason why it is missing.
 struct TextTools {
   Tokenizer tokenizer;
   std::optional<ChatTemplate> chat_template;
@@ -109,7 +109,7 @@ class EngineImpl final : public Engine {
   Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const override {
     for (const int32_t id : ids)
       if (id < 0 || id >= info_.vocab_size)
-        return invalid_argument("token id " + std::to_string(id) + "; legal: 0 to " +
+        return invalid_argument("token id " + std::to_string(id) + " is out of range; it must be 0 to " +
                                 std::to_string(info_.vocab_size - 1));
     return text_.tokenizer.decode(ids, skip_special_tokens);
   }
@@ -143,13 +143,13 @@ SchedulerLimits scheduler_limits(const EngineConfig& flags) {
 GrammarLimits grammar_limits(const EngineConfig& flags) {
   GrammarLimits limits;
   limits.max_grammar_bytes = flags.grammar_max_bytes;
-  limits.max_compile_bytes = 2 * flags.grammar_max_bytes;  // its parts, and the whole that is built from them
+  limits.max_compile_bytes = 2 * flags.grammar_max_bytes;  // the parts, and the grammar built from them
   limits.max_cache_bytes = flags.grammar_cache_bytes;
   limits.timeout = std::chrono::milliseconds(std::llround(flags.grammar_compile_timeout * 1000));
   return limits;
 }
 
-// Few threads: masks are filled while the model computes, on the same cores.
+// Few threads, because masks are filled while the model computes on the same cores.
 MaskLimits mask_limits(const EngineConfig& flags) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return {.num_fast_threads = std::clamp(cores / 4, 2, 8),
@@ -157,7 +157,7 @@ MaskLimits mask_limits(const EngineConfig& flags) {
           .max_steps = flags.grammar_max_steps};
 }
 
-// What every process of a job determines before any weight is read.
+// Settings and plans that every process of a job determines before any weight is read.
 struct Prepared {
   ModelConfig config;
   ModelPlan plan;  // plan.flags are the resolved flags
@@ -195,10 +195,11 @@ Status check_disaggregation(const ModelPlan& plan) {
   if (mode == "null") return {};
   if (plan.device() == DeviceKind::kCuda && plan.moe.problem().layout.tp > 1)
     return unsupported("--disaggregation-mode " + mode +
-                       ": several ranks on GPUs; nearest legal choice: --tp 1");
+                       " does not support several ranks on GPUs; nearest legal choice: --tp 1");
   if (local_ranks(plan) < plan.moe.problem().layout.tp)
-    return unsupported("--disaggregation-mode " + mode +
-                       ": ranks in several processes; nearest legal choice: --fabric threads");
+    return unsupported(
+        "--disaggregation-mode " + mode +
+        " does not support ranks in several processes; nearest legal choice: --fabric threads");
   return {};
 }
 
@@ -234,7 +235,7 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
 
 }  // namespace
 
-// Everything that can be refused is refused before the first weight is read.
+// Refuses unsupported configurations before it reads the first weight.
 Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   set_log_sink(flags.log_sink);
   FP4MOE_ASSIGN_OR_RETURN(Prepared prepared, prepare(flags));
@@ -254,7 +255,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> ranks, make_ranks(prepared));
   const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
 
-  // Another process may have had memory for fewer pages.
+  // Another process of the job may have memory for fewer pages.
   MemoryPlan& memory = prepared.memory;
   memory.num_kv_pages = ranks->num_kv_pages();
   memory.context_length = std::min(memory.context_length, memory.num_kv_pages * flags.page_size);

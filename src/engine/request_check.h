@@ -18,8 +18,8 @@ struct RequestLimits {
   int64_t context_length = 0;  // tokens of prompt and output together
 };
 
-// kInvalidArgument names the field, its value and the legal values; kDoesNotFit (the context cannot hold the
-// prompt and one output token) names both numbers.
+// kInvalidArgument names the field, its value and the allowed values; kDoesNotFit (the context cannot hold
+// the prompt and one output token) names both numbers.
 Status check_request(const Request& request, const RequestLimits& limits);
 
 }  // namespace fp4moe

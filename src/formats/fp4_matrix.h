@@ -50,7 +50,7 @@ constexpr Fp4MatrixView row_slice(Fp4MatrixView m, int64_t first, int64_t count)
   return m;
 }
 
-// Columns [first, first + count) of m; both multiples of the block.
+// Columns [first, first + count) of m; both numbers are multiples of the block.
 constexpr Fp4MatrixView column_slice(Fp4MatrixView m, int64_t first, int64_t count) {
   m.codes += first / 2;
   m.scales += first / fp4_block(m.format);

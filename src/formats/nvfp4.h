@@ -4,8 +4,8 @@
 // implementation gives the same bits. With the encode scale gs and A = max |x| of the block:
 //   sf = e4m3(A * (gs * f32(1/6)));   o = min(1 / (sf * (1 / gs)), FLT_MAX);   code = e2m1(x * o)
 // A block of zeros gets sf = 0 and zero codes with the signs kept. If sf underflows to 0 although A > 0, then
-// o is FLT_MAX: codes are arbitrary, values 0. NaN elements are ignored in A and get code 0x7. An infinite A
-// gives sf = 448, and infinities become +-6 * 448 / gs.
+// o is FLT_MAX; the codes are arbitrary and the values 0. NaN elements are ignored in A and get code 0x7. An
+// infinite A gives sf = 448, and infinities become +-6 * 448 / gs.
 #pragma once
 
 #include <cstdint>
@@ -21,11 +21,13 @@ inline constexpr float kNvfp4Range = 2688;  // 6 * 448, the largest code times t
 // min(2688 / amax, FLT_MAX); amax = 0 gives FLT_MAX, amax = infinity gives 1.
 EncodeScale nvfp4_encode_scale(float amax);
 
-// One row of `cols` elements (a multiple of 16) in the linear layout: codes [cols / 2], scales [cols / 16].
+// Quantises one row of `cols` elements (a multiple of 16) in the linear layout: codes [cols / 2], scales
+// [cols / 16].
 void nvfp4_quantize_row(const float* x, int64_t cols, EncodeScale gs, uint8_t* codes, uint8_t* scales);
 void nvfp4_quantize_row(const bf16* x, int64_t cols, EncodeScale gs, uint8_t* codes, uint8_t* scales);
 
-// Per token: gs = nvfp4_encode_scale(amax of the row). Returns 1 / gs, or 0 for a row of zeros.
+// Quantises one row with its own scale, gs = nvfp4_encode_scale(amax of the row). Returns 1 / gs, or 0 for a
+// row of zeros.
 DecodeScale nvfp4_quantize_row_per_token(const float* x, int64_t cols, uint8_t* codes, uint8_t* scales);
 DecodeScale nvfp4_quantize_row_per_token(const bf16* x, int64_t cols, uint8_t* codes, uint8_t* scales);
 

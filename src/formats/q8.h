@@ -1,4 +1,4 @@
-// Q8: 8-bit weights of dense layers, made from bf16 ones at load.
+// Q8: 8-bit weights of dense layers, made from bf16 weights at load.
 //
 //   block   32 consecutive values of a row; a short last block is padded with zeros
 //   scale   bf16, the block's largest magnitude / 127, rounded to nearest

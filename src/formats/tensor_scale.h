@@ -12,12 +12,12 @@ enum class ScaleDirection : uint8_t {
 
 template <ScaleDirection direction>
 struct TensorScale {
-  float value = 1;  // finite and positive (0 is a legal DecodeScale of an all-zero row)
+  float value = 1;  // finite and positive (0 is also valid as the DecodeScale of an all-zero row)
 };
 using EncodeScale = TensorScale<ScaleDirection::kEncode>;
 using DecodeScale = TensorScale<ScaleDirection::kDecode>;
 
-// One IEEE division each. They are not exact inverses: keep the original value.
+// Each is one IEEE division. They are not exact inverses, so keep the original value.
 constexpr DecodeScale to_decode(EncodeScale s) { return {1.0f / s.value}; }
 constexpr EncodeScale to_encode(DecodeScale s) { return {1.0f / s.value}; }
 

@@ -45,8 +45,8 @@ struct Block {
   uint8_t& byte;
 };
 
-// Replaces codes and byte of a block of N elements by those of the best scale byte in [first, last], if it is
-// better. scale_of(byte): the value of code 1.
+// Replaces the codes and scale byte of a block of N elements with those of the best scale byte in [first,
+// last], if that reduces the error. scale_of(byte) is the scale by which a code's value is multiplied.
 template <int N, class ScaleOf>
 void search(const Block& block, int first, int last, const ScaleOf& scale_of) {
   double least = squared_error(block.x, N, block.codes, scale_of(block.byte));
@@ -60,7 +60,7 @@ void search(const Block& block, int first, int last, const ScaleOf& scale_of) {
   }
 }
 
-// Tries the next lower scale: the largest elements saturate, but all others get a grid twice as fine.
+// Tries the next lower scale: the largest elements saturate, but all other elements get a grid twice as fine.
 void search_mxfp4(const Block& block) {
   const int finer = std::max(1, block.byte - 1);
   search<kMxfp4Block>(block, finer, finer, e8m0_decode);

@@ -10,12 +10,12 @@
 namespace fp4moe {
 
 enum class ScaleSearch : uint8_t {
-  kAbsmax,  // from the block's largest element: mxfp4.h's kRoundUp, nvfp4.h's rule
-  kMse,     // that scale or one near it, whichever has the least squared error; ties go to kAbsmax's
+  kAbsmax,  // from the block's largest element: kRoundUp of mxfp4.h, or the rule of nvfp4.h
+  kMse,     // the scale with the least squared error: that of kAbsmax, which wins ties, or one near it
 };
 
-// One row of `cols` = x.size() elements (whole blocks) in the linear layout: codes [cols / 2], scales [cols /
-// block]. tensor_scale: finite and positive for NVFP4, 1 for MXFP4. format must not be kNone.
+// Quantises one row of `cols` = x.size() elements (whole blocks) in the linear layout: codes [cols / 2],
+// scales [cols / block]. tensor_scale: finite and positive for NVFP4, 1 for MXFP4. format must not be kNone.
 void quantize_weight_row(Fp4Format format, std::span<const float> x, DecodeScale tensor_scale,
                          ScaleSearch search, uint8_t* codes, uint8_t* scales);
 

@@ -21,19 +21,19 @@ struct AttentionInput {
   ActRows out;               // [T, out_cols()]: the heads' outputs, before the output projection
 };
 
-// The heads of one rank. Immutable.
+// One rank's attention heads. Immutable.
 class Attention {
  public:
   virtual ~Attention() = default;
   virtual int64_t out_cols() const = 0;
   virtual int64_t weight_bytes() const = 0;
-  // Most bytes that forward_attention() takes from its arena for up to max_tokens rows.
+  // Maximum bytes that forward_attention() takes from its arena for up to max_tokens rows.
   virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
   // Appends the rows' keys and values to the pages and attends. `out` must not be in the arena's free part.
   virtual void forward_attention(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const = 0;
 };
 
-// Scratch bytes of an attention op for up to max_tokens rows; of args only head and page sizes are used.
+// Scratch bytes of an attention op for up to max_tokens rows. Only the head and page sizes in args are used.
 inline int64_t attention_workspace(const DenseOps& ops, const AttentionArgs& args, int64_t max_tokens) {
   return ops.attention_workspace_bytes == nullptr
              ? 0
@@ -45,11 +45,12 @@ struct GqaOptions {
   int64_t layer = 0;
   bool sinks = false;  // "<prefix>sinks" [num_heads]
 };
-// prefix: "model.layers.0.self_attn."
+// prefix: for example "model.layers.0.self_attn."
 Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::string& prefix,
                                             const GqaOptions& options);
 
-// Multi-head latent attention: one latent and one rotary key per token in the pages, up-projections absorbed.
+// Multi-head latent attention. The pages have one latent and one rotary key per token; the up-projections are
+// absorbed.
 Result<std::unique_ptr<Attention>> load_mla(WeightLoader& loader, const std::string& prefix);
 
 }  // namespace fp4moe

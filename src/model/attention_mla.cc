@@ -16,7 +16,8 @@
 namespace fp4moe {
 namespace {
 
-// Latent queries and outputs are wide, heads * (latent + rope), so a CPU processes some rows at a time.
+// Latent queries and outputs are wide, heads * (latent + rope), so a CPU processes at most this many rows at
+// a time.
 constexpr int64_t kRowsPerPass = 256;
 // Hugging Face's implementation uses the default eps for the latents' norms and ignores rms_norm_eps.
 constexpr float kLatentNormEps = 1e-6f;
@@ -240,8 +241,8 @@ Result<const bf16*> up_projection_rows(const LinearWeightsView& kv_b, Buffer& st
   return storage.as<bf16>();
 }
 
-// kv_b_proj [num_heads (nope + value), latent] -> key_up (transposed) and value_up of this rank's heads.
-// Their inputs are not quantised under any scheme, because they are not inputs of the checkpoint's layer.
+// kv_b_proj [num_heads (nope + value), latent] -> key_up (transposed) and value_up of this rank's heads. No
+// scheme quantises their inputs, because these are not the inputs of the checkpoint's layer.
 Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shard heads, MlaWeights& w) {
   const MlaSizes& s = w.sizes;
   const LinearLayout layout = loader.ops().head_linear_layout;

@@ -9,11 +9,11 @@ namespace fp4moe {
 
 ColumnGather::ColumnGather(Communicator& group, std::vector<Shard> parts, int64_t element_bytes)
     : host_group_(&group), parts_(std::move(parts)), element_bytes_(element_bytes) {
-  FP4MOE_CHECK(std::ssize(parts_) == group.size(), "a part for each rank");
+  FP4MOE_CHECK(std::ssize(parts_) == group.size(), "there must be one part per rank");
 }
 ColumnGather::ColumnGather(const DeviceCommunicator& group, std::vector<Shard> parts, int64_t element_bytes)
     : device_group_(&group), parts_(std::move(parts)), element_bytes_(element_bytes) {
-  FP4MOE_CHECK(std::ssize(parts_) == group.size(), "a part for each rank");
+  FP4MOE_CHECK(std::ssize(parts_) == group.size(), "there must be one part per rank");
 }
 
 Shard ColumnGather::mine() const {
@@ -37,7 +37,7 @@ Status ColumnGather::run(const OpName& op, const GatherRows& rows, Arena& scratc
     return {};
   }
   const int64_t mark = scratch.used_bytes(), width = row_bytes();
-  uint8_t* gathered = scratch.take<uint8_t>(rows.rows * width);  // rank after rank
+  uint8_t* gathered = scratch.take<uint8_t>(rows.rows * width);  // the ranks' columns, in rank order
   std::vector<int64_t> counts;
   for (const Shard& part : parts_) counts.push_back(rows.rows * part.count * element_bytes_);
   const int64_t sizes[] = {rows.rows, width};
@@ -46,7 +46,7 @@ Status ColumnGather::run(const OpName& op, const GatherRows& rows, Arena& scratc
   pool.run(rows.rows, [&](int64_t row, int) {
     for (const Shard& part : parts_) {
       const int64_t bytes = part.count * element_bytes_, first = part.first * element_bytes_;
-      // The earlier parts' columns of all rows precede this part.
+      // In `gathered`, all rows of the earlier parts precede this part.
       std::memcpy(static_cast<uint8_t*>(rows.out) + row * width + first,
                   gathered + rows.rows * first + row * bytes, static_cast<size_t>(bytes));
     }

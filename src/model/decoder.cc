@@ -64,7 +64,7 @@ class Decoder final : public Model {
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
   void norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
 
-  // Whether this rank's layers are parts of the group's.
+  // Whether the ranks of a group share its layers, each with a part of the weights.
   bool shares_layers() const {
     return options_.rank.attention != nullptr || options_.rank.device_group != nullptr;
   }
@@ -85,10 +85,10 @@ class Decoder final : public Model {
   LmHead lm_head_;
   int64_t weight_bytes_ = 0;
   std::unique_ptr<Transport> transport_;
-  std::optional<DeviceExchange> exchange_;  // GPUs that exchange rows
+  std::optional<DeviceExchange> exchange_;  // set on GPUs that exchange rows
   std::unique_ptr<ExpertCounters> counters_;
   Activations act_{};
-  Rows rows_{};  // of the current forward pass: act_.all, or act_.kept from the last layer's attention on
+  Rows rows_{};  // of the current forward pass: act_.all, or act_.kept after the last layer's attention
   Arena activations_, scratch_;
 };
 
@@ -195,7 +195,7 @@ Rows Decoder::take_rows(int64_t num_rows, int64_t attention_cols) {
 Status Decoder::forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) {
   const int64_t t = batch.num_rows(), h = config_.hidden_size;
   FP4MOE_CHECK(t <= options_.max_batch_tokens,
-               std::to_string(t) + " rows, at most " + std::to_string(options_.max_batch_tokens));
+               std::to_string(t) + " rows; the limit is " + std::to_string(options_.max_batch_tokens));
   rows_ = act_.all;
   ops_.embed({embedding_.as<bf16>(), batch.op_token_ids(), rows_.residual, t, h, batch.op_chosen()}, pool);
   int64_t num_rows = t;
@@ -220,7 +220,7 @@ Status Decoder::forward_model(const Batch& batch, KvCache& kv, float* logits, Th
   return lm_head_.forward_lm_head(norm_args(final_norm_, num_rows, nullptr), logits, scratch_, pool);
 }
 
-// Norms the residual into act_.normed and, unless null, out_f32.
+// Returns the arguments that norm the residual into act_.normed and, unless it is null, out_f32.
 RmsNormArgs Decoder::norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const {
   return {rows_.residual, weight.as<float>(), static_cast<float>(config_.rms_norm_eps),
           act(act_.normed, num_rows, config_.hidden_size), out_f32};
@@ -250,7 +250,7 @@ Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& po
 }
 
 // Gives the same bits as a single rank: the group's heads are gathered, each rank computes some output
-// columns and adds them to the residual's, and the columns are gathered.
+// columns and adds them to those of the residual, and the columns are gathered.
 Status Decoder::gathered_attention_output(int64_t layer, const ActRows& heads, ThreadPool& pool) {
   const ColumnGather heads_of_group = heads_gather(heads.cols), outputs = outputs_gather();
   const int index = static_cast<int>(layer);
@@ -392,7 +392,7 @@ void Decoder::keep_logit_rows(const Batch& batch, ThreadPool& pool) {
   const int64_t n = batch.num_logit_rows();
   if (n == batch.num_rows()) return;  // all rows are logit rows
   FP4MOE_CHECK(n <= max_kept_rows(),
-               std::to_string(n) + " logit rows, at most " + std::to_string(max_kept_rows()));
+               std::to_string(n) + " logit rows; the limit is " + std::to_string(max_kept_rows()));
   const int64_t residual_bytes = config_.hidden_size * static_cast<int64_t>(sizeof(float));
   const int64_t attention_bytes = layers_.back().attention->out_cols() * act_bytes();
   ops_.gather_rows({rows_.residual, act_.kept.residual, batch.op_logit_rows(), n, residual_bytes}, pool);

@@ -1,11 +1,12 @@
-// The loader of a layer, for each family.
+// Layer loaders, one per family.
 #pragma once
 
 #include "model/decoder.h"
 
 namespace fp4moe {
 
-// gpt_oss: grouped-query attention with sinks and alternating windows, then a top-k softmax MoE, per layer.
+// gpt_oss: each layer has grouped-query attention with sinks and alternating windows, then a top-k softmax
+// MoE.
 Result<DecoderLayer> load_gpt_oss_layer(WeightLoader& loader, int64_t layer);
 
 // deepseek_v3: latent attention; the first layers have a dense MLP, the others a MoE with a shared expert and

@@ -21,12 +21,12 @@ struct MoeNames {
   const char* shared_gate = nullptr;    // [1, H]
 };
 
-// Groups, normalisation, scaling factor and the presence of a correction bias
+// Loads a layer's MoE. Groups, normalisation, scaling factor and the presence of a correction bias
 // ("<router>.e_score_correction_bias") come from the config.
 Result<std::unique_ptr<MoeLayer>> load_moe(WeightLoader& loader, int64_t layer, const MoeNames& names);
 
-// "mlp.gate_proj" and so on, sharded along I among the group's ranks; if deterministic, each rank has the
-// whole MLP for some of the group's rows.
+// Loads "mlp.gate_proj" and so on, sharded along I among the group's ranks. If deterministic, each rank has
+// the whole MLP, and runs it for some of the group's rows.
 Result<std::unique_ptr<DenseMlp>> load_dense_mlp(WeightLoader& loader, int64_t layer);
 
 }  // namespace fp4moe

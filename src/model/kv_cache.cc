@@ -29,7 +29,7 @@ Result<KvCache> KvCache::make(const ModelConfig& config, DType dtype, int64_t nu
   const int64_t page_bytes = bytes_per_page(config, dtype, page_size, layout);
   if (num_pages <= 0 || page_size <= 0 || num_pages > INT64_MAX / page_bytes)
     return invalid_argument("KV pool of " + std::to_string(num_pages) + " pages of " +
-                            std::to_string(page_bytes) + " bytes");
+                            std::to_string(page_bytes) + " bytes is empty or too large");
   KvCache kv;
   FP4MOE_ASSIGN_OR_RETURN(kv.buffer_, Buffer::make(num_pages * page_bytes, memory));
   kv.dtype_ = dtype;
@@ -85,7 +85,7 @@ void KvCache::write_page(int64_t page, int64_t num_tokens, const uint8_t* canoni
 
 KvPageCopyArgs KvCache::page_copy(int64_t page, int64_t num_tokens, uint8_t* canonical) const {
   check_page(page, num_tokens);
-  FP4MOE_CHECK(shape_.num_heads == shape_.all_heads, "a rank with some of the KV heads");
+  FP4MOE_CHECK(shape_.num_heads == shape_.all_heads, "page_copy() needs a rank that has all KV heads");
   return {.pages = buffer_.data(),
           .canonical = canonical,
           .num_tensors = num_layers_ * shape_.num_tensors,

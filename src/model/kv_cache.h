@@ -23,7 +23,7 @@ class KvCache {
 
   // Copy a page's first num_tokens tokens to and from canonical form, which does not depend on the sharding
   // of heads: [num_layers, num_tensors, num_tokens, all KV heads, row_dim]. Only this rank's heads are
-  // copied. For pages in host memory; copy_kv_page() does the same for pages in GPU memory.
+  // copied. The pages must be in host memory; copy_kv_page() does the same for pages in GPU memory.
   void read_page(int64_t page, int64_t num_tokens, uint8_t* canonical) const;
   void write_page(int64_t page, int64_t num_tokens, const uint8_t* canonical) const;
   // Arguments for copy_kv_page(); the caller sets `to_device`. Precondition: this rank has all KV heads.

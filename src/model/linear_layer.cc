@@ -18,8 +18,8 @@ int64_t source_row(const LinearPart& part, int64_t i) {
   return part.rows.empty() ? i : part.rows[static_cast<size_t>(i)];
 }
 
-// Copies num_bytes at `offset` of each of the part's rows of `src` (row stride `stride` bytes) to dst
-// [rows, num_bytes].
+// Copies num_bytes at `offset` in each of the part's rows from `src` (`stride` bytes per row) to dst [rows,
+// num_bytes].
 struct RowBytes {
   const uint8_t* src;
   int64_t stride, offset, num_bytes;
@@ -41,7 +41,7 @@ Result<LinearWeightsView> cut_fp4(const LinearPart& part, Buffer& storage) {
     return unsupported("columns [" + std::to_string(part.cols.first) + ", " +
                        std::to_string(part.cols.first + k) + ") of an " + fp4_format_name(m.format) +
                        " matrix cut a scale block of " + std::to_string(block) +
-                       "; legal: tensor-parallel shards of whole blocks");
+                       "; tensor-parallel shards must have whole blocks");
   FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(n * (k / 2 + k / block)));
   uint8_t* scales = storage.data() + n * (k / 2);
   copy_rows(part, {m.codes, m.code_stride_bytes, part.cols.first / 2, k / 2}, storage.data());
@@ -86,9 +86,9 @@ Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
     for (int64_t i = 0; part.weights.bias != nullptr && i < num_rows(part); ++i)
       bias.push_back(part.weights.bias[source_row(part, i)]);
     FP4MOE_CHECK(num_cols(part) == layer.k_ && (!part.weights.is_fp4 || parts.size() == 1),
-                 "parts of a layer must fit");
+                 "the parts of a layer must have equally many columns, and an FP4 part must be the only one");
   }
-  FP4MOE_CHECK(bias.empty() || std::ssize(bias) == layer.n_, "parts with and without bias");
+  FP4MOE_CHECK(bias.empty() || std::ssize(bias) == layer.n_, "either all parts or none must have a bias");
   if (parts[0].weights.is_fp4) {
     Buffer storage;
     FP4MOE_ASSIGN_OR_RETURN(LinearWeightsView view, cut_fp4(parts[0], storage));

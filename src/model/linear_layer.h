@@ -1,4 +1,5 @@
-// LinearLayer: y = x W^T + b with bf16 or FP4 weights, as in the checkpoint.
+// LinearLayer: y = x W^T + b with bf16, Q8 or FP4 weights. Q8 weights are made from a checkpoint's bf16
+// weights.
 #pragma once
 
 #include <cstdint>
@@ -36,9 +37,9 @@ class LinearLayer {
   int64_t k() const { return k_; }
   int64_t weight_bytes() const { return fp4_ ? fp4_->weight_bytes() : weight_.num_bytes(); }
   int64_t scratch_bytes(int64_t max_tokens) const { return fp4_ ? fp4_->scratch_bytes(max_tokens) : 0; }
-  // out [T, N] f32 (+)= x W^T + b. T = 0 is legal.
+  // out [T, N] f32 (+)= x W^T + b. T may be 0.
   void forward_linear(const ActRows& x, float* out, bool accumulate, Arena& scratch, ThreadPool& pool) const;
-  // out = normed rows W^T + b; runs the norm. norm.out_act is unspecified afterwards.
+  // Runs the norm, then out = normed rows W^T + b. norm.out_act is unspecified afterwards.
   void forward_normed(const RmsNormArgs& norm, float* out, Arena& scratch, ThreadPool& pool) const;
 
  private:

@@ -66,12 +66,12 @@ Status LmHead::forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& sc
   return shared_logits(rows, logits, scratch, pool);
 }
 
-// Every rank gets all logits, so that each chooses the tokens without asking the others.
+// Every rank gets all logits, so that each chooses the tokens without further communication.
 Status LmHead::device_logits(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const {
   const int64_t v = options_.vocab_size, parts = num_sharers();
   const ActRows& x = norm.out_act;
   const int64_t row_bytes = x.cols * dtype_bits(x.dtype) / 8;
-  std::vector<int64_t> first;  // of each rank's columns, in bytes
+  std::vector<int64_t> first;  // start of each rank's columns, in bytes
   for (int64_t r = 0; r < parts; ++r)
     first.push_back(vocab_shard(v, parts, r).first * int64_t{sizeof(float)});
   first.push_back(v * int64_t{sizeof(float)});
@@ -88,7 +88,7 @@ Status LmHead::device_logits(const RmsNormArgs& norm, float* logits, Arena& scra
   return {};
 }
 
-// Every rank of a group has the group's rows; the first one sends them.
+// Every rank of a group has the group's rows; the group's first rank sends them.
 Result<LmHead::JobRows> LmHead::gather_rows(const ActRows& x, Arena& scratch) const {
   const RankLayout& layout = options_.rank.layout;
   Communicator& world = *options_.rank.world;
@@ -105,8 +105,9 @@ Result<LmHead::JobRows> LmHead::gather_rows(const ActRows& x, Arena& scratch) co
     rows.all.rows += counts[r];
     counts[r] *= row_bytes;
   }
-  FP4MOE_CHECK(rows.all.rows <= options_.max_rows,
-               std::to_string(rows.all.rows) + " logit rows, at most " + std::to_string(options_.max_rows));
+  FP4MOE_CHECK(
+      rows.all.rows <= options_.max_rows,
+      std::to_string(rows.all.rows) + " logit rows; the limit is " + std::to_string(options_.max_rows));
   rows.all.data = scratch.take<uint8_t>(rows.all.rows * row_bytes);
   if (rows.all.rows == 0) return rows;
   FP4MOE_RETURN_IF_ERROR(world.all_gather({"lm_head_rows", -1, op.geometry}, x.data, counts, rows.all.data));

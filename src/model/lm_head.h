@@ -16,7 +16,7 @@ class WeightLoader;
 struct LmHeadOptions {
   RankContext rank;
   bool whole_job = false;   // shard the vocabulary over all ranks instead of within each attention group
-  int64_t max_rows = 0;     // most rows of one call, over all groups
+  int64_t max_rows = 0;     // most rows per call, over all groups
   int64_t hidden_size = 0;  // H
   int64_t vocab_size = 0;   // V
   DType act_dtype = DType::kBF16;
@@ -33,13 +33,13 @@ class LmHead {
 
   int64_t weight_bytes() const { return linear_.weight_bytes(); }
   int64_t scratch_bytes() const;
-  // logits [rows, V] f32 = x W^T, where x [rows, H] are the group's normed rows; null: this rank needs no
-  // logits. norm.out_act is unspecified afterwards. All ranks that share the head must call it, also with 0
-  // rows.
+  // logits [rows, V] f32 = x W^T, where x [rows, H] are the group's normed rows; `logits` is null if this
+  // rank needs none. norm.out_act is unspecified afterwards. All ranks that share the head must call it, even
+  // with 0 rows.
   Status forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const;
 
  private:
-  // The rows of all groups, and the range of this rank's.
+  // The rows of all groups, and the range of the rows of this rank's group.
   struct JobRows {
     ActRows all;
     Shard own;

@@ -21,10 +21,10 @@ namespace fp4moe {
 
 struct ModelOptions {
   DType act_dtype = DType::kBF16;  // kBF16, or kF32: the reference ops, which sum in double
-  Isa isa = Isa::kScalar;          // CPU with kBF16: of the dense ops
+  Isa isa = Isa::kScalar;          // instruction set of the dense ops on a CPU with kBF16
   MoePlan moe_plan;                // for all MoE layers; its problem names the device
-  int64_t max_batch_tokens = 0;    // most rows of one forward_model()
-  // Most logit rows of one forward_model(), over all groups; 0: max_batch_tokens of each group
+  int64_t max_batch_tokens = 0;    // most rows per forward_model()
+  // Most logit rows per forward_model(), over all groups; 0: max_batch_tokens per group
   int64_t max_logit_rows = 0;
   // dp > 1: each group has its own LM head; false: all ranks share one.
   bool dp_lm_head = false;
@@ -39,8 +39,8 @@ struct Batch {
   std::span<const SequenceRows> sequences;  // covers the T rows in order
   std::span<const int64_t> logit_rows;      // rows whose logits are computed, ascending
   // null, or out [layers, T, K] in the ops' memory (on a GPU with padded T): each row's experts, best first.
-  // The last layer writes only the logit rows, to its first places; layers without experts write nothing. In
-  // a batch for an Executor: in host memory.
+  // The last layer writes only the logit rows, at the start of its rows; layers without experts write
+  // nothing. In a batch for an Executor it is in host memory.
   int32_t* routed_experts = nullptr;
   const DeviceBatch* device =
       nullptr;  // GPU: the batch in device memory, padded; the spans may then be empty
@@ -68,10 +68,10 @@ class Model {
   virtual int64_t weight_bytes() const = 0;
   // Counts of the tokens that this rank has routed.
   virtual const ExpertCounters& expert_counters() const = 0;
-  // Appends the rows' keys and values to `kv` and writes logits [logit_rows.size(), V] f32. One
-  // forward_model() at a time, because it uses the model's scratch memory. Every rank of a group passes the
-  // same batch; logits may be null on all but the group's first rank. With several ranks an error fails the
-  // whole job: a rank failed or timed out.
+  // Appends the rows' keys and values to `kv` and writes logits [logit_rows.size(), V] f32. Only one
+  // forward_model() may run at a time, because it uses the model's scratch memory. Every rank of a group
+  // passes the same batch; logits may be null on all but the group's first rank. With several ranks an error
+  // means that a rank failed or timed out, and fails the whole job.
   virtual Status forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) = 0;
 };
 

@@ -15,13 +15,14 @@ Status check_range(const char* flag, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return {};
   const std::string legal = high == INT64_MAX ? "at least " + std::to_string(low)
                                               : std::to_string(low) + " to " + std::to_string(high);
-  return invalid_argument(std::string(flag) + " " + std::to_string(value) + "; legal: " + legal);
+  return invalid_argument(std::string(flag) + " " + std::to_string(value) + " is out of range; it must be " +
+                          legal);
 }
 
 Status check_seconds(const char* flag, double value) {
   if (value >= 0 && value <= 1e9) return {};  // false for NaN
   return invalid_argument(std::string(flag) + " " + std::to_string(value) +
-                          "; legal: 0 (no limit) to 1000000000 seconds");
+                          " must be between 0 (no limit) and 1000000000 seconds");
 }
 
 // Sets the defaults in `flags` that `given` leaves to the device.
@@ -31,7 +32,7 @@ void take_device_defaults(const EngineConfig& given, DeviceKind device, EngineCo
   if (given.chunked_prefill_size == 0) flags.chunked_prefill_size = is_gpu ? 8192 : 512;
   if (given.max_prefill_tokens == 0) flags.max_prefill_tokens = is_gpu ? 8192 : 512;
   if (is_gpu && given.flashinfer_dispatcher_output_dtype == "auto")
-    flags.flashinfer_dispatcher_output_dtype = "bf16";  // the only rows between GPUs
+    flags.flashinfer_dispatcher_output_dtype = "bf16";  // GPUs exchange no other rows
 }
 
 void note_graph_flags(const EngineConfig& flags) {
@@ -45,11 +46,11 @@ void note_graph_flags(const EngineConfig& flags) {
   if (flags.disable_cuda_graph) note("--disable-cuda-graph");
 }
 
-// GPU only.
+// Only for plans on a GPU.
 void note_determinism(const EngineConfig& flags) {
   if (!flags.enable_deterministic_inference) return;
   log_info(
-      "--enable-deterministic-inference on a GPU: one algorithm for every batch; docs/perf.md gives its "
+      "--enable-deterministic-inference uses one algorithm for every batch on a GPU; docs/perf.md gives its "
       "cost");
 }
 
@@ -70,40 +71,40 @@ Status check_ranges(const EngineConfig& flags) {
   FP4MOE_RETURN_IF_ERROR(check_range("--a2a-memory-budget", flags.a2a_memory_budget, 1, int64_t{1} << 40));
   if (!(flags.comm_timeout > 0 && flags.comm_timeout <= 86400))
     return invalid_argument("--comm-timeout " + std::to_string(flags.comm_timeout) +
-                            "; legal: above 0, at most 86400 seconds");
+                            " must be above 0 and at most 86400 seconds");
   FP4MOE_RETURN_IF_ERROR(check_seconds("--req-waiting-timeout", flags.req_waiting_timeout));
   FP4MOE_RETURN_IF_ERROR(check_seconds("--req-running-timeout", flags.req_running_timeout));
   FP4MOE_RETURN_IF_ERROR(check_seconds("--watchdog-timeout", flags.watchdog_timeout));
   if (!(flags.grammar_compile_timeout > 0 && flags.grammar_compile_timeout <= 86400))
     return invalid_argument("--grammar-compile-timeout " + std::to_string(flags.grammar_compile_timeout) +
-                            "; legal: above 0, at most 86400 seconds");
+                            " must be above 0 and at most 86400 seconds");
   FP4MOE_RETURN_IF_ERROR(check_range("--grammar-max-steps", flags.grammar_max_steps, 1, INT64_MAX));
   FP4MOE_RETURN_IF_ERROR(check_range("--grammar-max-bytes", flags.grammar_max_bytes, 1, int64_t{1} << 40));
   FP4MOE_RETURN_IF_ERROR(
       check_range("--grammar-cache-bytes", flags.grammar_cache_bytes, 0, int64_t{1} << 40));
   if (!(flags.schedule_conservativeness >= 0 && flags.schedule_conservativeness <= 100))
     return invalid_argument("--schedule-conservativeness " + std::to_string(flags.schedule_conservativeness) +
-                            "; legal: 0 to 100");
+                            " must be between 0 and 100");
   if (!(flags.autotune_budget >= 0 && flags.autotune_budget <= 3600))
     return invalid_argument("--autotune-budget " + std::to_string(flags.autotune_budget) +
-                            "; legal: 0 to 3600 seconds");
+                            " must be between 0 and 3600 seconds");
   if (!(flags.mem_fraction_static > 0 && flags.mem_fraction_static <= 1))  // true for NaN
     return invalid_argument("--mem-fraction-static " + std::to_string(flags.mem_fraction_static) +
-                            "; legal: above 0, at most 1");
+                            " must be above 0 and at most 1");
   return {};
 }
 
 Result<DType> resolve_dtype(const std::string& name) {
   if (name == "auto" || name == "bfloat16") return DType::kBF16;
   if (name == "float32") return DType::kF32;
-  return invalid_argument("--dtype " + name + "; legal: auto, bfloat16 or float32");
+  return invalid_argument("--dtype " + name + " is not supported; use auto, bfloat16 or float32");
 }
 
 Status check_quantization(const ModelConfig& model, const std::string& flag) {
   const std::string declared = quantization_name(model.quant);
   if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4" && flag != "compressed-tensors")
     return invalid_argument("--quantization " + flag +
-                            "; legal: auto, mxfp4, modelopt_fp4 or compressed-tensors");
+                            " is unknown; use auto, mxfp4, modelopt_fp4 or compressed-tensors");
   if (flag != "auto" && model.quant.method == QuantMethod::kNone)
     return unsupported(
         "--quantization " + flag +
@@ -148,7 +149,8 @@ MoeChoice moe_choice(const EngineConfig& flags) {
   };
 }
 
-// plan_moe(), if there is a GPU for each rank and they can share memory.
+// Runs plan_moe(). On GPUs with several ranks, also checks that each rank has a GPU and that they can share
+// memory.
 Result<MoePlan> plan_on_gpus(const MoeProblem& problem, const MoeChoice& choice) {
   Result<MoePlan> plan = plan_moe(problem, choice);
   if (!plan.ok() || problem.device != DeviceKind::kCuda || choice.tp == 1) return plan;
@@ -165,11 +167,11 @@ Status check_head_dim(const ModelConfig& model) {
   const int64_t dim = latent ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim : model.head_dim;
   if (dim <= kMaxHeadDim) return {};
   return unsupported((latent ? "kv_lora_rank + qk_rope_head_dim = " : "head_dim = ") + std::to_string(dim) +
-                     "; supported: up to " + std::to_string(kMaxHeadDim));
+                     " is too large; the limit is " + std::to_string(kMaxHeadDim));
 }
 
 // A group's ranks must divide the query heads evenly, and either divide the KV heads evenly or replicate each
-// on the same number of ranks. The nearest legal choice keeps the ranks and has more groups.
+// on the same number of ranks. The nearest legal choice keeps the number of ranks and has more groups.
 Status check_heads(const ModelConfig& model, const RankLayout& layout) {
   const auto fits = [&](int64_t ranks) {
     // Latents form one KV head, which every rank has.
@@ -179,14 +181,14 @@ Status check_heads(const ModelConfig& model, const RankLayout& layout) {
   const int64_t ranks = layout.attention_tp();
   if (fits(ranks)) return {};
   int64_t dp = layout.dp;
-  while (layout.tp % dp != 0 || !fits(layout.tp / dp)) ++dp;  // ends at dp = tp: one rank a group
-  return unsupported("num_attention_heads=" + std::to_string(model.num_heads) +
-                     ", num_key_value_heads=" + std::to_string(model.num_kv_heads) +
-                     " cannot be shared by the attention TP " + std::to_string(ranks) +
-                     " (tp=" + std::to_string(layout.tp) + " / dp=" + std::to_string(layout.dp) +
-                     "): query heads must divide evenly, and KV heads divide it or be divided by it; nearest "
-                     "legal choice: --dp " +
-                     std::to_string(dp) + " --enable-dp-attention");
+  while (layout.tp % dp != 0 || !fits(layout.tp / dp)) ++dp;  // ends at dp = tp: one rank per group
+  return unsupported(
+      "num_attention_heads=" + std::to_string(model.num_heads) +
+      ", num_key_value_heads=" + std::to_string(model.num_kv_heads) + " cannot be split for attention TP " +
+      std::to_string(ranks) + " (tp=" + std::to_string(layout.tp) + " / dp=" + std::to_string(layout.dp) +
+      "), which must divide the query heads, and divide the KV heads or be a multiple of them; nearest "
+      "legal choice: --dp " +
+      std::to_string(dp) + " --enable-dp-attention");
 }
 
 }  // namespace
@@ -238,7 +240,8 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   const MoeChoice choice = moe_choice(flags);
   Result<MoePlan> moe = absent_gpu ? plan_moe(problem, choice) : plan_on_gpus(problem, choice);
   if (!moe.ok() && !absent_gpu && flags.device == "auto" && device.kind == DeviceKind::kCuda) {
-    log_info("device auto: cpu, as the GPU does not run this (" + moe.status().message() + ")");
+    log_info("--device auto selects the CPU, because the GPU does not run this configuration (" +
+             moe.status().message() + ")");
     problem.device = DeviceKind::kCpu;
     problem.compute_capability = 0;
     take_device_defaults(given, DeviceKind::kCpu, plan.flags);

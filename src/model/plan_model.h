@@ -17,10 +17,10 @@ namespace fp4moe {
 
 struct ModelPlan {
   DType act_dtype = DType::kBF16;
-  Isa isa = Isa::kScalar;  // CPU: of the dense ops
+  Isa isa = Isa::kScalar;  // CPU: instruction set of the dense ops
   DenseQuant dense_quant = DenseQuant::kNone;
   MoePlan moe;                          // its problem names the device
-  std::optional<AbsentGpu> absent_gpu;  // planned for, in place of this machine's GPUs
+  std::optional<AbsentGpu> absent_gpu;  // the plan is for this GPU instead of this machine's GPUs
   EngineConfig flags;                   // resolved by resolve_flags(), with the device's defaults
 
   DeviceKind device() const { return moe.problem().device; }
@@ -28,12 +28,13 @@ struct ModelPlan {
 };
 
 // Resolves the flags, logs automatic choices, and plans. kInvalidArgument: a flag's value is unknown or out
-// of range; kUnsupported: --quantization contradicts the checkpoint, or no row supports the combination.
-// absent_gpu: plans for as many such GPUs as there are ranks, whatever this machine has.
+// of range; kUnsupported: --quantization contradicts the checkpoint, or no table row (moe/table.h) supports
+// the combination. absent_gpu: plan for one such GPU per rank instead of this machine's GPUs.
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given,
                              const std::optional<AbsentGpu>& absent_gpu = {});
 
-// The checkpoint's scheme for --quantization: "mxfp4", "modelopt_fp4", "compressed-tensors" or "none".
+// Returns the --quantization value for the checkpoint's scheme: "mxfp4", "modelopt_fp4", "compressed-tensors"
+// or "none".
 const char* quantization_name(const QuantConfig& quant);
 
 }  // namespace fp4moe

@@ -1,5 +1,5 @@
 // RankContext: a rank's place in the job, and its communicators. With one rank all communicators are null;
-// ranks on GPUs have the device_ members instead of the other two.
+// ranks on GPUs have the device_ members instead of `world` and `attention`.
 #pragma once
 
 #include "comm/communicator.h"
@@ -12,7 +12,7 @@ struct RankContext {
   RankLayout layout;
   Communicator* world = nullptr;      // all tp ranks
   Communicator* attention = nullptr;  // this rank's group; null if the group is one rank
-  // GPU: this rank's group, null if it is one rank; and all ranks, null if they exchange no rows.
+  // On GPUs: this rank's group (null if it is one rank), and all ranks (null if they exchange no rows).
   const DeviceCommunicator* device_group = nullptr;
   const DeviceCommunicator* device_world = nullptr;
   int64_t a2a_region_offset = 0;  // offset of the transport's memory in the symmetric heap, in bytes

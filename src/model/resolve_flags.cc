@@ -36,7 +36,7 @@ class Resolver {
   void note(std::string text) { out_.notes.push_back({LogLevel::kInfo, std::move(text)}); }
   void warn(std::string text) { out_.notes.push_back({LogLevel::kWarning, std::move(text)}); }
 
-  // null if the variable is not set.
+  // Returns null if the variable is not set.
   const std::string* env(std::string_view name) const {
     for (const NamedValue& variable : given_.environment)
       if (variable.name == name) return &variable.value;
@@ -49,7 +49,7 @@ class Resolver {
       if (*value == on) return std::optional<bool>(true);
     for (const char* off : {"0", "false", "False", "no"})
       if (*value == off) return std::optional<bool>(false);
-    return invalid_argument("environment variable " + name + "=" + *value + "; legal: 0 or 1");
+    return invalid_argument("environment variable " + name + "=" + *value + " must be 0 or 1");
   }
 
   // Predicts plan_moe()'s choice; plan_moe() itself refuses contradicting flags.
@@ -115,8 +115,8 @@ class Resolver {
     for (const char* word : foreign)
       if (value == word)
         return unsupported(message + " is not supported here; nearest legal choice: " + flag +
-                           " auto (legal: " + list + ")");
-    return invalid_argument(message + "; legal: " + list);
+                           " auto (allowed: " + list + ")");
+    return invalid_argument(message + " is unknown; use one of " + list);
   }
 
   Status resolve_act_scales() {
@@ -124,7 +124,7 @@ class Resolver {
     FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> per_token, env_switch(name));
     if (!per_token.value_or(false) || given_.fp4_act_scales != "auto") return {};
     if (!computes_w4a4()) {
-      warn(name + "=1 is ignored: activations are quantised under w4a4 only");
+      warn(name + "=1 is ignored: activations are quantised only under w4a4");
       return {};
     }
     flags().fp4_act_scales = "per_token";
@@ -146,11 +146,13 @@ class Resolver {
            ": --enable-deterministic-inference adds no partial sums of an expert's shards");
     }
     if (f.enable_dp_attention && f.dp_size > 1)
-      note("--max-running-requests, --chunked-prefill-size and --max-prefill-tokens are shared evenly by " +
-           std::to_string(f.dp_size) + " data-parallel groups");
+      note(
+          "--max-running-requests, --chunked-prefill-size and --max-prefill-tokens are divided evenly "
+          "among " +
+          std::to_string(f.dp_size) + " data-parallel groups");
   }
 
-  // The variable under either name; the old one counts only if the new one is not set.
+  // Returns the variable's value under either name; the old name counts only if the new one is not set.
   Result<std::optional<bool>> nvfp4_dispatch() {
     const std::string name = "SGLANG_MOE_NVFP4_DISPATCH", old_name = "SGLANG_CUTEDSL_MOE_NVFP4_DISPATCH";
     FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> value, env_switch(name));
@@ -217,12 +219,12 @@ class Resolver {
 
   void warn_nvfp4_ignored() {
     warn(
-        "SGLANG_MOE_NVFP4_DISPATCH=1 is ignored: rows are sent as NVFP4 under w4a4 only, on an NVFP4 "
+        "SGLANG_MOE_NVFP4_DISPATCH=1 is ignored: rows are sent as NVFP4 only under w4a4, on an NVFP4 "
         "checkpoint");
   }
 
-  // SGLang sizes its buffers by these variables and fails beyond them; here a smaller value is only a
-  // warning.
+  // SGLang sizes its buffers by these variables and fails beyond them; here a value that is too small only
+  // causes a warning.
   Status check_capacity() {
     const std::string a2a = given_.moe_a2a_backend;
     if (a2a != "deepep" && a2a != "flashinfer") return {};
@@ -234,13 +236,13 @@ class Resolver {
     const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), cap);
     const int64_t most = a2a == "deepep" ? 1024 : 1 << 20;
     if (error != std::errc() || end != text->data() + text->size() || cap < 1 || cap > most)
-      return invalid_argument("environment variable " + name + "=" + *text + "; legal: 1 to " +
+      return invalid_argument("environment variable " + name + "=" + *text + " must be between 1 and " +
                               std::to_string(most));
     const int64_t required = dispatch_tokens_per_rank(flags());
     if (cap < required)
       warn(name + "=" + *text + " is below the " + std::to_string(required) +
-           " tokens that a rank may dispatch in a step, (max_prefill_tokens + max_running_requests) / tp, "
-           "rounded up; rows that do not fit into --a2a-memory-budget " +
+           " tokens that a rank can dispatch in a step, (max_prefill_tokens + max_running_requests) / tp, "
+           "rounded up; rows that do not fit in --a2a-memory-budget " +
            std::to_string(given_.a2a_memory_budget) + " bytes are sent in chunks");
     return {};
   }

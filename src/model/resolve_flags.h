@@ -1,5 +1,5 @@
-// Resolves the user's flags: SGLang's automatic choices, environment variables and names, before anything is
-// loaded. plan_moe() decides which combinations are legal.
+// Resolves the user's flags before anything is loaded: SGLang's automatic choices, environment variables and
+// names. plan_moe() decides which combinations are legal.
 #pragma once
 
 #include <string>
@@ -22,13 +22,13 @@ struct ResolvedFlags {
 };
 
 // `format` is the checkpoint's. Sets ep_size, deepep_mode, the dispatch types (never "auto" for the a2a in
-// use) and fp4_act_scales. kInvalidArgument: an unknown value or a number out of range; kUnsupported: known
-// to SGLang but not supported here; the message has the nearest legal choice. Resolving resolved flags again
-// does not change them.
+// use) and fp4_act_scales. kInvalidArgument: an unknown value or a number out of range; kUnsupported: a value
+// that SGLang knows but this engine does not support; the message has the nearest legal choice. Resolving
+// resolved flags again does not change them.
 Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format);
 
-// Most tokens that a rank dispatches in one step: a full prefill plus one row per running request, divided by
-// the data-parallel groups, then by a group's ranks, rounding up.
+// Most tokens that a rank dispatches in one step: a full prefill plus one row per running request, divided
+// among the data-parallel groups, then among a group's ranks, rounding up.
 int64_t dispatch_tokens_per_rank(const EngineConfig& flags);
 
 }  // namespace fp4moe

@@ -18,15 +18,16 @@ constexpr const char* kOverlap =
     "written directly to their destination";
 constexpr const char* kParser =
     "selects the output parser; here the chat template and its tokens determine it";
-constexpr const char* kEplb = "moves experts between ranks by load; this version keeps them where they are";
+constexpr const char* kEplb = "moving experts between ranks by load is not supported";
 
 constexpr SglangFlag kFlags[] = {
     {"--trust-remote-code", 0, kMoot, "runs a checkpoint's Python code, which never happens here"},
-    {"--attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
-    {"--prefill-attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
-    {"--decode-attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have one"},
-    {"--sampling-backend", 1, kMoot, "chooses a GPU sampler; CPU ranks have one"},
-    {"--fp4-gemm-backend", 1, kMoot, "chooses a GPU kernel of dense FP4 layers; the runner's own is used"},
+    {"--attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have only one"},
+    {"--prefill-attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have only one"},
+    {"--decode-attention-backend", 1, kMoot, "chooses a GPU attention kernel; CPU ranks have only one"},
+    {"--sampling-backend", 1, kMoot, "chooses a GPU sampler; CPU ranks have only one"},
+    {"--fp4-gemm-backend", 1, kMoot,
+     "chooses a GPU kernel for dense FP4 layers; here the runner's kernel runs them"},
     {"--disable-cuda-graph-padding", 0, kMoot, kNoGraphs},
     {"--disable-piecewise-cuda-graph", 0, kMoot, kNoGraphs},
     {"--enable-torch-compile", 0, kMoot, "compiles PyTorch code; this engine has none"},
@@ -52,7 +53,7 @@ constexpr SglangFlag kFlags[] = {
     {"--enable-single-batch-overlap", 0, kMoot, kOverlap},
     {"--enable-two-batch-overlap", 0, kMoot, kOverlap},
     {"--tbo-token-distribution-threshold", 1, kMoot, kOverlap},
-    {"--deepep-config", 1, kMoot, "sets SM counts of DeepEP's normal mode; low_latency on CPUs has none"},
+    {"--deepep-config", 1, kMoot, "sets SM counts for DeepEP's normal mode; low_latency on CPUs uses no SMs"},
     {"--flashinfer-mxfp4-moe-precision", 1, kRefused, "its W4A8 kernel is --fp4-compute w4a8 here",
      "default|bf16|fp8", "default|bf16"},
     {"--ep-num-redundant-experts", 1, kRefused, kEplb, nullptr, "0"},
@@ -64,14 +65,15 @@ constexpr SglangFlag kFlags[] = {
     {"--node-rank", 1, kRefused, "start several nodes with mpirun or srun and --fabric mpi", nullptr, "0"},
     {"--dist-init-addr,--nccl-init-addr", 1, kMoot,
      "is the rendezvous address of torch.distributed; ranks here need none"},
-    {"--quantization-param-path", 1, kRefused, "scales come from the checkpoint; leave it out"},
+    {"--quantization-param-path", 1, kRefused, "scales come from the checkpoint; leave the flag out"},
     {"--json-model-override-args", 1, kRefused, "edit the checkpoint's config.json instead", nullptr, "{}"},
     {"--is-embedding", 0, kRefused, "embedding models are not served"},
     {"--enable-lora", 0, kRefused, "LoRA adapters are not supported yet"},
     {"--lora-paths", -1, kRefused, "LoRA adapters are not supported yet"},
     {"--reasoning-parser", 1, kMoot, kParser},
     {"--tool-call-parser", 1, kMoot, kParser},
-    {"--constrained-json-disable-any-whitespace", 0, kMoot, "is how JSON is always written here"},
+    {"--constrained-json-disable-any-whitespace", 0, kMoot,
+     "removes optional whitespace from JSON, as this engine always does"},
     {"--disaggregation-transfer-backend", 1, kMoot, "names an RDMA library; KV pages travel over TCP"},
     {"--disaggregation-ib-device", 1, kRefused, "names an RDMA device; KV pages travel over TCP"},
     {"--speculative-algorithm", 1, kSpeculative},
@@ -175,10 +177,10 @@ Result<std::string> judge_sglang_flag(std::string_view name, std::string_view va
                          ": speculative decoding is not supported yet; leave the --speculative flags out");
     if (among(flag.harmless, value)) return std::string();
     if (flag.legal != nullptr && !among(flag.legal, value))
-      return invalid_argument(given + "; legal: " + words(flag.harmless));
+      return invalid_argument(given + " is unknown; use one of " + words(flag.harmless));
     if (flag.fate == Fate::kMoot) return given + " is ignored: it " + flag.text;
     return unsupported(given + ": " + flag.text +
-                       (flag.harmless == nullptr ? "" : "; legal: " + words(flag.harmless)));
+                       (flag.harmless == nullptr ? "" : "; accepted values: " + words(flag.harmless)));
   }
   return invalid_argument("unknown flag " + given);
 }

@@ -10,7 +10,7 @@
 
 namespace fp4moe {
 
-// A flag without a field in EngineConfig.
+// A flag of SGLang that has no field in EngineConfig.
 struct SglangFlag {
   enum class Fate : uint8_t {
     kMoot,         // accepted without effect; `text` is logged
@@ -21,13 +21,14 @@ struct SglangFlag {
   int num_values;        // 0, 1, or -1 for a list
   Fate fate;             // for any value except those in `harmless`
   const char* text;      // kMoot: its effect in SGLang, and why it has none here; kRefused: the reason
-  const char* legal;     // "a|b": the values that SGLang knows; others are invalid. Null: any value is legal
+  const char* legal;     // "a|b": the values that SGLang knows; others are invalid. Null: any value is valid
   const char* harmless;  // "a|b": values that match this engine's behaviour; accepted silently. Null: none
 };
 std::span<const SglangFlag> sglang_flags();
 
 // Handles flag `name` (with its dashes) with `value`. Returns a log line, empty if nothing is to be logged.
-// kInvalidArgument: unknown flag or value; kUnsupported: known to SGLang but not supported here.
+// kInvalidArgument: unknown flag or value; kUnsupported: SGLang knows the flag, but this engine does not
+// support it.
 Result<std::string> judge_sglang_flag(std::string_view name, std::string_view value);
 
 // A value of --moe-runner-backend, --moe-a2a-backend or --quantization that only SGLang supports.

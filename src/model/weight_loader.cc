@@ -17,7 +17,7 @@ const DenseOps& dense_ops_for(const ModelOptions& options) {
                                             : cpu_dense_ops(options.isa, options.dense_quant);
   const DenseOps* ops =
       options.moe_plan.a2a_settings().deterministic ? cuda_invariant_dense_ops() : cuda_dense_ops();
-  FP4MOE_CHECK(ops != nullptr, "a plan for a GPU in a build without CUDA");
+  FP4MOE_CHECK(ops != nullptr, "a plan for a GPU needs a build with CUDA");
   return *ops;
 }
 
@@ -90,7 +90,8 @@ Status WeightLoader::check_part(const LinearPart& part) const {
   if (w.bias_tensor != nullptr && w.bias != nullptr)
     FP4MOE_RETURN_IF_ERROR(check_finite({w.bias_tensor}, pool_));
   if (w.weight_tensor == nullptr || !packs_weights()) return {};
-  // The view may start after the tensor's first row. A part's rows are nearly consecutive: check their range.
+  // The view may start after the tensor's first row. A part's rows are nearly consecutive, so their whole
+  // range is checked.
   TensorPart read = {.tensor = w.weight_tensor, .num_rows = w.n};
   read.first_row = (w.weight - w.weight_tensor->view.as<bf16>()) / w.k;
   if (!part.rows.empty()) {

@@ -37,26 +37,27 @@ class WeightLoader {
   const RankContext& rank() const { return options_.rank; }
   const RankLayout& layout() const { return options_.rank.layout; }
   const MoePlan& moe_plan() const { return moe_plan_; }  // this rank's
-  // Whether the group's ranks must give the same bits as a single rank: they gather their layers' inputs and
-  // never add partial sums.
+  // Whether the group's ranks must give the same bits as a single rank. If so, they gather their layers'
+  // inputs and never add partial sums.
   bool is_deterministic() const { return moe_plan_.a2a_settings().deterministic; }
   const DenseOps& ops() const { return ops_; }
   ThreadPool& pool() const { return pool_; }
 
-  // "<name>.weight" [n, k] and, if has_bias, "<name>.bias" [n].
+  // A view of "<name>.weight" [n, k] and, if has_bias, "<name>.bias" [n].
   Result<LinearWeightsView> view(const std::string& name, const LinearShape& shape) const;
-  // A layer of these parts. The mapped pages of bf16 sources are released to the system.
+  // Makes a layer of these parts, and releases the mapped pages of bf16 sources to the system.
   Result<LinearLayer> linear(const std::vector<LinearPart>& parts);
-  // A layer of one whole matrix.
+  // Makes a layer of one whole matrix.
   Result<LinearLayer> linear(const std::string& name, const LinearShape& shape);
-  // The columns `cols` of a matrix [n, k] that is sharded by columns; the attention group adds the ranks'
-  // results, so only its first rank has the bias.
+  // Makes a layer of the columns `cols` of a matrix [n, k] that is sharded by columns. The attention group
+  // adds the ranks' results, so only its first rank has the bias.
   Result<LinearLayer> column_shard(const std::string& name, const LinearShape& shape, Shard cols);
-  // The rows `rows` of a matrix [n, k] and of its bias; a layer without outputs if `rows` is empty.
+  // Makes a layer of the rows `rows` of a matrix [n, k] and of its bias; it has no outputs if `rows` is
+  // empty.
   Result<LinearLayer> row_shard(const std::string& name, const LinearShape& shape, Shard rows);
   // A bf16 or f32 vector [n] as f32.
   Result<std::vector<float>> vector(const std::string& name, int64_t n);
-  // The same, in the ops' memory.
+  // A bf16 or f32 vector [n] as f32, in the ops' memory.
   Result<Buffer> floats(const std::string& name, int64_t n);
   // A copy of `values` in the ops' memory.
   Result<Buffer> put(const std::vector<float>& values) const;
@@ -67,9 +68,9 @@ class WeightLoader {
   // kDataLoss if a bf16 value of the part is NaN or infinite. Matrices that a weight store has already packed
   // were checked when they were packed, and are not checked again.
   Status check_part(const LinearPart& part) const;
-  // The same for this shard of an MLP's I.
+  // Runs check_part() on the parts of an MLP's three matrices for this shard of I.
   Status check_mlp(const MlpWeightsView& mlp, Shard intermediate) const;
-  // Reports `bytes` more of the checkpoint as loaded.
+  // Adds `bytes` to the loaded bytes and reports the progress.
   void count(int64_t bytes);
 
  private:

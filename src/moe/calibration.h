@@ -1,4 +1,4 @@
-// Calibration: the largest activations seen by bf16 experts and MLPs, from which NVFP4's input scales follow.
+// Calibration: the largest activations of bf16 experts and MLPs, from which NVFP4 input scales are derived.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ struct ExpertAmax {
 void take_amax(const ActRows& x, float& largest);
 
 // Records of the layers that were packed in a CalibrationScope, in packing order. A forward pass writes them
-// without synchronisation: do not read during one.
+// without synchronisation: do not read them while one runs.
 using Calibration = std::vector<std::shared_ptr<ExpertAmax>>;
 
 // Thread-local: layers that this thread packs during the scope's lifetime add their records to `calibration`.
@@ -37,7 +37,7 @@ class CalibrationScope {
   Calibration* const outer_;
 };
 
-// A new record in the calling thread's scope; null outside a scope.
+// Adds a record to the calling thread's scope and returns it; returns null outside a scope.
 std::shared_ptr<ExpertAmax> new_amax(int64_t num_experts);
 
 }  // namespace fp4moe

@@ -9,7 +9,8 @@ namespace {
 
 bool better(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
 
-// Up to `most` candidates, sorted by score, best first; of equal scores the first offered ranks higher.
+// Up to `most` candidates, sorted by score, best first. If scores are equal, the candidate offered first
+// ranks higher.
 struct BestList {
   int32_t* ids;
   float* scores;
@@ -48,7 +49,7 @@ void softmax_weights(const float* logits, const RoutingRule& rule, const int32_t
     weights[i] = static_cast<float>(std::exp(double{logits[ids[i]]} - top) / sum * rule.scaling_factor);
 }
 
-// Choice scores of DeepSeek's rules: f32, as the model computes them.
+// The score by which DeepSeek's rules choose experts, in f32 as the model computes it.
 float biased(const float* logits, const RoutingRule& rule, int64_t e) {
   const float s = score(rule, logits[e]);
   return rule.correction_bias == nullptr ? s : s + rule.correction_bias[e];
@@ -81,7 +82,7 @@ void grouped(const float* logits, const RoutingRule& rule, int32_t* ids, float* 
     for (int64_t g = 0; g < rule.num_groups; ++g) groups[g] = static_cast<int32_t>(g);
   } else {
     choose_groups(logits, rule, groups);
-    std::sort(groups, groups + rule.top_k_groups);  // ascending ids, so that ties go to the lower expert
+    std::sort(groups, groups + rule.top_k_groups);  // ascending ids, so that ties go to the lower expert id
   }
   BestList list{ids, weights, rule.top_k};  // weights temporarily hold the choice scores
   for (int64_t g = 0; g < rule.top_k_groups; ++g)

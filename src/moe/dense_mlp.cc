@@ -104,11 +104,11 @@ Status check_linear(const LinearWeightsView& w, const char* name, int64_t n, int
     return unsupported(std::string(name) + " has a bias, which a gated MLP does not support");
   if (w.is_fp4 != is_fp4)
     return unsupported(std::string(name) + " is " + (w.is_fp4 ? "FP4" : "bf16") +
-                       ", gate is not; legal: all matrices of an MLP in FP4, or none");
+                       ", but gate is not; the matrices of an MLP must be all FP4 or all bf16");
   const int64_t rows = is_fp4 ? w.fp4.rows : w.n, cols = is_fp4 ? w.fp4.cols : w.k;
   if (rows == n && cols == k) return {};
   return invalid_argument(std::string(name) + " is [" + std::to_string(rows) + ", " + std::to_string(cols) +
-                          "], expected [" + std::to_string(n) + ", " + std::to_string(k) + "]");
+                          "]; expected [" + std::to_string(n) + ", " + std::to_string(k) + "]");
 }
 
 // The shard as the only expert of a MoE layer.

@@ -18,7 +18,7 @@ int64_t dense_mlp_block(const MlpWeightsView& weights);
 
 class DenseMlp {
  public:
-  // Packs the shard [intermediate.first, + count) of the weights' I; count 0 is legal and gives zeros. The
+  // Packs the shard [intermediate.first, + count) of the weights' I; with count 0, the output is zero. The
   // weights may be released afterwards. `ops` runs bf16 weights; plan.runner() runs FP4 weights under
   // plan.numerics(), with the MLP's own input scales. kUnsupported for biases or a mix of FP4 and bf16.
   static Result<std::unique_ptr<DenseMlp>> make(const MoePlan& plan, const DenseOps& ops,
@@ -27,7 +27,7 @@ class DenseMlp {
   virtual ~DenseMlp() = default;
   virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
   virtual int64_t weight_bytes() const = 0;
-  // out [T, H] f32 = this shard's part of the MLP's output for x [T, H]. T = 0 is legal.
+  // out [T, H] f32 = this shard's part of the MLP's output for x [T, H]. T = 0 is allowed.
   virtual void forward_mlp(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const = 0;
 };
 

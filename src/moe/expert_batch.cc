@@ -11,7 +11,8 @@ void moe_sort(const ExpertSortArgs& a) {
   for (int64_t s = 0; s < a.num_slots; ++s)
     if (const int64_t e = local(s); e >= 0) ++a.offsets[e + 1];
   for (int64_t e = 0; e < a.num_experts; ++e) a.offsets[e + 1] += a.offsets[e];
-  // offsets[e] is the cursor of expert e and ends at the next expert's start; then shift by one.
+  // offsets[e] is the cursor of expert e and ends at the next expert's start; the last loop moves the offsets
+  // up by one expert.
   for (int64_t s = 0; s < a.num_slots; ++s) {
     const int64_t e = local(s);
     a.row_of_slot[s] = e < 0 ? -1 : static_cast<int32_t>(a.offsets[e]++);

@@ -20,7 +20,8 @@ enum class CombineContract : uint8_t {
   kPartialSums = 2,
 };
 
-// Token rows grouped by local expert. Does not own its memory (the forward pass's arena, or the heap).
+// Token rows grouped by local expert. Does not own its memory, which is in the forward pass's arena or in the
+// heap.
 struct ExpertBatch {
   BatchLayout layout = BatchLayout::kPacked;
   CombineContract combine = CombineContract::kWeightsAtSource;
@@ -28,8 +29,8 @@ struct ExpertBatch {
   const int64_t* offsets = nullptr;  // [L + 1], kPacked
   const int64_t* counts = nullptr;   // [L], kMasked
   int64_t capacity = 0;              // rows per expert, kMasked
-  // kMasked: a hint for choosing tiles: (T * R * K + E) / E with this rank's T of the round, about the rows
-  // per expert if every rank had T tokens and routing were balanced.
+  // kMasked: a hint for choosing tiles, (T * R * K + E) / E, where T is this rank's number of tokens in the
+  // round: about the number of rows per expert if every rank has T tokens and routing is balanced.
   int64_t expected_m = 0;
   ActRows x;                            // [rows, H]; with kMasked, rows past the counts are undefined
   const float* x_row_scales = nullptr;  // [rows] or null: row r has the value x[r] * x_row_scales[r]

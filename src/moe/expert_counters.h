@@ -12,13 +12,13 @@ namespace fp4moe {
 
 class ExpertCounters {
  public:
-  // `layers`: the model's layers that have a router, ascending. The counts are allocated in `memory`: the
-  // host counts with add(), a GPU's routers at on_device().
+  // `layers`: the model's layers that have a router, ascending. The counts are allocated in `memory`. The
+  // host counts with add(); GPU routers increment on_device().
   static Result<std::unique_ptr<ExpertCounters>> make(std::vector<int64_t> layers, int64_t num_experts,
                                                       MemoryResource& memory = host_memory());
 
   // Counts one token for each id. Precondition: host memory, `layer` has a router, ids are in [0, E). Only
-  // one thread at a time may add (no atomic increment); any thread may read.
+  // one thread at a time may call add(), because the increment is not atomic; any thread may read.
   void add(int64_t layer, std::span<const int32_t> ids);
   // A layer's counts [E], in `memory`.
   uint64_t* on_device(int64_t layer) const { return counts_.as<uint64_t>() + first_count(layer); }

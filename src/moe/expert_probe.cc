@@ -104,8 +104,9 @@ void ExpertProbe::fill(int64_t rows, ThreadPool& pool) {
 }
 
 Result<std::span<const float>> ExpertProbe::run(int64_t rows, ThreadPool& pool) {
-  FP4MOE_CHECK(rows >= 1 && rows <= shape_.rows_per_expert,
-               std::to_string(rows) + " rows of " + std::to_string(shape_.rows_per_expert));
+  FP4MOE_CHECK(
+      rows >= 1 && rows <= shape_.rows_per_expert,
+      std::to_string(rows) + " rows per expert; the maximum is " + std::to_string(shape_.rows_per_expert));
   const int64_t num_experts = problem_.local_experts().count, h = problem_.hidden_size;
   if (rows != filled_rows_) fill(rows, pool);
   const std::span<const float> y = {y_.as<float>(), static_cast<size_t>(num_experts * rows * h)};

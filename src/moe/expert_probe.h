@@ -1,5 +1,5 @@
-// ExpertProbe: experts of one layer, run by a row of the table on random inputs, without router and exchange.
-// Used by the self-test, the numerics report and the autotuner.
+// ExpertProbe runs experts of one layer with one row of the runner table on random inputs, without router or
+// exchange. The self-test, the numerics report and the autotuner use it.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,20 @@ namespace fp4moe {
 
 struct ProbeShape {
   BatchLayout layout = BatchLayout::kPacked;
-  int64_t rows_per_expert = 1;  // upper bound of run()'s rows
+  int64_t rows_per_expert = 1;  // upper bound for run()'s `rows`
   uint64_t seed = 0;
 };
 
 class ExpertProbe {
  public:
-  // Packs the experts of `weights`, which has problem.num_experts. kDoesNotFit if memory allocation fails.
+  // Packs the experts of `weights`, which must have problem.num_experts experts. kDoesNotFit if memory
+  // allocation fails.
   static Result<ExpertProbe> make(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,
                                   const MoeWeightsView& weights, const ProbeShape& shape, ThreadPool& pool);
 
   // Runs `rows` input rows per expert; returns y [L, rows, H], valid until the next run. Input row r of
-  // expert e depends on the seed, e and r only: nearly normal values of variance 1, rounded to bf16.
+  // expert e depends only on the seed, e and r; its values are nearly normal with variance 1, rounded to
+  // bf16.
   Result<std::span<const float>> run(int64_t rows, ThreadPool& pool);
   // CPU rows only.
   PackedExperts& experts() { return experts_; }
@@ -57,8 +59,8 @@ class ExpertProbe {
   std::unique_ptr<OnDevice> on_device_;
 };
 
-// A layer with only the chosen experts. If the numerics use one scale for all experts, the chosen experts
-// keep the scale of all.
+// Returns a layer with only the chosen experts. If the numerics use one activation scale for the whole layer,
+// the chosen experts keep it.
 MoeWeightsView choose_experts_of(const MoeWeightsView& all, std::span<const int64_t> chosen,
                                  const Numerics& numerics);
 

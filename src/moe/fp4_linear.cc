@@ -29,7 +29,7 @@ class PanelLinear final : public Fp4Linear {
         n_(w.fp4.rows),
         k_(w.fp4.cols),
         panel_bytes_(ops.panel_bytes(format_, k_)) {
-    // Scales as for the up projection of a single expert.
+    // The scales are those that the up projection of a single expert would have.
     ExpertWeightsView expert;
     expert.up = w.fp4;
     expert.up_input_scale = w.input_scale;

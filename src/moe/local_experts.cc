@@ -12,8 +12,8 @@ Status check_matrix(const Fp4MatrixView& m, Fp4Format format, int64_t rows, int6
   const auto text = [](Fp4Format f, int64_t r, int64_t c) {
     return std::string(fp4_format_name(f)) + " [" + std::to_string(r) + ", " + std::to_string(c) + "]";
   };
-  return invalid_argument(std::string(name) + " is " + text(m.format, m.rows, m.cols) + ", the plan has " +
-                          text(format, rows, cols));
+  return invalid_argument(std::string(name) + " is " + text(m.format, m.rows, m.cols) +
+                          ", but the plan has " + text(format, rows, cols));
 }
 
 // This rank's part of an expert. Only the first shard has the down bias, so that it is added once.
@@ -30,8 +30,8 @@ ExpertWeightsView local_part(ExpertWeightsView w, const MoeProblem& p) {
 
 Status check_weights(const MoeProblem& p, const MoeWeightsView& weights) {
   if (static_cast<int64_t>(weights.experts.size()) != p.num_experts)
-    return invalid_argument("weights of " + std::to_string(weights.experts.size()) +
-                            " experts, the plan has " + std::to_string(p.num_experts));
+    return invalid_argument("the weights have " + std::to_string(weights.experts.size()) +
+                            " experts, but the plan has " + std::to_string(p.num_experts));
   for (size_t e = 0; e < weights.experts.size(); ++e) {
     const ExpertWeightsView& w = weights.experts[e];
     const auto check = [&](const Fp4MatrixView& m, int64_t rows, int64_t cols, const char* name) {

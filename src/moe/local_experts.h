@@ -9,7 +9,8 @@
 namespace fp4moe {
 
 // `weights` are all E experts, unsharded. Returns views of this rank's experts: its rows of gate and up, its
-// columns of down, and on the first shard the down bias. kInvalidArgument if sizes differ from the plan's.
+// columns of down and, on the first shard only, the down bias. kInvalidArgument if the sizes differ from the
+// plan's.
 Result<std::vector<ExpertWeightsView>> local_experts(const MoeProblem& problem,
                                                      const MoeWeightsView& weights);
 

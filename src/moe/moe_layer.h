@@ -26,14 +26,14 @@ struct MoeForwardArgs {
   const RmsNormArgs* norm = nullptr;
   ExpertCounters* counters = nullptr;    // null, or counts the routed tokens of each expert
   const int32_t* num_counted = nullptr;  // GPU: [1] in device memory: rows from this index on are padding
-  int32_t* expert_ids = nullptr;         // null, or out [T, K]: the experts of the rows that this rank routes
-  // GPU, one of several ranks: [T, H] f32, gets this rank's part of the output, which is not added to the
-  // residual.
+  int32_t* expert_ids = nullptr;         // out [T, K] or null: expert ids of the rows that this rank routes
+  // GPU, several ranks: [T, H] f32 or null. If set, it receives this rank's part of the output, and the
+  // residual is unchanged.
   float* partial = nullptr;
-  // GPU, with an a2a or several groups: where tokens meet their experts. Then `partial` gets the output of
-  // the rows that this rank dispatched, and zeros for the rest.
+  // GPU, if exchanges_rows(): sends rows to the ranks of their experts. `partial`, if set, then receives the
+  // complete output of the rows that this rank dispatched, and zeros for all other rows.
   const DeviceExchange* exchange = nullptr;
-  int64_t largest_group_rows = 0;  // T of the group that has most, on all ranks the same; with `exchange`
+  int64_t largest_group_rows = 0;  // with `exchange`: T of the largest group; the same on all ranks
 };
 
 // A shared expert and, if the model has one, the gate vector: sigmoid(gate . x) scales its output.
@@ -44,14 +44,14 @@ struct SharedExpertWeights {
 
 class MoeLayer {
  public:
-  // Packs this rank's part of the experts (and of the shared expert, null: none) into the plan's layout; the
-  // sources may be released afterwards. kDoesNotFit if memory allocation fails.
+  // Packs this rank's part of the experts, and of the shared expert unless `shared` is null, into the plan's
+  // layout; the sources may be released afterwards. kDoesNotFit if memory allocation fails.
   static Result<std::unique_ptr<MoeLayer>> make(const MoePlan& plan, const DenseOps& ops,
                                                 const RouterWeights& router, const MoeWeightsView& weights,
                                                 const SharedExpertWeights* shared, ThreadPool& pool);
   virtual ~MoeLayer() = default;
 
-  // Most bytes that forward_moe() takes from the arena for up to max_tokens rows of the group.
+  // Maximum number of bytes that forward_moe() takes from the arena for up to max_tokens rows of the group.
   virtual int64_t scratch_bytes(int64_t max_tokens, const Transport& transport) const = 0;
   virtual int64_t weight_bytes() const = 0;
   // An error fails the whole job: a peer failed, disagreed or timed out.

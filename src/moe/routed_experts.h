@@ -1,4 +1,5 @@
-// RoutedExperts: the routed experts of a MoE layer on a CPU, everything between the router and the residual.
+// RoutedExperts runs the routed experts of a MoE layer on a CPU: everything between the router and the
+// residual.
 #pragma once
 
 #include <cstdint>

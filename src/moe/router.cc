@@ -16,7 +16,7 @@ int64_t num_chunks(int64_t num_tokens) { return (num_tokens + kTokensPerChunk - 
 Status check_bias(const char* name, const std::vector<float>& bias, const RouterShape& shape) {
   const auto n = static_cast<int64_t>(bias.size());
   if (n == 0 || n == shape.num_experts) return {};
-  return invalid_argument(std::string(name) + " has " + std::to_string(n) + " elements, num_experts is " +
+  return invalid_argument(std::string(name) + " has " + std::to_string(n) + " elements, but num_experts is " +
                           std::to_string(shape.num_experts));
 }
 
@@ -27,12 +27,12 @@ Status check_groups(const RouterWeights& w, const RouterShape& shape) {
                             text("num_experts", shape.num_experts) + " evenly (at most " +
                             std::to_string(kMaxRouterGroups) + " groups)");
   if (w.top_k_groups < 1 || w.top_k_groups > w.num_groups)
-    return invalid_argument(text("topk_group", w.top_k_groups) + " is not in the range 1 to " +
+    return invalid_argument(text("topk_group", w.top_k_groups) + " must be between 1 and " +
                             text("n_group", w.num_groups));
   const int64_t eligible = shape.num_experts / w.num_groups * w.top_k_groups;
   if (shape.top_k <= eligible) return {};
   return invalid_argument(text("top_k", shape.top_k) + " is more than the " + std::to_string(eligible) +
-                          " experts of " + text("topk_group", w.top_k_groups) + " groups");
+                          " experts in " + text("topk_group", w.top_k_groups) + " groups");
 }
 
 }  // namespace

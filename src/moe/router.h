@@ -18,13 +18,13 @@ namespace fp4moe {
 // makes the weights NaN. Infinite logits follow IEEE arithmetic in the same way.
 void choose_experts(const float* logits, const RoutingRule& rule, int32_t* ids, float* weights);
 
-// Logits and the rule of tokens whose experts are not chosen yet.
+// Logits of tokens whose experts have not been chosen yet, and the rule that will choose them.
 struct BypassedTopk {
   const float* logits = nullptr;       // token t's [E] start at t * stride
   int64_t num_tokens = 0, stride = 0;  // stride in elements
   RoutingRule rule;
 };
-// Chooses the experts: ids and weights [T, K].
+// Chooses the experts and writes ids and weights, both [T, K].
 void to_standard(const BypassedTopk& topk, int32_t* ids, float* weights, ThreadPool& pool);
 
 struct RouterWeights {
@@ -41,9 +41,9 @@ struct RouterShape {
   int64_t num_experts = 0, hidden_size = 0, top_k = 0;
 };
 
-// Checks sizes; errors as Router::make.
+// Checks the sizes; kInvalidArgument as for ExpertRouter::make().
 Status check_router(const RouterWeights& weights, const RouterShape& shape);
-// The rule with correction_bias null.
+// Returns the rule; its correction_bias is null.
 RoutingRule routing_rule(const RouterWeights& weights, const RouterShape& shape);
 
 // The experts of a batch's tokens; the memory belongs to route()'s arena.
@@ -54,12 +54,13 @@ struct Routes {
 
 class ExpertRouter {
  public:
-  // Copies the weights. kInvalidArgument for a bias of the wrong length, or groups that do not divide the
-  // experts evenly or have fewer than top_k experts; kDoesNotFit if memory allocation fails.
+  // Copies the weights. kInvalidArgument for a bias of the wrong length, or if the groups do not divide the
+  // experts evenly or the chosen groups have fewer than top_k experts; kDoesNotFit if memory allocation
+  // fails.
   static Result<ExpertRouter> make(const RouterWeights& weights, const RouterShape& shape,
                                    const ExpertOps& ops);
 
-  // Most bytes that route() takes from its arena for up to max_tokens rows.
+  // Maximum number of bytes that route() takes from its arena for up to max_tokens rows.
   int64_t scratch_bytes(int64_t max_tokens) const;
   int64_t weight_bytes() const { return panels_.num_bytes(); }
   // x [T, H], f32.
@@ -69,7 +70,7 @@ class ExpertRouter {
   int64_t num_panels() const { return (shape_.num_experts + kPanelRows - 1) / kPanelRows; }
 
   RouterShape shape_;
-  RoutingRule rule_;  // correction_bias is null: route() sets it
+  RoutingRule rule_;  // correction_bias is null; route() sets it
   const ExpertOps* ops_ = nullptr;
   Buffer panels_;            // [ceil(E / 16)][H][16] bf16, rows past E are zero
   std::vector<float> bias_;  // [ceil(E / 16) * 16]

@@ -1,4 +1,5 @@
-// SharedExpert: the MLP of a MoE layer that every token visits, scaled by a gate where the model has one.
+// SharedExpert: the MLP of a MoE layer that runs for every token. If the model has a gate, it scales the
+// output.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +27,7 @@ class SharedExpert {
   bool exists() const { return mlp_ != nullptr; }
   int64_t scratch_bytes(int64_t max_tokens) const { return exists() ? mlp_->scratch_bytes(max_tokens) : 0; }
   int64_t weight_bytes() const { return exists() ? mlp_->weight_bytes() : 0; }
-  // out [T, H] f32 = the output for x [T, H]; router_x [T, H] f32: the gate's input. Only if exists().
+  // out [T, H] f32 = the output for x [T, H]; router_x [T, H] f32: the gate's input. Precondition: exists().
   void forward_shared_expert(const ActRows& x, const float* router_x, float* out, Arena& scratch,
                              ThreadPool& pool) const;
 

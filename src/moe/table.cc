@@ -76,7 +76,7 @@ constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, cons
 
 const ExpertOps& best_cpu_ops() { return cpu_expert_ops(best_isa()); }
 
-// For unquantised checkpoints. Its ops are used by the router only.
+// For unquantised checkpoints. Only the router uses its ops.
 constexpr RunnerRow bf16_row(const char* name) {
   return {.name = name,
           .device = DeviceKind::kCpu,
@@ -93,7 +93,7 @@ constexpr RunnerRow bf16_row(const char* name) {
           .run = bf16_run};
 }
 
-// The reference for a GPU's w4a8. Chosen by name only, because "ref" precedes it in the table.
+// The reference for a GPU's w4a8. Automatic choice never selects it, because "ref" precedes it in the table.
 constexpr RunnerRow fp8_oracle_row(const char* name) {
   RunnerRow row = cpu_row(name, Isa::kScalar, kBF16OrF32, ref_fp8_expert_ops);
   row.schemes = {Scheme::kW4A8};

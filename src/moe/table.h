@@ -1,5 +1,5 @@
 // Registration of transports and runners: constexpr arrays of plain rows, best first, in table.cc. A new
-// transport or runner is one source file and one row there.
+// transport or runner needs one source file and one row there.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@
 
 namespace fp4moe {
 
-// A set of enumerators of one enum whose values are small.
+// A set of enumerators, whose values must be below 32.
 template <class Enum>
 struct EnumSet {
   uint32_t bits = 0;
@@ -34,15 +34,15 @@ struct EnumSet {
   constexpr bool meets(EnumSet other) const { return (bits & other.bits) != 0; }
 };
 
-// A transport. Rows with the same name differ in the number of ranks.
+// A transport. Rows with the same name support different numbers of ranks.
 struct A2aRow {
   const char* name;              // value of --moe-a2a-backend
   int min_ranks, max_ranks;      // supported number of ranks of the whole job
-  EnumSet<BatchLayout> layouts;  // that next() produces
+  EnumSet<BatchLayout> layouts;  // layouts that next() produces
   CombineContract combine_contract;
-  EnumSet<Payload> payloads;  // supported ones
-  // world: all ranks; attention: this rank's group, null if that is one rank, null or `world` if it is all
-  // ranks. Both outlive the transport.
+  EnumSet<Payload> payloads;  // supported payloads
+  // `world` connects all ranks. `attention` connects this rank's group; it is null if the group is one rank,
+  // and null or `world` if it is all ranks. Both must outlive the transport.
   Result<std::unique_ptr<Transport>> (*make)(const TransportOptions&, Communicator* world,
                                              Communicator* attention);
   // Bytes of the symmetric heap that the transport uses, starting at options.region_offset.
@@ -54,7 +54,7 @@ constexpr int kMaxRanks = 1024;
 // A rank's part of one layer's experts in the runner's layout.
 struct PackedExperts {
   // Per expert, in the order in which chunks read the panels.
-  Buffer gate_up;                   // [L][I / 16][gate, up] panels of K = H (up only where there is no gate)
+  Buffer gate_up;                   // [L][I / 16][gate, up] panels of K = H (no gate: only up)
   Buffer down;                      // [L][H / 16] panels of K = I
   std::vector<float> gate_up_bias;  // [L][I / 16][gate, up][16]
   std::vector<float> down_bias;     // [L][H]
@@ -80,38 +80,39 @@ struct LayerMakers {
   // MoeLayer::make.
   Result<std::unique_ptr<MoeLayer>> (*moe)(const MoePlan&, const DenseOps&, const RouterWeights&,
                                            const MoeWeightsView&, const SharedExpertWeights*, ThreadPool&);
-  // A gated MLP with FP4 weights, given as the only expert of `weights`; the problem has the MLP's sizes.
+  // Makes a gated MLP with FP4 weights, given as the only expert of `weights`; the problem has the MLP's
+  // sizes.
   Result<std::unique_ptr<DenseMlp>> (*mlp)(const MoePlan&, const MoeProblem&, const MoeWeightsView& weights,
                                            ThreadPool&);
   // Fp4Linear::make.
   Result<std::unique_ptr<Fp4Linear>> (*linear)(const MoePlan&, const LinearWeightsView&, ThreadPool&);
 };
 
-// CPU: over ExpertOps, with any transport (host_layer.cc, dense_mlp.cc, fp4_linear.cc).
+// CPU: run on ExpertOps, with any transport (host_layer.cc, dense_mlp.cc, fp4_linear.cc).
 extern const LayerMakers kHostLayers;
-// GPU: one rank, no transport (device_layer.cc).
+// GPU: no Transport; layers of several ranks return partial sums or use a DeviceExchange (device_layer.cc).
 extern const LayerMakers kDeviceLayers;
 
 // A runner of experts.
 struct RunnerRow {
   const char* name;  // value of --moe-runner-backend
   DeviceKind device;
-  Isa isa;                       // CPU: the lowest ISA level that it needs
+  Isa isa;                       // CPU: the lowest ISA level that can run it
   int min_compute, max_compute;  // GPU: supported compute capabilities, 10 major + minor; CPU: 0
-  EnumSet<BatchLayout> layouts;  // that it accepts
+  EnumSet<BatchLayout> layouts;  // accepted layouts
   EnumSet<Fp4Format> formats;
   EnumSet<Scheme> schemes;
-  Act8 act8;  // the activations' type under w4a8
+  Act8 act8;  // type of the activations with w4a8
   EnumSet<DType> act_dtypes;
   const LayerMakers* layers;
-  // The next four: CPU only, else null. ops(): `isa` must be available.
+  // The next four are set for CPU rows and null for GPU rows. Precondition of ops(): `isa` is available.
   const ExpertOps& (*ops)();
   // `weights` are all E experts, unsharded; the problem's layout selects the part to pack.
   Result<PackedExperts> (*pack)(const RunnerRow&, const MoeProblem&, const Numerics&, const MoeWeightsView&,
                                 ThreadPool&);
   int64_t (*scratch_bytes)(const MoeProblem&, const Numerics&, int64_t max_rows);
   void (*run)(const RunnerRow&, const RunnerArgs&, Arena&, ThreadPool&);
-  // GPU only, else null: the ops for a scheme; returns null in a build without CUDA.
+  // Set for GPU rows and null for CPU rows. Returns the ops for a scheme, or null in a build without CUDA.
   const DeviceMoeOps* (*device_ops)(Scheme);
 };
 
@@ -131,7 +132,7 @@ const RunnerRow& oracle_row(const Numerics& numerics);
 // The single-rank transport (a2a_local.cc): groups rows by expert in this rank's memory.
 Result<std::unique_ptr<Transport>> make_local_transport(const TransportOptions& options, Communicator* world,
                                                         Communicator* attention);
-int64_t local_heap_bytes(const TransportOptions& options);  // 0
+int64_t local_heap_bytes(const TransportOptions& options);  // returns 0
 
 Result<std::unique_ptr<MoeLayer>> make_host_layer(const MoePlan& plan, const DenseOps& ops,
                                                   const RouterWeights& router, const MoeWeightsView& weights,
@@ -150,18 +151,19 @@ Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const Moe
 Result<std::unique_ptr<Fp4Linear>> make_device_linear(const MoePlan& plan, const LinearWeightsView& weights,
                                                       ThreadPool& pool);
 
-// The panel runner, for any table of ExpertOps (pack_panels.cc, runner_panels.cc). Takes both layouts.
+// The panel runner, for any table of ExpertOps (pack_panels.cc, runner_panels.cc). Accepts both layouts.
 Result<PackedExperts> panels_pack(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,
                                   const MoeWeightsView& weights, ThreadPool& pool);
-// The same; kUnsupported for a row of MXFP4 weights whose range does not fit FP8 operands.
+// The same for FP8 operands; kUnsupported if the scales of an MXFP4 weight row span too many octaves for
+// them.
 Result<PackedExperts> fp8_panels_pack(const RunnerRow& row, const MoeProblem& problem,
                                       const Numerics& numerics, const MoeWeightsView& weights,
                                       ThreadPool& pool);
 int64_t panels_scratch_bytes(const MoeProblem& problem, const Numerics& numerics, int64_t max_rows);
 void panels_run(const RunnerRow& row, const RunnerArgs& args, Arena& scratch, ThreadPool& pool);
 
-// The runner of bf16 experts (runner_bf16.cc). PackedExperts then hold, in the dense ops' layout,
-// gate_up [L][gate, up][I, H] and down [L][H, I]; gate_up_bias is [L][gate, up][I].
+// The runner of bf16 experts (runner_bf16.cc). Its PackedExperts hold, in the dense ops' layout, gate_up
+// [L][gate, up][I, H] and down [L][H, I]; gate_up_bias is [L][gate, up][I].
 Result<PackedExperts> bf16_pack(const RunnerRow& row, const MoeProblem& problem, const Numerics& numerics,
                                 const MoeWeightsView& weights, ThreadPool& pool);
 int64_t bf16_scratch_bytes(const MoeProblem& problem, const Numerics& numerics, int64_t max_rows);

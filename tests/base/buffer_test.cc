@@ -64,7 +64,7 @@ TEST(Buffer, CopiesWhatIsOnTheHost) {
   EXPECT_EQ(std::memcmp(copy->data(), values, 12), 0);
   EXPECT_EQ(memory.num_uploads, 1);
   EXPECT_EQ(Buffer::copy_of(nullptr, 0, memory)->data(), nullptr);
-  EXPECT_EQ(memory.num_uploads, 1) << "nothing to send";
+  EXPECT_EQ(memory.num_uploads, 1) << "an empty buffer needs no upload";
   const uint8_t many[65] = {};
   EXPECT_EQ(Buffer::copy_of(many, 65, memory).status().code(), StatusCode::kDoesNotFit);
 }
@@ -87,7 +87,7 @@ TEST(Buffer, BorrowedMemoryIsLeftAlone) {
     EXPECT_EQ(a.data(), bytes);
     EXPECT_EQ(a.num_bytes(), 64);
     Buffer b = std::move(a);
-    b = *Buffer::make(10);  // each buffer frees exactly what it owns
+    b = *Buffer::make(10);  // a buffer frees only memory that it owns
     EXPECT_EQ(bytes[0], 1);
   }
   EXPECT_EQ(bytes[0], 1);

@@ -24,9 +24,9 @@ TEST(CpuInfo, LevelsIncludeTheLowerOnes) {
   for (Isa isa : {Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) EXPECT_EQ(isa_available(isa), isa <= best_isa());
 }
 
-// /proc/cpuinfo is the kernel's own decoding of cpuid: an independent reference.
+// /proc/cpuinfo is the kernel's decoding of cpuid, an independent reference.
 TEST(CpuInfo, BestIsaAgreesWithTheKernel) {
-  if (std::getenv("FP4MOE_ISA") != nullptr) GTEST_SKIP() << "lowered by FP4MOE_ISA";
+  if (std::getenv("FP4MOE_ISA") != nullptr) GTEST_SKIP() << "FP4MOE_ISA limits the ISA";
   std::ifstream file("/proc/cpuinfo");
   std::stringstream text;
   text << file.rdbuf();
@@ -48,11 +48,11 @@ TEST(CpuInfo, CoresAndMemoryArePlausible) {
   EXPECT_FALSE(cpu_model_name().empty());
 }
 
-// The C library gets the level-1 size in another way. The last level must not be smaller, nor implausibly
-// large.
+// The C library determines the level-1 size independently. The last level must not be smaller, and its size
+// must be plausible.
 TEST(CpuInfo, LastLevelCacheIsPlausible) {
   const int64_t num_bytes = last_level_cache_bytes();
-  if (num_bytes == 0) GTEST_SKIP() << "the system does not say";
+  if (num_bytes == 0) GTEST_SKIP() << "the system does not report the cache size";
   EXPECT_GE(num_bytes, std::max<int64_t>(sysconf(_SC_LEVEL1_DCACHE_SIZE), 8 << 10));
   EXPECT_LE(num_bytes, int64_t{16} << 30);
 }

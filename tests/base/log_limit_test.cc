@@ -38,7 +38,7 @@ TEST(LogLimit, TheBurstIsAvailableAgainAfterAPause) {
   LogLimit limit(2, 1s);
   const auto start = LogLimit::Clock::now();
   for (const auto at : {0s, 0s, 0s, 10s, 10s, 10s}) limit.log(LogLevel::kInfo, "x", start + at);
-  EXPECT_EQ(lines.seen.size(), 5u);  // two, one about the dropped lines, two
+  EXPECT_EQ(lines.seen.size(), 5u);  // two lines, one about suppressed lines, two lines
 }
 
 }  // namespace

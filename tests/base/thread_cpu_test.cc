@@ -53,7 +53,7 @@ TEST(ThreadCpu, MovesWhereItIsToldAndMayGoAnywhereAfterwards) {
   const std::vector<int> cpus = spinner.thread().allowed();
   for (int round = 0; round < 20; ++round) {
     const int cpu = cpus[static_cast<size_t>(round) % cpus.size()];
-    // The kernel may migrate the thread again at once, so retry.
+    // The kernel can migrate the thread again immediately, so retry.
     bool came = false;
     for (int i = 0; i < 100 && !came; ++i) {
       spinner.thread().move_to(cpu);
@@ -83,7 +83,7 @@ TEST(ThreadCpu, TimeStandsStillWhileItSleeps) {
     stop.wait(false);
   });
   started.wait(false);
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // it is asleep by now
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the sleeper is asleep by now
   const int64_t slept = sleeper.run_nanoseconds();
   const Spinner spinner;
   const int64_t ran = spinner.thread().run_nanoseconds();

@@ -109,8 +109,8 @@ class BusyThreads {
   std::vector<std::thread> threads_;
 };
 
-// Workers lose their cores in the middle of chunks and are moved to the caller's: no chunk is lost or run
-// twice, and afterwards each thread's allowed CPUs are restored.
+// Workers lose their cores in the middle of chunks, and the pool moves them to the caller's CPU. No chunk is
+// lost or run twice, and each thread's allowed CPUs are restored afterwards.
 TEST_P(ThreadPoolOf, LoopsBesideBusyThreads) {
   const BusyThreads busy;
   const std::vector<int> cpus = ThreadCpu::current().allowed();
@@ -129,7 +129,7 @@ TEST_P(ThreadPoolOf, LoopsBesideBusyThreads) {
       threads[static_cast<size_t>(worker)] = ThreadCpu::current();
     });
   EXPECT_EQ(sums, std::vector<int64_t>(sums.size(), int64_t{kRounds} * 1999 * 2000 / 2));
-  for (const ThreadCpu& thread : threads) {  // a worker may still be moving back
+  for (const ThreadCpu& thread : threads) {  // a worker can still be moving back
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (thread.allowed() != cpus && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
     EXPECT_EQ(thread.allowed(), cpus);

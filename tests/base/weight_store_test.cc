@@ -14,7 +14,7 @@ Status write_seven(uint8_t* to) {
   return {};
 }
 
-// A store that hands out one byte, not packed yet.
+// A store that returns one byte that is not packed yet.
 class OneByte final : public WeightStore {
  public:
   Result<Buffer> next(int64_t num_bytes, const PackFn&) override {

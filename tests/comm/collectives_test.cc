@@ -1,4 +1,5 @@
-// Every collective against plain loops over all ranks' inputs, including ragged and empty operands.
+// Compares every collective with plain loops over the inputs of all ranks, including ragged and empty
+// operands.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -168,7 +169,7 @@ TEST_P(CollectivesOf, ExchangeGathersRecords) {
   });
 }
 
-TEST_P(CollectivesOf, EpochsWrap) {  // from 2^32 - 3 on: F17
+TEST_P(CollectivesOf, EpochsWrap) {  // F17: starts at 2^32 - 3
   const int n = GetParam();
   with_communicators({.num_ranks = n, .first_epoch = 0xfffffffdu}, [&](Communicator& comm) {
     EXPECT_EQ(comm.epoch(), 0xfffffffdu);
@@ -209,7 +210,7 @@ TEST(Collectives, BarrierHoldsEverybody) {
   });
 }
 
-// 32 ranks on a few cores: sleeping ranks leave the cores to the others.
+// 32 ranks on a few cores: a sleeping rank frees its core for the other ranks.
 TEST(Collectives, ManyRanksOnFewCores) {
   with_communicators({.num_ranks = 32, .staging_bytes = 32 * 1024}, [&](Communicator& comm) {
     for (int i = 0; i < 50; ++i) {
@@ -220,7 +221,7 @@ TEST(Collectives, ManyRanksOnFewCores) {
   });
 }
 
-// Two groups of two ranks and the world share one heap, each with its own slots.
+// Two groups of two ranks and the world share one heap, but each has separate slots.
 TEST(Collectives, GroupsDoNotMeet) {
   constexpr int kRanks = 4;
   const int64_t world_bytes = Communicator::heap_bytes(kRanks, 64, 4096);

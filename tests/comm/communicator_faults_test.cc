@@ -1,4 +1,4 @@
-// Errors between ranks end in one error on every rank, which names both ranks and both values.
+// A fault between ranks ends in the same error on every rank; the error names both ranks and both values.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -65,7 +65,7 @@ void expect_all_ok(const Outcome& outcome) {
   for (const Status& status : outcome.statuses) EXPECT_TRUE(status.ok()) << status.to_string();
 }
 
-// Every rank has the same error, which contains all the words.
+// Checks that every rank has the same error and that it contains all `words`.
 void expect_all(const Outcome& outcome, StatusCode code, std::initializer_list<const char*> words) {
   for (int rank = 0; rank < kRanks; ++rank) {
     const Status& status = outcome.statuses[static_cast<size_t>(rank)];
@@ -103,8 +103,8 @@ TEST(CommunicatorFaults, ADeadRankEndsTheJobWithinTheDeadlineAndASecond) {  // F
   }
 }
 
-// Cells only grow, so the next step's signal also stands for a lost one, and the parts of both steps are
-// still in place.
+// Cells only grow, so the signal of the next step replaces a lost one, and the data of both steps is still in
+// place.
 TEST(CommunicatorFaults, ALostSignalIsMadeGoodByTheNext) {
   for (const int64_t number : {0, 5, 11, 29}) {
     Faults faults;
@@ -140,7 +140,7 @@ TEST(CommunicatorFaults, DelaysAndJitterChangeNothing) {  // F14
   expect_all_ok(run(0, faults, {.timeout = 5s}, ten_layers));
 }
 
-// F15: in exchange and all_reduce, puts alternate between headers (even) and parts (odd).
+// F15: in exchange and all_reduce, even puts are headers and odd puts are parts.
 TEST(CommunicatorFaults, AFlippedBitIsFoundAndAttributed) {
   for (uint64_t seed = 1; seed <= 12; ++seed) {
     Faults faults;
@@ -258,7 +258,8 @@ TEST(CommunicatorFaults, EveryDifferenceNamesBothValues) {
   }
 }
 
-// Rank 2 waits for rank 1 in one group, rank 1 for rank 0 in another: the error names the end of the chain.
+// Rank 2 waits for rank 1 in one group, and rank 1 for rank 0 in another; the error names the end of the
+// chain.
 TEST(CommunicatorFaults, TheErrorFollowsTheChainOfWaits) {
   const int64_t bytes = Communicator::heap_bytes(2, 64, 64);
   const auto job = threads_job(kRanks, 2 * bytes);
@@ -298,7 +299,7 @@ TEST(CommunicatorFaults, ASlowPeerIsNamedOnceAndCounted) {
   set_log_sink({});
   expect_all_ok(outcome);
   EXPECT_GE(lines.size(), 1u);
-  EXPECT_LE(lines.size(), static_cast<size_t>(kRanks - 1));  // at most once on each waiting rank
+  EXPECT_LE(lines.size(), static_cast<size_t>(kRanks - 1));  // at most once per waiting rank
   for (const std::string& line : lines)
     EXPECT_NE(line.find("rank 2 is slow: rank "), std::string::npos) << line;
   EXPECT_GE(stats[0].longest, 1s);
@@ -310,7 +311,7 @@ TEST(CommunicatorFaults, WithoutADeadlineOnlyAFailureEndsTheWait) {
   const Outcome outcome = run(-1, {}, {.timeout = 100ms}, [](Communicator& comm) -> Status {
     comm.set_timeout(kNoDeadline);
     if (comm.rank() == 0) {
-      std::this_thread::sleep_for(1200ms);  // longer than the deadline and than a slice of the warning
+      std::this_thread::sleep_for(1200ms);  // longer than the deadline and the slow-peer limit of 1 s
       comm.endpoint().fail(cancelled("shut down"));
       return comm.endpoint().failure();
     }

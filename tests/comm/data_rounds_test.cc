@@ -1,4 +1,4 @@
-// put, data_ready and wait_data: dispatch and combine in many rounds over one pair of regions.
+// Tests put, data_ready and wait_data: many rounds of dispatch and combine over one pair of regions.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -22,8 +22,8 @@ uint8_t value_of(int layer, int round, int src, int dst, int64_t i) {
   return static_cast<uint8_t>(layer * 101 + round * 31 + src * 7 + dst * 3 + i);
 }
 
-// Each layer is one exchange, then `rounds` of dispatch (value_of) and combine (its complement), always
-// through the same region of each pair.
+// Runs one exchange, then `rounds` rounds of dispatch (value_of) and combine (its complement), always through
+// the same region per pair of ranks.
 Status run_layer(Communicator& comm, int layer, int rounds, int64_t dispatch_at, int64_t combine_at) {
   const OpName op = {"dispatch", layer, 5};
   const int n = comm.size(), me = comm.rank();
@@ -91,7 +91,7 @@ TEST(DataRounds, RandomYieldsAndJitterChangeNothing) {  // F14, F19
   }
 }
 
-// A round that one rank skips is detected at the next operation, by both counts.
+// A round that one rank skips is detected at the next operation, because the counts of the two ranks differ.
 TEST(DataRounds, AMissingRoundIsFound) {
   constexpr int kRanks = 3;
   const auto job = threads_job(kRanks, Communicator::heap_bytes(kRanks, 64, 1024));

@@ -1,5 +1,5 @@
-// Ranks on GPUs: their sums and gathers against loops on the host, bit for bit. All ranks run on the GPUs
-// that the machine has, several on each if it has fewer.
+// Compares the sums and gathers of ranks on GPUs with loops on the host, bit for bit. If the machine has
+// fewer GPUs than ranks, several ranks share a GPU.
 #include "comm/device_communicator.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@
 namespace fp4moe {
 namespace {
 
-// out += the sum over ranks, as the header of all_reduce.cu says.
+// Returns out plus the sum over ranks, as specified in the header of all_reduce.cu.
 std::vector<float> expected_sum(const std::vector<std::vector<float>>& partials, std::vector<float> out) {
   const auto positive = [](float v) { return v == 0 ? 0.0f : v; };
   for (size_t i = 0; i < out.size(); ++i) {
@@ -33,7 +33,7 @@ std::vector<float> expected_sum(const std::vector<std::vector<float>>& partials,
   return out;
 }
 
-// Operands of one sum on all ranks.
+// The operands of one sum on all ranks.
 struct Sum {
   std::vector<std::vector<float>> partials;
   std::vector<float> before;
@@ -72,7 +72,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, DeviceRanks, testing::Values(1, 2, 3, 4, 8));
 TEST_P(DeviceRanks, SumsHaveTheHostsBits) {
   TestGroup group(GetParam(), {256, 48 << 10, 128});
   uint64_t seed = 1;
-  // One vector; a row; a remainder; the most of one exchange; several pieces; two exchanges from R = 3 on.
+  // One vector, a row, a remainder, the largest single exchange, several pieces, and two exchanges for R >=
+  // 3.
   for (const int64_t n : {4, 2880, 4 * 1021, 12 << 10, 40000, 64 * 2880, 300 * 2880}) {
     Sum sum(group, n, seed++ * 100);
     sum.upload(group);
@@ -103,7 +104,7 @@ TEST_P(DeviceRanks, SumsOfSpecialValues) {
   });
 }
 
-// Parts of random widths, some empty, of one word or of 16-byte vectors.
+// Returns the offsets of parts with random widths, some empty, in words or 16-byte vectors.
 std::vector<int64_t> random_parts(int num_ranks, int64_t unit, std::mt19937_64& random) {
   std::vector<int64_t> first = {0};
   for (int r = 0; r < num_ranks; ++r)
@@ -138,7 +139,7 @@ TEST_P(DeviceRanks, GathersColumns) {
   }
 }
 
-// Rows in pieces of the heap's size, also of ranks without a row, and in place.
+// Gathers rows in place, in pieces that fit in the heap; some ranks have no row.
 TEST_P(DeviceRanks, GatheredRowsAreWhole) {
   TestGroup group(GetParam(), {0, 64 << 10, 4096});
   std::mt19937_64 random(7);
@@ -164,8 +165,8 @@ TEST_P(DeviceRanks, GatheredRowsAreWhole) {
   }
 }
 
-// Many operations without waiting in between, so that ranks are up to two operations apart: both buffers are
-// in use.
+// Enqueues many operations without a wait in between, so that ranks are up to two operations apart and both
+// buffers are in use.
 TEST_P(DeviceRanks, ManyOperationsInARow) {
   TestGroup group(GetParam(), {0, 32 << 10, 32 << 10});
   std::mt19937_64 random(3);
@@ -209,8 +210,7 @@ TEST_P(DeviceRanks, GraphsReplayOperations) {
   }
 }
 
-// A rank that leaves out an operation: the others name it within the deadline, and later operations do
-// nothing.
+// One rank skips an operation: the other ranks name it within the deadline, and later operations do nothing.
 TEST_P(DeviceRanks, AMissingRankFailsTheGroupInTime) {
   if (GetParam() == 1) GTEST_SKIP() << "one rank has no peer";
   TestGroup group(GetParam(), {0, 64 << 10, 64 << 10}, std::chrono::milliseconds(300));
@@ -236,7 +236,7 @@ TEST_P(DeviceRanks, AMissingRankFailsTheGroupInTime) {
     num_named += status.message().find("for rank " + std::to_string(missing)) != std::string::npos;
   }
   EXPECT_GE(num_named, 1);
-  // Poisoned: a new operation returns at once.
+  // The group has failed, so a new operation returns at once.
   const auto again = std::chrono::steady_clock::now();
   sum.enqueue(group);
   group.synchronize();

@@ -1,5 +1,6 @@
-// A model check of the marked words by which GPUs add their sums (kernels/cuda/comm/group.cuh): every order
-// of stores and reads in small cases. Its flags are the signals of protocol_model_test.
+// Model check of the marked words through which GPUs exchange their sums (kernels/cuda/comm/group.cuh):
+// explores every order of stores and reads in small cases. protocol_model_test covers the flags of group.cuh,
+// which work like its signals.
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -14,7 +15,7 @@ struct Protocol {
   int num_buffers = 2;  // used in turn
   // The stores of a kernel are visible before the rank's next kernel starts.
   bool kernels_flush = true;
-  // The reader marks a word as unsent again; otherwise the word keeps its old value.
+  // The reader marks a word as unsent again after it has read it; otherwise the word keeps its old value.
   bool marks_again = true;
 };
 
@@ -55,7 +56,7 @@ class MarkedWords {
 
   // A rank's operation has 2 (R - 1) + 1 steps: its stores, its reads, its end.
   struct State {
-    std::string steps;   // of each rank, one byte each
+    std::string steps;   // one byte per rank
     std::string words;   // [reader][source][buffer]
     std::string stores;  // issued and not yet visible
   };
@@ -78,7 +79,7 @@ class MarkedWords {
     return false;
   }
 
-  // Runs a rank's next step, if it need not wait.
+  // Runs a rank's next step unless it must wait.
   std::string run(const State& state, int rank, bool& moved) {
     const int at = state.steps[static_cast<size_t>(rank)], operation = at / steps_per_operation();
     const int step = at % steps_per_operation(), others = ranks_ - 1;
@@ -132,8 +133,8 @@ TEST(MarkedWords, AnOldWordIsTakenIfItIsNotMarkedAgain) {
   EXPECT_NE(wrong.find("takes the word of operation 0 in operation 2"), std::string::npos) << wrong;
 }
 
-// Otherwise a mark may land after the peer's next word and delete it, or the next kernel may find the old
-// word.
+// Without the flush, a mark can become visible after the peer's next word and overwrite it, or the next
+// kernel can read the old word.
 TEST(MarkedWords, KernelsMustFlushTheirMarks) {
   EXPECT_NE(MarkedWords({.kernels_flush = false}).explore(), "");
 }

@@ -1,4 +1,4 @@
-// Names of fabrics, and the launchers' environments.
+// Tests the names of fabrics and the environments of launchers.
 #include "comm/fabric.h"
 
 #include <gtest/gtest.h>
@@ -64,18 +64,20 @@ TEST_F(FabricTest, ForcedNamesAreStrict) {
   EXPECT_EQ(name_of("threads", 1), "threads");
   EXPECT_EQ(name_of("threads", 32), "threads");
   EXPECT_EQ(refusal("local", 2),
-            "fabric=local carries 1 rank, but tp=2 needs 2; nearest legal choice: --fabric threads");
+            "fabric=local has only 1 rank, but tp=2 needs 2; nearest legal choice: --fabric threads");
   EXPECT_EQ(refusal("mpi", 2),
             "fabric=mpi needs mpirun or srun, and neither started this process; nearest legal choice: "
             "--fabric threads");
   EXPECT_EQ(refusal("nccl", 1, StatusCode::kInvalidArgument),
-            "unknown fabric 'nccl': auto, local, threads or mpi");
+            "unknown fabric 'nccl'; use auto, local, threads or mpi");
   EXPECT_EQ(refusal("auto", 0, StatusCode::kInvalidArgument), "fabric: num_ranks=0 must be at least 1");
   mpirun(0, 3);
-  EXPECT_EQ(refusal("threads", 3),
-            "fabric=threads is one process, but the launcher started 3; nearest legal choice: --fabric mpi");
-  EXPECT_EQ(refusal("local", 1),
-            "fabric=local is one process, but the launcher started 3; nearest legal choice: --fabric mpi");
+  EXPECT_EQ(
+      refusal("threads", 3),
+      "fabric=threads runs in one process, but the launcher started 3; nearest legal choice: --fabric mpi");
+  EXPECT_EQ(
+      refusal("local", 1),
+      "fabric=local runs in one process, but the launcher started 3; nearest legal choice: --fabric mpi");
   EXPECT_EQ(refusal("auto", 4),
             "tp=4 does not split evenly over the 3 processes of the launcher; nearest legal choice: --tp 6");
   EXPECT_EQ(refusal("mpi", 2),
@@ -96,7 +98,7 @@ TEST_F(FabricTest, LaunchersAreKnownByTheirEnvironment) {
   expect_launcher(launcher_info(), true, 1, 2);
   set({{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "8"}, {"SLURM_STEP_ID", "0"}});
   expect_launcher(launcher_info(), true, 2, 8);
-  // An allocation without a step is not a launch.
+  // A Slurm allocation without a job step is not a launch.
   set({{"SLURM_PROCID", "2"}, {"SLURM_NTASKS", "8"}});
   expect_launcher(launcher_info(), false, 0, 1);
 }

@@ -1,5 +1,5 @@
 // FaultyEndpoint: an Endpoint that misbehaves as configured, reproducibly for a seed. Wrap each rank's
-// endpoint in one; a rank's faults apply to its own actions (puts, signals, waits).
+// endpoint in one; a rank's faults apply to the puts, signals and waits of that rank.
 #pragma once
 
 #include <chrono>
@@ -14,17 +14,18 @@ namespace fp4moe::test {
 
 struct Faults {
   uint64_t seed = 1;
-  int to = -1;  // faults only apply to this destination; -1: all
-  // Delays: every signal waits for delay plus up to jitter; before action number stall_at the rank sleeps for
-  // `stall`.
+  int to = -1;  // faults apply only to this destination; -1: all
+  // Every signal is delayed by `delay` plus up to `jitter`; before action number stall_at, the rank sleeps
+  // for `stall`.
   std::chrono::microseconds delay{0}, jitter{0}, stall{0};
   int64_t stall_at = -1;
-  // Numbers of actions (signals and puts counted separately, from 0, over the destinations that apply).
+  // The number of the signal to drop, the signal to send twice and the put in which to flip a bit; -1: none.
+  // Signals and puts are counted separately, from 0, only for destinations to which faults apply.
   int64_t drop_signal = -1, double_signal = -1, flip_put = -1;
-  // From this action on (puts and signals together) the rank is dead: its actions are lost, and its waits
-  // block until the job has failed.
+  // From this action on (puts and signals counted together) the rank is dead: its actions are lost, and its
+  // waits block until the job has failed.
   int64_t dead_from = -1;
-  double yield_probability = 0;  // before and after each action
+  double yield_probability = 0;  // of a yield before and after each action
 };
 
 class FaultyEndpoint : public Endpoint {
@@ -80,7 +81,7 @@ class FaultyEndpoint : public Endpoint {
 
  private:
   bool concerns(int dst) const { return faults_.to < 0 || faults_.to == dst; }
-  // Returns whether the rank is dead, so that the action is lost.
+  // Returns whether the rank is dead; its action is then lost.
   bool before_action() {
     maybe_yield();
     const int64_t action = actions_++;

@@ -1,5 +1,5 @@
-// Ranks on GPUs for tests: one thread enqueues for all ranks of a group, on the GPUs that the machine has,
-// several ranks on each if it has fewer.
+// Ranks on GPUs for tests: one thread enqueues for all ranks of a group. If the machine has fewer GPUs than
+// ranks, several ranks share a GPU.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -21,7 +21,7 @@ namespace fp4moe {
 
 constexpr int kMostRanks = 8;
 
-// Read when the first GPU is used.
+// Set before main() because it is read when the first GPU is used.
 inline const bool environment_is_set = [] {
   setenv("FP4MOE_RANKS_PER_GPU", std::to_string(kMostRanks).c_str(), 1);
   return true;

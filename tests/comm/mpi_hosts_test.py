@@ -37,7 +37,7 @@ def remove_hosts():
     subprocess.run(["ip", "link", "delete", BRIDGE], stderr=subprocess.DEVNULL)
 
 
-# How mpirun reaches a host: agent [options] HOST COMMAND...
+# mpirun starts this agent instead of ssh: agent [options] HOST COMMAND...
 AGENT = """#!/bin/bash
 while [[ "$1" == -* ]]; do shift; done
 declare -A name=({names})

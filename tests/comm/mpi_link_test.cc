@@ -1,5 +1,5 @@
-// The communication thread without MPI: several processes of a job are simulated in one, over a post office
-// that can withhold messages or fail.
+// Tests the communication thread without MPI: one process simulates several processes of a job, connected by
+// a post office that can withhold messages or fail.
 #include "comm/mpi_link.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ struct PostOffice {
   bool is_stuck[kMostProcesses] = {};   // never completes a message
   bool probe_fails[kMostProcesses] = {};
   int finalized = 0;
-  std::deque<std::shared_ptr<bool>> requests;  // all requests made: a job that fails leaves some unfinished
+  std::deque<std::shared_ptr<bool>> requests;  // all requests made; a failed job leaves some unfinished
 } office;
 
 template <int kProcess>
@@ -128,7 +128,7 @@ class MpiLinkTest : public testing::Test {
       endpoints_.push_back(std::make_unique<MpiEndpoint>(*memories_[p], *links_[p], rank));
     }
   }
-  // Calls start() on each of the first num_processes.
+  // Calls MpiLink::start() on each of the first num_processes processes.
   std::vector<Status> start(int num_processes, std::chrono::nanoseconds timeout = 10s) {
     std::vector<Status> statuses(static_cast<size_t>(num_processes));
     on_every_rank(num_processes, [&](int p) {
@@ -210,7 +210,7 @@ TEST_F(MpiLinkTest, AProcessThatTakesNothingHoldsTheSenderUntilTheDeadline) {
   stop();
 }
 
-// A sender may die in the middle of a message: the thread continues, here with the other messages.
+// A sender can die in the middle of a message; the thread then continues with the messages of other senders.
 TEST_F(MpiLinkTest, AMessageThatNeverEndsHoldsUpNobodyElse) {
   open(3, 1, 300ms);
   expect_started(3);
@@ -241,7 +241,7 @@ TEST_F(MpiLinkTest, AFailureReachesAllProcesses) {
     EXPECT_EQ(status.to_string(), "data_loss: broken on rank 1");
   });
   stop();
-  EXPECT_EQ(office.finalized, 3);  // they still end together
+  EXPECT_EQ(office.finalized, 3);  // the processes still end together
 }
 
 TEST_F(MpiLinkTest, DifferentConfigurationsEndTheStartEverywhere) {
@@ -269,7 +269,8 @@ TEST_F(MpiLinkTest, AnotherSizeThanTheLaunchersIsAnError) {
   open(2, 1);
   office.claimed_processes = 3;
   const Status status = MpiLink::start(links_[0], 10s);
-  EXPECT_EQ(status.message(), "MPI reports process 0 of 3, the launcher's environment process 0 of 2");
+  EXPECT_EQ(status.message(),
+            "MPI reports process 0 of 3, but the launcher's environment has process 0 of 2");
   stop();
 }
 
@@ -294,7 +295,7 @@ TEST_F(MpiLinkTest, AMessageThatCannotBeEndsTheJob) {
   on_every_rank(2, [&](int rank) {
     uint32_t seen = 0;
     const Status status = endpoint(rank).wait(1 - rank, 0, 1, 20s, &seen);
-    EXPECT_EQ(status.to_string(), "data_loss: message from process 0: bytes=7, legal: at least 16");
+    EXPECT_EQ(status.to_string(), "data_loss: message from process 0: bytes=7 must be at least 16");
   });
   stop();
 }

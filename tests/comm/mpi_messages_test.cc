@@ -1,4 +1,5 @@
-// Frames and hellos of other processes: valid ones arrive, invalid ones change nothing outside the heap.
+// Tests frames and hellos from other processes: valid ones arrive; invalid ones are rejected and never write
+// outside the heap.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -14,7 +15,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr int kRanksPerProcess = 2;  // this process has ranks 2 and 3 of 6, the sender (2) ranks 4 and 5
+constexpr int kRanksPerProcess = 2;  // this process has ranks 2 and 3 of 6, the sender (process 2) 4 and 5
 constexpr int64_t kHeap = 256;
 
 struct Sink : FrameSink {
@@ -91,14 +92,14 @@ void expect_refused(const std::vector<uint8_t>& frame, const std::string& words)
 TEST(MpiFrame, WhatCannotBeIsRefused) {
   const std::vector<uint8_t> payload(512, 1);
   expect_refused(frame_of(put_op(250, 7), payload.data()),
-                 "offset of 7 bytes=250, legal: inside a heap of 256");
-  expect_refused(frame_of(put_op(-1, 1), payload.data()), "offset of 1 bytes=-1");
+                 "put of 7 bytes: offset=250 must be inside a heap of 256");
+  expect_refused(frame_of(put_op(-1, 1), payload.data()), "put of 1 bytes: offset=-1");
   expect_refused(frame_of(put_op(std::numeric_limits<int64_t>::max(), 8), payload.data()),
-                 "offset of 8 bytes");
+                 "put of 8 bytes: offset=");
   expect_refused(frame_of(put_op(std::numeric_limits<int64_t>::min(), 8), payload.data()),
-                 "offset of 8 bytes");
-  expect_refused(frame_of(put_op(0, 257), payload.data()), "offset of 257 bytes=0");
-  expect_refused(frame_of(signal_op(kSignalSlots, 1), nullptr), "slot=16, legal: below 16");
+                 "put of 8 bytes: offset=");
+  expect_refused(frame_of(put_op(0, 257), payload.data()), "put of 257 bytes: offset=0");
+  expect_refused(frame_of(signal_op(kSignalSlots, 1), nullptr), "slot=16 must be below 16");
   expect_refused(frame_of({.op = 9}, nullptr), "operation=9");
   for (const uint32_t code : {0u, 10u, 4000000000u})
     expect_refused(frame_of({.op = static_cast<uint32_t>(FrameOp::kFail), .value = code}, nullptr),
@@ -115,7 +116,7 @@ TEST(MpiFrame, WhatCannotBeIsRefused) {
 TEST(MpiFrame, BrokenFramesAreRefused) {
   const std::vector<uint8_t> good = frame_of(put_op(0, 16), "0123456789abcdef");
   for (size_t size = 0; size < good.size(); ++size) {
-    if (size == sizeof(FrameHeader)) continue;  // a frame without operations is legal
+    if (size == sizeof(FrameHeader)) continue;  // a frame without operations is valid
     expect_refused({good.begin(), good.begin() + static_cast<std::ptrdiff_t>(size)}, "");
   }
   const auto with = [&](size_t at, uint32_t value) {
@@ -124,8 +125,8 @@ TEST(MpiFrame, BrokenFramesAreRefused) {
     return frame;
   };
   expect_refused(with(0, 1), "magic=1");
-  expect_refused(with(4, kFrameVersion + 1), "protocol version=2, legal: 1, this process's version");
-  expect_refused(with(8, 1), "sender=1, legal: 2");
+  expect_refused(with(4, kFrameVersion + 1), "protocol version=2 must be 1, this process's version");
+  expect_refused(with(8, 1), "sender=1 must be 2");
   std::vector<uint8_t> huge = good;
   for (const int64_t bytes : {int64_t{-1}, int64_t{17}, std::numeric_limits<int64_t>::max()}) {
     std::memcpy(huge.data() + sizeof(FrameHeader) + offsetof(FrameOpHeader, num_bytes), &bytes, 8);

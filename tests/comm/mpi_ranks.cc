@@ -1,12 +1,12 @@
 // A job under mpirun, for mpi_test.py:  mpi_ranks MODE RANKS [SECONDS]
-//   all        every collective and put against its expected result; "ok" from process 0
-//   loop       all_reduce and data rounds for SECONDS, deadline 3 s; an error aborts the job
+//   all        checks every collective and put against its expected result; process 0 prints "ok"
+//   loop       runs all_reduce and data rounds for SECONDS, deadline 3 s; an error aborts the job
 //   config, heap, version   process 1 has a different value
-//   missing    the last process starts late, the others wait 2 s for it
+//   missing    the last process starts late; the other processes wait 2 s for it
 //   leave      the last process exits in the middle of the job without notice
-//   disagree   rank 1 runs another operation than the others
+//   disagree   rank 1 runs a different operation from the other ranks
 //   idle       waits for SECONDS in a barrier without a deadline; prints the CPU seconds of the process
-//   latency    microseconds of small and large all_reduces
+//   latency    prints the microseconds of small and large all_reduces
 #include <unistd.h>
 
 #include <chrono>
@@ -31,7 +31,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr int64_t kRecord = 256, kStaging = 64 << 10,
-                  kRow = 300'000;  // a row is more than one operation of a frame
+                  kRow = 300'000;  // a row takes more than one put operation
 
 struct Setup {
   std::string mode;
@@ -83,7 +83,7 @@ Status check_collectives(Communicator& comm, int layer) {
   return comm.barrier({"barrier", layer});
 }
 
-// Each rank puts a row to each other rank and gets it back inverted, twice over the same regions.
+// Each rank puts a row to every other rank and receives it back inverted; two rounds use the same regions.
 Status check_rounds(Communicator& comm, const Setup& s, int layer) {
   const OpName op = {"dispatch", layer, 9};
   const int n = comm.size(), me = comm.rank();
@@ -201,7 +201,7 @@ int run(const Setup& s) {
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
-  // The server drains on SIGTERM instead of ending at once; this program keeps running too.
+  // Ignores SIGTERM: the server keeps running to drain, and so must this program.
   std::signal(SIGTERM, [](int) {});
   fp4moe::set_log_sink([](fp4moe::LogLevel, std::string_view line) {
     std::fprintf(stderr, "%.*s\n", static_cast<int>(line.size()), line.data());

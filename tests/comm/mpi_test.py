@@ -13,7 +13,7 @@ import unittest
 BINARY = os.path.abspath(sys.argv[1])
 SKIPPED = 77  # CTest's SKIP_RETURN_CODE
 DEADLINE = 3  # seconds; the deadline inside mpi_ranks
-LAUNCH = 10   # seconds that mpirun itself may take on a busy machine
+LAUNCH = 10   # seconds that mpirun itself can take on a busy machine
 
 
 def command(processes, *args):
@@ -41,7 +41,7 @@ class Job:
         end = time.monotonic() + LAUNCH
         while len(self.pids) < processes and time.monotonic() < end:
             time.sleep(0.02)
-        time.sleep(0.5)  # let it enter the loop
+        time.sleep(0.5)  # lets the job enter the loop
 
     def read(self):
         for line in self.job.stdout:
@@ -131,7 +131,7 @@ class MpiTest(unittest.TestCase):
         os.kill(job.pids[1], signal.SIGSTOP)
         code, output, took = job.wait(60)
         self.assertNotEqual(code, 0)
-        # The deadline, a second for the error, and a second that mpirun gives a process to end.
+        # The deadline, a second for the error, and the second that mpirun gives a process to exit.
         self.assertLess(took, DEADLINE + 2.5)
         self.assertRegex(output, r"the job ends: rank 0 waited 3.\d s for rank 1 in .*, epoch \d+: expected signal \d+")
 
@@ -139,7 +139,7 @@ class MpiTest(unittest.TestCase):
         code, output, _ = run(2, "idle", 4, 3)
         self.assertEqual(code, 0, output)
         for seconds in re.findall(r"cpu ([\d.]+)", output):
-            self.assertLess(float(seconds), 0.6)  # 20 percent, and a busy machine's interrupts
+            self.assertLess(float(seconds), 0.6)  # 20 percent of 3 s; allows for interrupts on a busy machine
 
 
 def run_one(name):
@@ -148,7 +148,7 @@ def run_one(name):
 
 
 def run_all():
-    """Each test in a process of its own, three at a time, because they mostly wait. Returns the exit code."""
+    """Runs each test in a separate process, three at a time because they mostly wait. Returns the exit code."""
     names = [f"MpiTest.{name}" for name in unittest.defaultTestLoader.getTestCaseNames(MpiTest)]
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         results = list(pool.map(run_one, names))

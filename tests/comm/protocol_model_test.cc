@@ -1,5 +1,6 @@
-// Model checks of the protocols in communicator.cc and rank_memory.cc: every order of events in small cases
-// (F19). Running on a machine exercises few of these orders, and x86 fewer than the memory model allows.
+// Model checks of the protocols in communicator.cc and rank_memory.cc: they explore every order of events in
+// small cases (F19). A run on a machine exercises few of these orders, and x86 has fewer of them than the
+// memory model allows.
 #include <gtest/gtest.h>
 
 #include <deque>
@@ -21,8 +22,9 @@ struct Instruction {
 };
 using Program = std::vector<Instruction>;
 
-// A put becomes visible to the reader some time after it is issued, at the latest before any signal issued
-// after it. It may overtake signals issued before it, but no other put. Signals stay in order.
+// Explores programs of puts and signals. A put becomes visible to the reader some time after it is issued,
+// but before any signal issued after it. It can overtake signals issued before it, but no other put. Signals
+// stay in order.
 class Explorer {
  public:
   Explorer(std::vector<Program> programs, int num_places, int num_slots)
@@ -61,7 +63,8 @@ class Explorer {
           channels(static_cast<size_t>(e.n_ * e.n_)) {}
     std::string key() const {
       std::string k = counters + places + cells;
-      for (const auto& channel : channels) k += static_cast<char>(channel.size());  // the other parts follow
+      // The lengths of the channels make the key unambiguous.
+      for (const auto& channel : channels) k += static_cast<char>(channel.size());
       return k + pending();
     }
     std::string pending() const {
@@ -132,7 +135,7 @@ class Explorer {
   std::deque<State> todo_;
 };
 
-// Steps as in communicator_step.cc, with `num_places` places per source.
+// Returns programs with steps as in communicator_step.cc, with `num_places` places per source.
 std::vector<Program> lockstep(int num_ranks, int steps, int num_places) {
   std::vector<Program> programs(static_cast<size_t>(num_ranks));
   for (int me = 0; me < num_ranks; ++me)
@@ -163,8 +166,8 @@ TEST(ProtocolModel, OnePlaceIsNotEnough) {
   EXPECT_NE(Explorer(lockstep(2, 3, 1), 1, 1).explore().find("reads"), std::string::npos);
 }
 
-// Rounds over one dispatch region (place 0) and one combine region (place 1). combine = false omits the
-// return path, which is what frees the dispatch region.
+// Returns programs with rounds over one dispatch region (place 0) and one combine region (place 1). combine =
+// false omits the return path, which frees the dispatch region.
 std::vector<Program> rounds(int num_ranks, int num_rounds, bool combine) {
   std::vector<Program> programs(static_cast<size_t>(num_ranks));
   for (int me = 0; me < num_ranks; ++me)
@@ -230,7 +233,7 @@ bool step_waiter(Sleep& s, Order order) {
     return true;
   }
   if (s.waiter == 3) {
-    s.asleep = s.bell == s.bell_read;  // the kernel compares and sleeps at once
+    s.asleep = s.bell == s.bell_read;  // the kernel compares and sleeps in one atomic step
     s.waiter = 1;
     if (order == Order::kNoSecondLook && s.cell == 1 && !s.asleep) s.waiter = kWaiterDone;
     return true;
@@ -250,7 +253,7 @@ bool step_raiser(Sleep& s) {
   return true;
 }
 
-// Whether some order leaves the waiter asleep forever.
+// Returns whether some order leaves the waiter asleep forever.
 bool can_miss(Order order) {
   std::unordered_set<std::string> seen;
   bool missed = false;

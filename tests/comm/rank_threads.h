@@ -1,4 +1,4 @@
-// Runs a body on every rank of a threads job, each in its own thread.
+// Runs a body on every rank of a threads job, each rank in a separate thread.
 #pragma once
 
 #include <gtest/gtest.h>

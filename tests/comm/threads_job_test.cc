@@ -1,4 +1,4 @@
-// Jobs of the fabrics threads and local: puts, signals, waits, deadlines, failures.
+// Tests jobs with the fabrics threads and local: puts, signals, waits, deadlines, failures.
 #include <gtest/gtest.h>
 
 #include <sys/resource.h>

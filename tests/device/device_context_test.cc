@@ -1,4 +1,4 @@
-// The state of each GPU of this machine. Cases for several GPUs also run with one, unless they say otherwise.
+// Tests the state of each GPU of this machine. Unless noted, cases for several GPUs also run on one GPU.
 #include "device/device_context.h"
 
 #include <cuda_runtime_api.h>
@@ -31,7 +31,7 @@ int attribute(cudaDeviceAttr name, int ordinal) {
   return value;
 }
 
-// The calling thread's GPU, as the CUDA runtime knows it.
+// Returns the calling thread's GPU as reported by the CUDA runtime.
 int selected_gpu() {
   int ordinal = -1;
   EXPECT_EQ(cudaGetDevice(&ordinal), cudaSuccess);
@@ -158,7 +158,7 @@ TEST(DeviceScope, AThreadWithoutOneIsRefused) {
   }).join();
 }
 
-// Each thread copies through memory and a stream of its GPU.
+// Copies through memory and a stream of one GPU.
 void expect_round_trip(int ordinal, int seed) {
   constexpr int64_t kInts = 1 << 16, kBytes = kInts * int64_t{sizeof(int)};
   const DeviceScope scope(gpu(ordinal));
@@ -186,7 +186,7 @@ TEST(DeviceScope, BelongsToOneThread) {
   second.join();
 }
 
-// Memory and streams know their GPU: their owner may release them in any thread.
+// Memory and streams record their GPU, so any thread can use and release them.
 TEST(DeviceScope, IsNotNeededToReleaseOrToCopy) {
   const int last = num_gpus() - 1;
   Buffer memory;

@@ -1,4 +1,4 @@
-// The search for libraries, and the error if a library is not found.
+// Tests the search for libraries and the error if a library is not found.
 #include "device/library.h"
 
 #include <gtest/gtest.h>

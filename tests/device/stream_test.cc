@@ -1,4 +1,4 @@
-// Stream, Event, Graph and the device's memories on a GPU.
+// Tests Stream, Event, Graph and the device's memory resources on a GPU.
 #include "device/stream.h"
 
 #include <gtest/gtest.h>
@@ -61,7 +61,7 @@ TEST(StreamTest, CopiesGoThroughTheCurrentStream) {
   EXPECT_TRUE(m.arrived());
 }
 
-// From unpinned memory, in sizes that the driver stages.
+// Uploads from unpinned memory in sizes that the driver stages.
 TEST(StreamTest, AnUploadHasArrivedWhenItReturns) {
   Stream stream = Stream::make().value();
   StreamScope scope(stream);
@@ -122,7 +122,7 @@ TEST(GraphTest, AnErrorOfTheWorkLeavesTheStreamUsable) {
     return invalid_argument("no");
   });
   EXPECT_EQ(graph.status().message(), "no");
-  // Synchronising is illegal during capture.
+  // A stream cannot be synchronised during capture.
   EXPECT_FALSE(Graph::capture(stream, [&] { return stream.synchronize(); }).ok());
   StreamScope scope(stream);
   ASSERT_TRUE(m.round_trip().ok());

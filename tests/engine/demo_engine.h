@@ -1,5 +1,5 @@
-// Engines on the demo checkpoints, small enough that tests reach their limits. For sources with
-// FP4MOE_MODELS.
+// Engines on the demo checkpoints, small enough for tests to reach their limits. Sources that include this
+// header need the definition FP4MOE_MODELS.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,13 +28,14 @@ inline EngineConfig config_of(const std::string& model) {
   return config;
 }
 
-// Name of a test whose parameter is a demo's folder: "gptoss" for "demo-gptoss-mxfp4".
+// Test name for a demo's folder: "gptoss" for "demo-gptoss-mxfp4".
 inline std::string demo_name(const testing::TestParamInfo<const char*>& which) {
   const std::string model = which.param;
   return model.substr(5, model.find('-', 5) - 5);
 }
 
-// Blocks an engine's thread in the callback of its own request: requests submitted meanwhile start together.
+// Blocks the engine's thread in the callback of a separate request, so that requests submitted meanwhile
+// start together.
 class Hold {
  public:
   explicit Hold(Engine& engine) {

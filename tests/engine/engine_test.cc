@@ -1,4 +1,4 @@
-// The whole engine over the demo checkpoint.
+// The whole engine on the demo checkpoint.
 #include "fp4moe/engine.h"
 
 #include <gtest/gtest.h>
@@ -70,7 +70,8 @@ TEST(Engine, TextToIdsAndBack) {
             StatusCode::kInvalidArgument);
 }
 
-// Each prompt alone, then all together with other chunk and page sizes and too small a pool: same bits.
+// Prompts give the same tokens alone and all together, with other chunk and page sizes and with a pool that
+// is too small for all of them.
 TEST(Engine, GreedyTokensAreIndependentOfTheCrowd) {
   std::mt19937 generator(1);
   std::vector<Tokens> prompts(6), alone;
@@ -92,7 +93,7 @@ TEST(Engine, GreedyTokensAreIndependentOfTheCrowd) {
     config.max_prefill_tokens = 2 * chunk + 1;
     config.page_size = chunk == 5 ? 3 : 8;
     config.max_total_tokens = chunk == 64 ? 1024 : 72;
-    config.schedule_conservativeness = 0;  // nothing is reserved for output: some are retracted
+    config.schedule_conservativeness = 0;  // reserves nothing for output, so some requests are retracted
     const auto engine = make_engine(config);
     ASSERT_NE(engine, nullptr);
     std::vector<std::future<Tokens>> crowd;

@@ -1,4 +1,4 @@
-// An executor of a fake model, and the shape of the step loop over it.
+// An executor that runs a fake model, and the parameters of a step loop over it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -28,11 +28,11 @@ struct LoopShape {
   bool supports_routed_experts = true;
   std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: no grammars
   bool reuses_prefixes = true;
-  double conservativeness = 0;  // pages run out wherever possible
+  double conservativeness = 0;  // 0 reserves no pages for output, so that pages run out often
   TimeLimits time_limits = {};
   PriorityRules priorities = {.are_used = true};
   double watchdog_timeout = 0;
-  KvHello hello = {};  // not empty: a decode engine
+  KvHello hello = {};  // a decode engine if not empty
   MaskLimits masks = {};
   std::vector<int32_t> eos_token_ids = {kEosId};
 };
@@ -159,7 +159,7 @@ class FakeExecutor : public Executor {
   const bool samples_, supports_routed_experts_;
   std::optional<Sampler> sampler_;
   std::vector<std::vector<SampledRow>> sampled_;  // results of every start_sample()
-  int num_waiting_ = 0;                           // the last ones, not yet taken
+  int num_waiting_ = 0;                           // number of last results that are not yet taken
   std::vector<KvCache> kv_;
   std::vector<float> logits_;
   ThreadPool pool_{2};

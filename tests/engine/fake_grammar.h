@@ -1,4 +1,4 @@
-// Fake grammars that do not need xgrammar: most allow exactly one text and then the end.
+// Fake grammars that do not need xgrammar. Most of them allow exactly one text and then the end token.
 #pragma once
 
 #include <algorithm>
@@ -99,7 +99,7 @@ class HashedMatcher final : public GrammarMatcher {
   bool ended_ = false;
 };
 
-// What one call of a matcher costs. It then runs until it is cancelled or *until, if given, is set.
+// Cost of one matcher call. After `time`, the call runs on until *until is set, if given, or it is cancelled.
 struct FakeCost {
   int64_t steps = 1;
   std::chrono::microseconds time{0};
@@ -108,7 +108,7 @@ struct FakeCost {
 inline const std::atomic<bool> kNever = false;
 inline const FakeCost kEndless{.steps = 5'000'000, .until = &kNever};
 
-// The cost of the call that fills the mask (or accepts the token) after num_tokens tokens of the text.
+// Returns the cost of the call that fills the mask (or accepts the token) after num_tokens tokens of `text`.
 using FakeCosts = std::function<FakeCost(const std::string& text, int64_t num_tokens, bool is_mask)>;
 
 class CostlyMatcher final : public GrammarMatcher {
@@ -167,7 +167,7 @@ class CostlyGrammar final : public Grammar {
   const FakeCosts costs_;
 };
 
-// "hashed..." gets the grammar of a HashedMatcher; any other text allows itself only.
+// A text that starts with "hashed" compiles to a HashedMatcher; any other text allows only itself.
 class CostlyCompiler final : public GrammarCompiler {
  public:
   explicit CostlyCompiler(FakeCosts costs) : costs_(std::move(costs)) {}

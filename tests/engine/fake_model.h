@@ -44,7 +44,7 @@ inline void hashed_logits(std::span<const int32_t> history, std::span<float> log
   }
 }
 
-// Nearly all probability is on the id that `next` returns.
+// Logits that put nearly all probability on the id that `next` returns.
 inline FakeLogits certain_logits(std::function<int32_t(std::span<const int32_t>)> next) {
   return [next = std::move(next)](std::span<const int32_t> history, std::span<float> logits) {
     std::fill(logits.begin(), logits.end(), -20.0f);
@@ -71,7 +71,7 @@ class FakeModel : public Model {
     return {};
   }
 
-  std::function<void(const Batch&)> before_forward;  // set before the first request; may block or throw
+  std::function<void(const Batch&)> before_forward;  // set before the first request; can block or throw
 
  private:
   void run(const Batch& batch, KvCache& kv, float* logits) {

@@ -28,11 +28,12 @@ class Collector {
  public:
   DeltaCallback callback() {
     return [state = state_](const Delta& delta) {
-      EXPECT_EQ(state->answer.reason(), FinishReason::kNone) << "a delta after the last";
+      EXPECT_EQ(state->answer.reason(), FinishReason::kNone) << "a delta arrived after the final one";
       state->answer.text += delta.text;
       for (const int32_t id : delta.token_ids) state->answer.token_ids.push_back(id);
       for (const auto& logprobs : delta.logprobs) state->answer.logprobs.push_back(logprobs);
-      EXPECT_TRUE(delta.prompt_logprobs.empty() || state->answer.token_ids.empty()) << "scores after a token";
+      EXPECT_TRUE(delta.prompt_logprobs.empty() || state->answer.token_ids.empty())
+          << "prompt scores arrived after a token";
       for (const auto& logprobs : delta.prompt_logprobs) state->answer.prompt_logprobs.push_back(logprobs);
       EXPECT_EQ(delta.completion_tokens, static_cast<int64_t>(state->answer.token_ids.size()));
       state->answer.last = delta;

@@ -12,7 +12,7 @@
 namespace fp4moe {
 namespace {
 
-// A scale byte's value, from the formats' definitions.
+// Returns the value of a scale byte by the format's definition.
 double scale_oracle(Fp4Format format, int byte) {
   if (format == Fp4Format::kMxfp4)
     return byte == 255 ? std::numeric_limits<double>::quiet_NaN() : std::ldexp(1.0, byte - 127);
@@ -26,7 +26,7 @@ double code_oracle(int code) {
   return code < 8 ? magnitude : -magnitude;
 }
 
-// Bitwise equal, or both NaN.
+// Returns whether a and b are bitwise equal or both NaN.
 bool same_float(float a, float b) {
   return std::isnan(a) ? std::isnan(b) : std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b);
 }

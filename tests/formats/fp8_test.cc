@@ -121,7 +121,7 @@ TEST(Fp8Row, EdgeCases) {
   fp8_quantize_row(static_cast<const float*>(nullptr), 0, nullptr, nullptr);  // no memory access
 }
 
-// Without scales.
+// e4m3_encode() applies no scale.
 TEST(Fp8Cast, RoundsEveryBf16ToTheNearestCode) {
   for (int bits = 0; bits < 0x10000; ++bits) {
     const float x = bf16_to_float(bf16{static_cast<uint16_t>(bits)});

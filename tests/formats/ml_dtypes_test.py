@@ -1,8 +1,8 @@
 """Compares the scalar codecs with PyPI's ml_dtypes.  Usage: ml_dtypes_test.py PATH_OF_codec_dump
 
 Known differences, each checked here rather than skipped:
-  e2m1  ml_dtypes maps NaN to zero, we map it to +6 (0x7), as the conversion instruction of GPUs does.
-  e4m3  ml_dtypes turns infinities and values rounding past 448 into NaN; we saturate. Its NaN keeps the sign,
+  e2m1  ml_dtypes maps NaN to zero; we map it to +6 (0x7), as the GPU instruction does.
+  e4m3  ml_dtypes turns infinities and values that round past 448 into NaN; we saturate. Its NaN keeps the sign;
         ours is 0x7f.
   e8m0  ml_dtypes rounds to nearest; we have two directed rules, compared here where x is a power of two.
   bf16  ml_dtypes turns every NaN into 0x7fc0 or 0xffc0; we keep the upper payload bits.

@@ -81,8 +81,8 @@ TEST(Mxfp4, SixTimesAPowerOfTwoIsExactInBothRules) {
     }
 }
 
-// Every bf16 as the largest element of its block: the expected scale from exact arithmetic, the code by
-// search.
+// Tests every bf16 as the largest element of its block. The expected scale comes from exact arithmetic, the
+// code from a search.
 TEST_P(EveryRule, EveryBf16AsTheBlocksLargest) {
   for (uint32_t u = 1; u < 0x7f80; ++u) {
     const bf16 code{static_cast<uint16_t>(u)};
@@ -142,8 +142,8 @@ TEST_P(EveryRule, Bf16InputEqualsTheSameValuesAsF32) {
   EXPECT_TRUE(same_bytes(quantize(rounded, GetParam()).scales, quantize(x, GetParam()).scales));
 }
 
-// Within the range, an element's error is at most half the largest step, one unit; the OCP rule may clip
-// values between 6 and 8 units.
+// Within the range, an element's error is at most half the largest step, that is, one unit. The OCP rule can
+// clip values between 6 and 8 units.
 RC_GTEST_PROP(Mxfp4Property, ErrorIsAtMostOneUnitOrWhatIsCutOff, (uint32_t seed)) {
   const std::vector<float> x = random_row(4, 60, seed);
   for (auto rule : {Mxfp4ScaleRule::kRoundUp, Mxfp4ScaleRule::kOcpFloor}) {
@@ -151,7 +151,7 @@ RC_GTEST_PROP(Mxfp4Property, ErrorIsAtMostOneUnitOrWhatIsCutOff, (uint32_t seed)
     const std::vector<float> y = dequantize(q);
     for (size_t i = 0; i < x.size(); ++i) {
       const double unit = std::ldexp(1.0, q.scales[i / 32] - 127), a = std::abs(x[i]);
-      const double rounding = 0x1p-20 * unit;  // A * f32(1/6) may round down to a power of two
+      const double rounding = 0x1p-20 * unit;  // A * f32(1/6) can round down to a power of two
       const double limit = rule == Mxfp4ScaleRule::kRoundUp ? unit + rounding : std::max(unit, a - 6 * unit);
       RC_ASSERT(std::abs(static_cast<double>(y[i]) - x[i]) <= limit);
       RC_ASSERT(a <= (rule == Mxfp4ScaleRule::kRoundUp ? 6 * unit + 6 * rounding : 8 * unit));
@@ -159,8 +159,8 @@ RC_GTEST_PROP(Mxfp4Property, ErrorIsAtMostOneUnitOrWhatIsCutOff, (uint32_t seed)
   }
 }
 
-// Values are stable under both rules; bytes only under OCP's (the other may halve the scale and double the
-// codes).
+// Quantising again keeps the values under both rules. It keeps the bytes only under the OCP rule; the other
+// rule can halve the scale and double the codes.
 RC_GTEST_PROP(Mxfp4Property, QuantisingTheResultAgainKeepsTheValues, (uint32_t seed)) {
   const std::vector<float> x = random_row(4, 60, seed);
   for (auto rule : {Mxfp4ScaleRule::kRoundUp, Mxfp4ScaleRule::kOcpFloor}) {

@@ -1,5 +1,5 @@
-// The oracle of the scalar encoders: searches for the nearest value in double, in tables written from the
-// formats' definitions. Shares no code with src/formats.
+// Oracle for the scalar encoders: searches for the nearest value in double, in tables written from the
+// formats' definitions. It shares no code with src/formats.
 #pragma once
 
 #include <algorithm>
@@ -22,10 +22,10 @@ inline std::vector<double> e4m3_magnitudes() {
   return values;
 }
 
-// The code of the magnitude nearest to |x|, ties to the even code, plus the sign bit; saturating. x is not
-// NaN.
+// Returns the code of the magnitude nearest to |x| (ties to the even code, saturating), plus the sign bit. x
+// must not be NaN.
 inline int nearest_code(const std::vector<double>& magnitudes, double x, int sign_bit) {
-  const double a = std::min(std::abs(x), magnitudes.back());  // beyond it, differences in double could tie
+  const double a = std::min(std::abs(x), magnitudes.back());  // above that, differences in double could tie
   int best = 0;
   for (int code = 1; code < static_cast<int>(magnitudes.size()); ++code) {
     const double closer = std::abs(magnitudes[best] - a) - std::abs(magnitudes[code] - a);

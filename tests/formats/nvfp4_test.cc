@@ -38,7 +38,7 @@ std::vector<float> dequantize(const Quantized& q, DecodeScale scale) {
 
 float scale_value(uint8_t byte) { return static_cast<float>(oracle::e4m3_magnitudes()[byte]); }
 
-// The published steps, one at a time, for finite input; the two element encoders by search.
+// Performs the published steps one at a time, for finite input. The oracle's search replaces both encoders.
 Quantized quantize_by_steps(const std::vector<float>& x, float gs) {
   Quantized q;
   for (size_t block = 0; block < x.size(); block += 16) {
@@ -60,7 +60,7 @@ Quantized quantize_by_steps(const std::vector<float>& x, float gs) {
   return q;
 }
 
-// Rows of blocks whose magnitudes differ by up to 2^spread.
+// Returns a row of blocks whose exponents vary by up to `spread` in either direction.
 std::vector<float> random_row(size_t num_blocks, int spread, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<float> x(16 * num_blocks);
@@ -227,9 +227,9 @@ TEST(Nvfp4, EmptyRowWritesNothing) {
   EXPECT_EQ(untouched, 7);
 }
 
-// The largest code's step is 2, so an element within the range has an error of at most one code unit, sf * d;
-// an element that the rounding of sf puts outside the range has at most its distance to 6 units. sf is 0 if s
-// <= 2^-10.
+// The largest code's step is 2, so an element within the range has an error of at most one code unit, sf * d.
+// The error of an element that the rounding of sf moves out of the range is at most its distance to 6 units.
+// sf is 0 if s <= 2^-10.
 RC_GTEST_PROP(Nvfp4Property, ErrorIsAtMostAUnitAndWhatTheScaleCutsOff, (uint32_t seed)) {
   const std::vector<float> x = random_row(4, 12, seed);
   const EncodeScale gs = nvfp4_encode_scale(amax_of(x));
@@ -249,7 +249,7 @@ RC_GTEST_PROP(Nvfp4Property, QuantisingTheResultAgainChangesNothing, (uint32_t s
   const EncodeScale gs = nvfp4_encode_scale(amax_of(x));
   const Quantized q = quantize(x, gs);
   for (uint8_t byte : q.scales)
-    RC_PRE(byte >= 0x08);  // subnormal scales round by up to one half: not idempotent
+    RC_PRE(byte >= 0x08);  // not idempotent for subnormal scales, which round by up to one half
   const Quantized again = quantize(dequantize(q, to_decode(gs)), gs);
   RC_ASSERT(again.scales == q.scales);
   RC_ASSERT(again.codes == q.codes);

@@ -21,8 +21,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 uint32_t bits(float x) { return std::bit_cast<uint32_t>(x); }
 float from_bits(uint32_t u) { return std::bit_cast<float>(u); }
 
-// Every value of `magnitudes`, every rounding boundary between two of them, both float neighbours of each,
-// and the ends of the float range; with both signs.
+// Returns every value of `magnitudes`, every rounding boundary between two of them, both float neighbours of
+// each, and the ends of the float range, with both signs.
 std::vector<float> decision_points(const std::vector<double>& magnitudes) {
   std::vector<float> points = {0, 0x1p-149f, 0x1p-126f, std::numeric_limits<float>::max(), kInf};
   const auto add = [&](double x) {

@@ -61,8 +61,8 @@ concept ScaleLayout = requires(const L layout, int64_t i) {
   { layout.offset(i, i) } -> std::same_as<int64_t>;
 };
 
-// Copies the scales of rows [0, num_rows) and writes no other byte of dst. Precondition: num_rows <= rows of
-// both, equal groups, no overlap.
+// Copies the scales of rows [0, num_rows) and writes no other byte of dst. Preconditions: both layouts have
+// at least num_rows rows and the same groups; src and dst do not overlap.
 template <ScaleLayout From, ScaleLayout To>
 void copy_scale_rows(const From& from, const uint8_t* src, const To& to, uint8_t* dst, int64_t num_rows) {
   for (int64_t m = 0; m < num_rows; ++m)
@@ -71,7 +71,7 @@ void copy_scale_rows(const From& from, const uint8_t* src, const To& to, uint8_t
 }
 
 // Converts src [from.num_bytes()] in layout `from` to dst [to.num_bytes()] in layout `to`, with zero padding;
-// no overlap. For the inverse, exchange the layouts. kInvalidArgument if the shapes differ.
+// no overlap. For the inverse, exchange the layouts. Returns kInvalidArgument if the shapes differ.
 template <ScaleLayout From, ScaleLayout To>
 Status convert_scales(const From& from, const uint8_t* src, const To& to, uint8_t* dst) {
   if (from.rows != to.rows || from.groups != to.groups)
@@ -84,9 +84,9 @@ Status convert_scales(const From& from, const uint8_t* src, const To& to, uint8_
   return {};
 }
 
-// E matrices of equal shape, each in the 128x4 layout with its own padding: [E, rup(M,128), rup(G,4)]. Also
-// the physical layout of "masked" (grouped) quantisers, which do not write the rows past an expert's count or
-// any padding: see copy_masked_scales_*().
+// E matrices of equal shape, each padded separately in the 128x4 layout: [E, rup(M,128), rup(G,4)]. This is
+// also the physical layout of "masked" (grouped) quantisers, which do not write the rows past an expert's
+// count or any padding: see copy_masked_scales_*().
 struct BatchedScales {
   int64_t experts = 0, rows = 0, groups = 0;
 
@@ -97,8 +97,8 @@ struct BatchedScales {
   }
 };
 
-// linear [E, M, G] <-> batched, only rows [0, num_rows[e]) of each expert. num_rows is [E], each in
-// [0, layout.rows].
+// Copy linear [E, M, G] to batched and back, but only rows [0, num_rows[e]) of each expert. num_rows is [E],
+// each in [0, layout.rows].
 void copy_masked_scales_to_batched(const BatchedScales& layout, const uint8_t* linear,
                                    const int32_t* num_rows, uint8_t* batched);
 void copy_masked_scales_to_linear(const BatchedScales& layout, const uint8_t* batched,
@@ -131,7 +131,8 @@ struct ExpertPackedScales {
   int64_t offset(int64_t e, int64_t m, int64_t g) const;
 };
 
-// linear [first_token[E], G] -> packed [num_bytes()], with zero padding; and the inverse.
+// Converts linear [first_token[E], G] to packed [num_bytes()], with zero padding; unpack_expert_scales() is
+// the inverse.
 void pack_expert_scales(const ExpertPackedScales& layout, const uint8_t* linear, uint8_t* packed);
 void unpack_expert_scales(const ExpertPackedScales& layout, const uint8_t* packed, uint8_t* linear);
 

@@ -1,5 +1,5 @@
-// Orders of 4-bit weights [N, K] and their scales for Hopper's mixed-input GEMMs, as in other engines'
-// prepacked tensors. All are bijections within one expert's matrix, without padding.
+// Orders of 4-bit weights [N, K] and their scales for Hopper's mixed-input GEMMs, as in the prepacked tensors
+// of other engines. All are bijections within one expert's matrix, without padding.
 #pragma once
 
 #include <cstdint>
@@ -18,14 +18,14 @@ enum class Sm90WeightOrder : uint8_t {
   // k32 WGMMAs with fp8. Sign bits are moved: code i has its sign in bit 7 of byte i for i < 4, and in bit 3
   // of byte i - 4 for i >= 4.
   kFp4Fp8,
-  // As kFp4Fp8, without moving signs.
+  // Like kFp4Fp8, but signs are not moved.
   kInt4Fp8,
 };
 
-// src [n, k / 2] bytes, row-major, two codes per byte, the even one in the low nibble -> dst of the same
-// size; no overlap. kInvalidArgument unless n is a multiple of 16 and k of 64.
+// Reorders src into dst of the same size; no overlap. src is [n, k / 2] bytes, row-major, with two codes per
+// byte, the even one in the low nibble. Returns kInvalidArgument unless n is a multiple of 16 and k of 64.
 Status sm90_interleave_weight(Sm90WeightOrder order, const uint8_t* src, int64_t n, int64_t k, uint8_t* dst);
-// The inverse.
+// The inverse of sm90_interleave_weight().
 Status sm90_deinterleave_weight(Sm90WeightOrder order, const uint8_t* src, int64_t n, int64_t k,
                                 uint8_t* dst);
 
@@ -35,7 +35,7 @@ struct Sm90FoldedScales {
   static constexpr const char* kName = "sm90_folded";
   int64_t rows = 0, groups = 0;  // multiples of 64 and 4
 
-  // kInvalidArgument unless rows and groups are such multiples.
+  // Returns kInvalidArgument unless rows is a multiple of 64 and groups of 4.
   static Result<Sm90FoldedScales> make(int64_t rows, int64_t groups);
   constexpr int64_t num_bytes() const { return rows * groups; }
   constexpr int64_t offset(int64_t r, int64_t g) const {

@@ -114,7 +114,7 @@ TEST(Sm90Interleave, EveryBitHasAPlaceAndComesBack) {
       ASSERT_TRUE(sm90_deinterleave_weight(order, dst.data(), n, k, back.data()).ok());
       ASSERT_EQ(back, src) << "bit " << bit;
       for (int64_t i = 0; i < num_bytes; ++i) {
-        ASSERT_EQ(hits[i] & dst[i], 0) << "bit " << bit << " lands on another's place";
+        ASSERT_EQ(hits[i] & dst[i], 0) << "bit " << bit << " overwrites another bit";
         hits[i] |= dst[i];
       }
       src[bit / 8] = 0;

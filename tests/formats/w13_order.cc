@@ -35,7 +35,7 @@ int64_t shuffle_block(RowShuffle shuffle) {
   return 1;
 }
 
-// The kGateUp row that `arrangement` puts at row r.
+// Returns the kGateUp row that `arrangement` puts at row r.
 int64_t arranged_row(W13Arrangement arrangement, int64_t r, int64_t intermediate_size) {
   const int64_t gate = 0, up = intermediate_size;
   switch (arrangement) {
@@ -65,7 +65,7 @@ Result<RowPermutation> shuffle_rows(RowShuffle shuffle, int64_t num_rows) {
   const int64_t block = shuffle_block(shuffle);
   if (num_rows < 0 || num_rows % block != 0)
     return invalid_argument("cannot shuffle " + std::to_string(num_rows) + " rows in blocks of " +
-                            std::to_string(block) + "; the number must be a multiple");
+                            std::to_string(block) + "; the number of rows must be a multiple");
   RowPermutation source_row(static_cast<size_t>(num_rows));
   for (int64_t r = 0; r < num_rows; ++r) {
     const int64_t j = r % block;
@@ -80,7 +80,7 @@ Result<RowPermutation> w13_rows(W13Order order, int64_t intermediate_size) {
   if (intermediate_size <= 0 || intermediate_size > kMost || intermediate_size % multiple != 0)
     return invalid_argument("W13 order " + w13_order_name(order) + " cannot hold intermediate_size=" +
                             std::to_string(intermediate_size) + "; it must be a multiple of " +
-                            std::to_string(multiple) + " in 1.." + std::to_string(kMost));
+                            std::to_string(multiple) + " between 1 and " + std::to_string(kMost));
   auto rows = shuffle_rows(order.shuffle, 2 * intermediate_size);
   if (!rows.ok()) return rows.status().with_context("W13 order " + w13_order_name(order));
   for (int64_t& r : *rows) r = arranged_row(order.arrangement, r, intermediate_size);

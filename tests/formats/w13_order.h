@@ -20,13 +20,12 @@ enum class W13Arrangement : uint8_t {
   kUpGateBlocks64  // up[0..64), gate[0..64), up[64..128), ...: cutedsl v2; I % 64 == 0
 };
 
-// trtllm-gen's shuffle of rows within blocks, for its epilogue: applied to W13 after the arrangement, and to
-// W2.
+// trtllm-gen's shuffle of rows within blocks, for its epilogue. It is applied to W13 after the arrangement,
+// and to W2.
 enum class RowShuffle : uint8_t {
   kNone,
-  kBlocks32,  // for epilogue tiles of a multiple of 128 rows: new row j of a block is old row 4 (j % 8) + j /
-              // 8
-  kBlocks16,  // for other tiles: new row j of a block is old row 2 (j % 8) + j / 8
+  kBlocks32,  // for epilogue tiles of a multiple of 128 rows: row j of a block is old row 4 (j % 8) + j / 8
+  kBlocks16,  // for other tiles: row j of a block is old row 2 (j % 8) + j / 8
 };
 
 struct W13Order {
@@ -41,16 +40,16 @@ std::string w13_order_name(W13Order order);
 // source_row[r]: the row of the old matrix that becomes row r of the new one. A bijection.
 using RowPermutation = std::vector<int64_t>;
 
-// The permutation from the kGateUp matrix to `order`. kInvalidArgument, naming the order, if
+// Returns the permutation from the kGateUp matrix to `order`, or kInvalidArgument, which names the order, if
 // intermediate_size is out of range or not a multiple of the order's block.
 Result<RowPermutation> w13_rows(W13Order order, int64_t intermediate_size);
-// The permutation from one order to another; for the inverse, exchange them.
+// Returns the permutation from one order to another; for the inverse, exchange them.
 Result<RowPermutation> w13_conversion(W13Order from, W13Order to, int64_t intermediate_size);
-// The shuffle alone, for W2 [num_rows, K].
+// Returns the permutation of the shuffle alone, for W2 [num_rows, K].
 Result<RowPermutation> shuffle_rows(RowShuffle shuffle, int64_t num_rows);
 
 RowPermutation inverse(const RowPermutation& permutation);
-// dst row r = src row source_row[r], of row_bytes each; no overlap.
+// Copies src row source_row[r] to dst row r; rows have row_bytes bytes. src and dst must not overlap.
 void permute_rows(const uint8_t* src, std::span<const int64_t> source_row, int64_t row_bytes, uint8_t* dst);
 
 }  // namespace fp4moe

@@ -20,7 +20,7 @@ std::vector<W13Order> all_orders() {
   return orders;
 }
 
-// "g0 g1 u0 u1": labels of the rows of a matrix in `order`.
+// Returns labels of the rows of a matrix in `order`, such as "g0 g1 u0 u1".
 std::string labels(W13Order order, int64_t intermediate_size, size_t num_shown) {
   const auto rows = w13_rows(order, intermediate_size);
   if (!rows.ok()) return rows.status().to_string();

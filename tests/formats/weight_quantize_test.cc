@@ -49,7 +49,7 @@ double block_error(Fp4Format format, const std::vector<float>& x, const Row& row
   return sum;
 }
 
-// The least error of a block over all scale bytes, with each element at its nearest value.
+// Returns the least error of a block over all scale bytes, with each element at its nearest value.
 double least_error(Fp4Format format, const std::vector<float>& x, size_t block) {
   const size_t n = static_cast<size_t>(fp4_block(format));
   double least = INFINITY;

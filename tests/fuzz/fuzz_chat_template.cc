@@ -1,4 +1,4 @@
-// A template and messages from one input, split at the first zero byte; the messages are also used as tools.
+// The input is a template and messages, split at the first zero byte; the messages are also used as tools.
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -1,5 +1,5 @@
-// Any three texts, separated by NUL, as config.json, generation_config.json and hf_quant_config.json: they
-// are refused, or the sizes allow building a model.
+// Any three texts, separated by NUL, as config.json, generation_config.json and hf_quant_config.json: the
+// parser refuses them, or the sizes are valid for a model.
 #include <algorithm>
 #include <array>
 #include <cstdint>

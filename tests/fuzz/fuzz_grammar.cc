@@ -48,7 +48,7 @@ Tokenizer make_tokenizer() {
   return std::move(*tokenizer);
 }
 
-// Only client errors are legal.
+// Only client errors are allowed.
 void check_error(const Status& status) {
   FP4MOE_CHECK(status.code() == StatusCode::kInvalidArgument, status.to_string());
   FP4MOE_CHECK(!status.message().empty(), "no message");
@@ -58,7 +58,7 @@ bool is_allowed(const std::vector<uint32_t>& allowed, int32_t id) {
   return (allowed[static_cast<size_t>(id) / 32] >> (id % 32) & 1) != 0;
 }
 
-// The first allowed id at or cyclically after `wanted`; -1 if none.
+// Returns the first allowed id at or cyclically after `wanted`, or -1 if no id is allowed.
 int32_t choose(const std::vector<uint32_t>& allowed, int32_t wanted) {
   for (int32_t i = 0; i < kVocab; ++i)
     if (const auto id = static_cast<int32_t>((wanted + i) % kVocab); is_allowed(allowed, id)) return id;
@@ -87,7 +87,7 @@ void decode(const fp4moe::Grammar& grammar, std::string_view draws) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const Tokenizer tokenizer = make_tokenizer();
   static const auto compiler = fp4moe::make_grammar_compiler(tokenizer, kVocab, {kEosId});
-  FP4MOE_CHECK(compiler != nullptr, "a build without xgrammar");
+  FP4MOE_CHECK(compiler != nullptr, "this build has no xgrammar");
   if (size == 0) return 0;
   constexpr GrammarSpec::Kind kKinds[] = {GrammarSpec::Kind::kJsonSchema, GrammarSpec::Kind::kRegex,
                                           GrammarSpec::Kind::kEbnf, GrammarSpec::Kind::kStructuralTag};

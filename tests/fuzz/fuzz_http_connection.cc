@@ -1,8 +1,8 @@
-// Any bytes, cut anywhere, on a live connection to a server with a fake engine. The server responds or
-// closes, stays within its memory budget, releases the client's memory when it leaves, and serves /health and
-// /metrics to others.
+// Sends any bytes in pieces on a live connection to a server with a fake engine. The server responds or
+// closes, stays within its memory budget, releases the client's memory when the client disconnects, and still
+// serves /health and /metrics.
 //
-// Input: the size of the pieces to send (0: all at once), a seed for the cuts, then the bytes.
+// Input: the size of the pieces (0: all at once), a seed for the cuts, then the bytes.
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -80,7 +80,7 @@ class Client {
       pollfd ready{socket_, POLLIN, 0};
       const int num_ready = poll(&ready, 1, kMostMilliseconds);
       if (num_ready < 0 && errno == EINTR) continue;  // libFuzzer's timer
-      if (num_ready <= 0) fail("neither answers nor closes");
+      if (num_ready <= 0) fail("did not respond or close");
       const ssize_t received = recv(socket_, bytes, sizeof bytes, 0);
       if (received <= 0) return answer;
       answer.append(bytes, static_cast<size_t>(received));

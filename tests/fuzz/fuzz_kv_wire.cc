@@ -1,6 +1,6 @@
 // Data from another node on the bootstrap port. The first byte selects how the rest is used: as one payload
-// of every type, as a stream of frames, as a hello with a valid proof, as the repeated unit of a long
-// payload, or as the node address in a request. Error messages stay short, printable and on one line.
+// of every type, a stream of frames, a hello with a valid proof, the repeated unit of a long payload, or the
+// node address in a request. Error messages stay short, printable and on one line.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -81,8 +81,8 @@ void read_stream(std::span<const uint8_t> bytes, KvStage stage) {
   }
 }
 
-// Frames with valid checksums, their types and lengths from the input (two bytes each), then the rest of the
-// input.
+// Builds frames with valid checksums whose types and lengths come from the input (two bytes each), followed
+// by the rest of the input.
 std::vector<uint8_t> make_stream(std::span<const uint8_t> bytes) {
   std::vector<uint8_t> stream;
   while (bytes.size() > 2) {
@@ -115,7 +115,7 @@ void open_sealed_hello(std::span<const uint8_t> json) {
   FP4MOE_CHECK(!open_hello(payload, secret, NodeRole::kDecode, nonces).ok(), "a damaged hello is accepted");
 }
 
-// The input with its middle part repeated up to 256 KiB.
+// Returns the input with its middle part repeated up to 256 KiB.
 std::vector<uint8_t> make_long(std::span<const uint8_t> bytes) {
   const size_t head = bytes.empty() ? 0 : bytes[0] % bytes.size();
   const size_t unit = bytes.empty() ? 0 : std::min<size_t>(1 + bytes[0] / 16, bytes.size() - head);

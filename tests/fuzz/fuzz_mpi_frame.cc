@@ -1,4 +1,4 @@
-// Messages from other processes: whatever they contain, they change only the local heaps. ASan checks this.
+// Messages from other processes change only the local heaps, whatever they contain. ASan checks this.
 #include <cstring>
 #include <vector>
 
@@ -23,7 +23,7 @@ struct Sink : FrameSink {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const std::unique_ptr<RankMemory> memory = std::move(
       *RankMemory::make({.num_ranks = 6, .first_rank = 2, .num_local_ranks = 2, .heap_bytes = 200}));
-  // Prepend a legal header, which few inputs would contain.
+  // Prepend a valid header, which few inputs would contain.
   std::vector<uint8_t> frame(sizeof(FrameHeader) + size);
   const FrameHeader header = {.process = 2};
   std::memcpy(frame.data(), &header, sizeof header);

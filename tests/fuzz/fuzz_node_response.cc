@@ -1,4 +1,4 @@
-// A node's bytes to a router: as an HTTP response, in pieces of any size, and as its /server_info.
+// Any bytes from a node to a router: as an HTTP response in pieces of any size, and as /server_info.
 #include <algorithm>
 
 #include "server/router/node_response.h"
@@ -26,7 +26,7 @@ void check_info(std::string_view body) {
 
 }  // namespace
 
-// The first byte selects whether it was a HEAD request, a body limit, and the size of the pieces.
+// The first byte selects whether the request was HEAD, the body limit, and the size of the pieces.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string_view bytes(reinterpret_cast<const char*>(data), size);
   check_info(bytes);

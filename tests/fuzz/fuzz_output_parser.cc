@@ -1,4 +1,4 @@
-// Any text as output in any dialect: parsing it whole and byte by byte gives the same joined parts.
+// Any text as model output in any dialect: parsing it whole and byte by byte gives the same joined parts.
 #include <cstdint>
 #include <string_view>
 

@@ -1,4 +1,4 @@
-// Any bytes as a safetensors file and as a shard index: refused, or every guarantee of the parsers holds.
+// Any bytes as a safetensors file and as a shard index: a parser refuses them, or all its guarantees hold.
 #include <cstdint>
 #include <cstring>
 #include <span>
@@ -30,7 +30,7 @@ void check_file(std::span<const uint8_t> file) {
 
 }  // namespace
 
-// The first byte selects: an index; a header whose length and data size are made to fit; a whole file.
+// The first byte selects an index, a header whose length and data size are made to fit, or a whole file.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   const std::span<const uint8_t> rest(data + 1, size - 1);

@@ -1,5 +1,5 @@
-// Any bytes as text and as ids, for a tokenizer that has every byte and normalizes nothing: encoding and
-// decoding restores the text, and incremental decoding equals decoding at once.
+// Any bytes as text and as ids for a tokenizer that has every byte and no normalizer: encoding and decoding
+// restores the text, and incremental decoding equals decoding all ids at once.
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -15,8 +15,8 @@ namespace {
 
 using fp4moe::Tokenizer;
 
-// gpt-oss's split pattern; merges of repeated and consecutive letters, digits, spaces and parts of
-// characters.
+// Has the split pattern of gpt-oss, and merges of repeated and consecutive letters, digits, spaces and parts
+// of characters.
 Tokenizer make_tokenizer() {
   nlohmann::json vocab, merges = nlohmann::json::array();
   for (int byte = 0; byte < 256; ++byte) vocab[fp4moe::byte_level_of(static_cast<uint8_t>(byte))] = byte;

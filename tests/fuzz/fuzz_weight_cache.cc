@@ -1,4 +1,4 @@
-// The packed-weights file: any bytes, and any index with correct hashes.
+// Any bytes as a file of packed weights, and as an index with correct hashes.
 #include <cstring>
 
 #include "base/hash.h"
@@ -29,8 +29,8 @@ void check(const std::vector<uint8_t>& file) {
 
 }  // namespace
 
-// Checks the input as a file, and as the header fields after magic and version, with matching hashes, of a
-// file of some pages that ends with the rest of the input.
+// Checks the input as a whole file. Then checks a file of some pages with matching hashes whose header fields
+// after magic and version come from the input, and whose end is the rest of the input.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check({data, data + size});
   constexpr size_t kBegin = offsetof(WeightFileHeader, num_weights);

@@ -1,4 +1,4 @@
-// A copy in memory of another checkpoint with some tensors changed.
+// An in-memory copy of a checkpoint with some tensors changed.
 #pragma once
 
 #include <algorithm>

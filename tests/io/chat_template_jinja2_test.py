@@ -1,5 +1,5 @@
-"""Renders templates with Jinja2, configured as by Hugging Face, and with fp4moe; the results must be
-identical.
+"""Renders templates with Jinja2, configured as in Hugging Face Transformers, and with fp4moe; the results
+must be identical.
 
 Usage: chat_template_jinja2_test.py TEMPLATE_DUMP
 """
@@ -78,7 +78,7 @@ class Differential(unittest.TestCase):
         for path in sorted(FOLDER.glob("*.jinja")):
             stored = json.loads(path.with_suffix(".json").read_text())
             for conversation, text in zip(conversations, stored, strict=True):
-                self.assertEqual(render(path.read_text(), conversation), text, f"{path.name}: expected.py is due")
+                self.assertEqual(render(path.read_text(), conversation), text, f"{path.name}: run expected.py again")
                 self.check(path.read_text(), conversation)
 
     def test_expressions(self):
@@ -103,11 +103,11 @@ class Differential(unittest.TestCase):
             for a in values:
                 for b in values:
                     if form.format(a, b) == "(-3) ** (1.5)":
-                        continue  # a complex number
+                        continue  # the result is a complex number
                     self.check("{{ " + form.format(a, b) + " }}", conversation)
 
     def test_white_space(self):
-        """Random sequences of text and tags with every white space sign."""
+        """Random sequences of text and tags with every whitespace-control sign."""
         pieces = ["\n", " ", "  ", "a", "\t", "{{ 1 }}", "{{- 1 }}", "{{ 1 -}}", "{# c #}", "{#- c -#}", "{#+ c +#}", "\r\n",
                   "{% set x = 1 %}", "{%- set x = 1 %}", "{% set x = 1 -%}", "{%+ set x = 1 +%}", "{% raw %} {{ r }} {% endraw %}",
                   "{%- raw -%} r {%- endraw -%}"]

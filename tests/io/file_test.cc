@@ -1,4 +1,4 @@
-// Files written beside their final name, and who may write them.
+// Files are written next to their final name, by one writer at a time.
 #include "io/file.h"
 
 #include <gtest/gtest.h>
@@ -33,7 +33,7 @@ TEST(MappedFile, SaysWhetherItStaysInMemory) {
   int status = -1;
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
-  EXPECT_TRUE(MappedFile().keep_in_memory()) << "there is nothing to keep";
+  EXPECT_TRUE(MappedFile().keep_in_memory()) << "an empty mapping has nothing to keep";
 }
 
 TEST(NewFile, TakesItsPlaceWhenItIsCommitted) {
@@ -52,7 +52,8 @@ TEST(NewFile, TakesItsPlaceWhenItIsCommitted) {
   EXPECT_FALSE(file_exists(path + ".partial"));
 }
 
-// NewFile buffers and writes huge pages: any piece lengths, and overwriting buffered bytes, must work.
+// NewFile buffers bytes and writes whole huge pages. Pieces of any length and overwrites of buffered bytes
+// must work.
 TEST(NewFile, AnyPiecesMakeTheSameFile) {
   const TempFolder folder;
   const std::string path = folder.file("f");
@@ -110,7 +111,7 @@ TEST(NewFile, OneWriterAtATime) {
   EXPECT_EQ(second.code(), StatusCode::kUnavailable);
   EXPECT_EQ(second.message(), "'" + path + ".partial' is locked by another writer");
   ASSERT_TRUE(first->commit().ok());
-  // The lock belonged to the renamed file: a third writer starts its own.
+  // The lock belonged to the file that was renamed, so a third writer can start a new file.
   Result<NewFile> third = NewFile::create(path);
   ASSERT_TRUE(third.ok()) << third.status().to_string();
   ASSERT_TRUE(third->append(bytes("third")).ok());

@@ -30,7 +30,8 @@ TEST(JsonDocument, LimitsAreInclusive) {
   expect_refused(R"({"a": 1, "b": 2, "c": 3})", limits, "more than 2 keys");
 }
 
-// Stack use does not grow with the nesting depth, closed or not, and the message stays short.
+// Stack use does not grow with the nesting depth, even if brackets are not closed, and the message stays
+// short.
 TEST(JsonDocument, DeepAndLongTextsAreRefusedWithShortMessages) {
   for (const int depth : {65, 100'000, 5'000'000}) {
     expect_refused(repeated("[", depth), {}, "nested deeper than 64");

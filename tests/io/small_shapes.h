@@ -9,7 +9,7 @@
 namespace fp4moe {
 
 struct Shape {
-  const char *like, *dialect;  // of MakeTinyOptions
+  const char *like, *dialect;  // as in MakeTinyOptions
 };
 
 inline auto all_shapes() {
@@ -19,7 +19,7 @@ inline auto all_shapes() {
                          Shape{"deepseek-v3-tiny", "compressed-nvfp4"}, Shape{"deepseek-v3-tiny", "bf16"});
 }
 
-// The name of a test of this shape, such as "gpt_oss_tiny_bf16".
+// Name of a test for this shape, such as "gpt_oss_tiny_bf16".
 inline std::string shape_name(const testing::TestParamInfo<Shape>& test) {
   std::string name = test.param.like + std::string("_") + test.param.dialect;
   std::replace(name.begin(), name.end(), '-', '_');

@@ -1,4 +1,4 @@
-// Serves tokenizer requests from another program on stdin until it ends.
+// Serves tokenizer requests from stdin until end of file.
 //   tokenizer_dump TOKENIZER.json
 // Request: 'e' (encode) or 's' (encode with special tokens), a byte count and the text; or 'd' (decode) or
 // 'k' (decode, skipping special tokens), a count and the ids. Response: a count (-1 for an error) and the ids

@@ -1,7 +1,7 @@
 """Compares tokenizer_dump with Hugging Face tokenizers on new random texts and ids.
 
     tokenizer_hf_test.py TOKENIZER_DUMP [SEED [TEXTS_PER_TOKENIZER]]
-From 1000 texts on, every tokenizer is also tested with every code point; below that, with 1 in 24.
+With 1000 or more texts, every tokenizer is also tested with every code point; with fewer, with 1 in 24.
 """
 import json
 import random

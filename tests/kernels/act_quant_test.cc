@@ -1,4 +1,4 @@
-// quantize_act against the quantisers of formats/ and against integer rounding, bit for bit.
+// Compares quantize_act with the quantisers of formats/ and with integer rounding, bit for bit.
 #include "kernels/act_quant.h"
 
 #include <algorithm>
@@ -72,7 +72,7 @@ class ActQuant : public testing::TestWithParam<std::tuple<DType, DType>> {
   }
 };
 
-// Codes and scales of formats/nvfp4.h's rows, as code * block scale.
+// Decodes a row quantised by formats/nvfp4.h to code * block scale.
 std::vector<float> codes_times_scales(const std::vector<uint8_t>& codes, const std::vector<uint8_t>& scales) {
   std::vector<float> values;
   for (size_t i = 0; i < 2 * codes.size(); ++i)
@@ -119,7 +119,8 @@ TEST_P(ActQuant, Nvfp4PerTokenIsTheFormatsRowsBitForBit) {
   }
 }
 
-// The row scale of amax 2688 is 1; by hand: block amax 6 * 448 has scale 448, so 1344 is code 3.
+// Expected values derived by hand: the row amax 2688 gives row scale 1, and the first block's amax 6 * 448
+// gives block scale 448, so 1344 is 3 * 448.
 TEST_P(ActQuant, Nvfp4HandChecked) {
   std::vector<float> x(32);
   x[0] = 2688, x[1] = -1344, x[2] = 300;
@@ -186,7 +187,7 @@ TEST_P(ActQuant, Int8NotFiniteMakesTheBlocksScaleNan) {
   }
 }
 
-// Scales out of range: below it zeros, above it NaN, as for an infinity.
+// A scale below the supported range gives zeros; a scale above it gives NaN, as an infinite input does.
 TEST_P(ActQuant, Int8ScaleRange) {
   for (int exponent = -149; exponent < 128; ++exponent) {
     const float x = as_input({std::ldexp(127.0f, exponent)})[0];  // scale 2^exponent
@@ -204,7 +205,7 @@ TEST_P(ActQuant, Int8ScaleRange) {
   }
 }
 
-// The bytes for byte dots are the same codes, every eight columns in byte dots' order.
+// kI8 output holds the same codes, with each group of eight columns in the order of the byte dot kernels.
 TEST_P(ActQuant, Int8BytesAreTheSameCodes) {
   std::vector<float> values = uneven_rows(7, 96, 8);
   values[100] = NAN;
@@ -241,7 +242,7 @@ TEST_P(ActQuant, InPlaceAndNothingToDo) {
   }
 }
 
-// Every finite bf16 in a block with a fixed largest element: all codes, ties and signs.
+// Quantises every finite bf16 in a block with a fixed largest element: all codes, ties and signs.
 TEST_P(ActQuant, EveryBf16ThroughOneBlock) {
   const float gs = 1.7f;
   std::vector<float> x;
@@ -267,7 +268,7 @@ INSTANTIATE_TEST_SUITE_P(Types, ActQuant,
                                   dtype_name(std::get<1>(p.param));
                          });
 
-// The loops of every ISA against the formats' quantiser and against each other.
+// Compares the loops of every ISA with the quantisers of formats/ and with each other.
 class ActQuantIsa : public testing::TestWithParam<Isa> {
  protected:
   static const ActQuantChunk& chunk(Isa isa) {
@@ -277,7 +278,8 @@ class ActQuantIsa : public testing::TestWithParam<Isa> {
 #endif
     return cpu_scalar::act_quant_chunk;
   }
-  // Random bits; 2 of 3 blocks have similar exponents, so that all codes occur; some values are ties.
+  // Random bit patterns. Two thirds of the blocks have similar exponents, so that all codes occur; a third
+  // also has short fractions, which produce ties.
   static std::vector<float> any_bits(Random& random, int64_t cols) {
     std::vector<float> x;
     for (int64_t i = 0, kind = 0, exponent = 0; i < cols; ++i) {

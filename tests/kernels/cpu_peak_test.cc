@@ -42,7 +42,7 @@ TEST(CpuPeakTest, DotsRunAndCountTheirFlops) {
   }
 }
 
-// Reads the whole range and nothing after it, where inaccessible memory begins.
+// Reads the whole range and nothing after it: the next page is inaccessible.
 TEST(CpuReadTest, ReadsToTheEndAndNoFurther) {
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   constexpr size_t kPage = 4096, kReadable = 2 * kPage;

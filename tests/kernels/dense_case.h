@@ -1,4 +1,4 @@
-// Shared by the tests of the dense ops: the tables, deterministic data, and rows of either activation type.
+// Shared by the dense op tests: the tables, deterministic data, and rows of either activation type.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace fp4moe {
 
 constexpr double kF32Eps = 0x1p-24, kBf16Eps = 0x1p-8;  // half a unit in the last place of 1
 
-// The CPU tables that this machine supports, best last.
+// Returns the CPU tables that this machine supports; the best one is last.
 inline std::vector<const DenseOps*> cpu_tables(DenseQuant quant = DenseQuant::kNone) {
   std::vector<const DenseOps*> tables;
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})

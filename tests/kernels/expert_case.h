@@ -1,5 +1,5 @@
-// Shared by the tests of the expert ops and of the MoE layer: random FP4 experts in a checkpoint's layout,
-// and the oracle of the oracle: sums in double straight from fp4_at().
+// Shared by the expert op and MoE layer tests: random FP4 experts in a checkpoint's layout, and an oracle
+// that sums in double directly from fp4_at(). The tests check ref_expert_ops() against it.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace fp4moe {
 
-// The expert tables that this machine supports, oracle first.
+// Returns the expert tables that this machine supports; ref_expert_ops() is first.
 inline std::vector<const ExpertOps*> expert_tables() {
   std::vector<const ExpertOps*> tables = {&ref_expert_ops()};
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx})
@@ -23,7 +23,8 @@ inline std::vector<const ExpertOps*> expert_tables() {
   return tables;
 }
 
-// An owned [rows, cols] FP4 matrix: uniform codes, block scales that bring the values near N(0, 1 / cols).
+// Owns a random [rows, cols] FP4 matrix: uniform codes, and block scales that give the values a magnitude of
+// about 1 / sqrt(cols).
 class Fp4Matrix {
  public:
   Fp4Matrix(Fp4Format format, int64_t rows, int64_t cols, Random& random)
@@ -72,9 +73,9 @@ ExactDot exact_dot(const Fp4MatrixView& w, int64_t row, const X* x) {
   return dot;
 }
 
-// Error bound of an f32 kernel: products are exact; each term passes through at most one addition per column
-// of its block, one per block, the scales' products (block, tensor and the activation's three), and the bias;
-// each rounds once.
+// Error bound of an f32 kernel. Products are exact. Each term is rounded at most once per column of its
+// block, once per block, once in each product with a scale (block, tensor and the activation's three), and
+// once when the bias is added.
 inline double dot_budget(const Fp4MatrixView& w, const ExactDot& dot, double bias) {
   const double roundings = fp4_block(w.format) + static_cast<double>(w.cols / fp4_block(w.format)) + 7;
   return roundings * kF32Eps * dot.magnitude + kF32Eps * (std::abs(dot.sum + bias) + std::abs(bias)) +
@@ -95,7 +96,7 @@ inline double exact_activation(const Activation& act, double g, double u) {
   return NAN;
 }
 
-// Panels of one or two matrices (gate may be null), group after group, in a table's layout.
+// Packs one or two matrices (gate can be null) into panels in a table's layout, row group by row group.
 inline Buffer pack_groups(const ExpertOps& ops, const Fp4MatrixView* gate, const Fp4MatrixView& last) {
   const int64_t bytes = ops.panel_bytes(last.format, last.cols), groups = last.rows / kPanelRows;
   Buffer buffer = std::move(*Buffer::make(groups * bytes * (gate == nullptr ? 1 : 2)));

@@ -1,5 +1,5 @@
-// The weights of w4a8 with FP8 tokens, as the oracle folds them: every FP4 code under every scale, for every
-// largest scale of a row, against the rule of docs/numerics.md and against a GPU's tiles.
+// Checks the oracle's folded weights for w4a8 with FP8 tokens: every FP4 code with every scale, for every
+// largest scale of a row, against the rule in docs/numerics.md and against the GPU tiles.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -32,7 +32,7 @@ double nearest_e4m3(double x) {
   return std::copysign(e4m3_value(best), x);
 }
 
-// Rows whose blocks have all sixteen codes.
+// Rows in which every block contains all sixteen codes.
 struct Matrix {
   Matrix(Fp4Format format, const std::vector<std::vector<uint8_t>>& row_scales) {
     const int block = fp4_block(format);
@@ -87,11 +87,12 @@ TEST(ExpertFp8Ref, Nvfp4ProductsAreRoundedToE4m3ByTheRowsLargestScale) {
       rounded += expected != exact * 0.75 ? 1 : 0;
     }
   }
-  EXPECT_GT(rounded, m.view.rows * m.view.cols / 8) << "the rule without its rounding passes as well";
+  EXPECT_GT(rounded, m.view.rows * m.view.cols / 8)
+      << "too few weights were rounded; the test would pass without rounding";
   expect_tiles_hold_the_folded_rows(m.view);
 }
 
-// A block of zeros does not affect the row's largest scale.
+// The scale of a block of zeros does not affect the row's largest scale.
 TEST(ExpertFp8Ref, ScalesOfZeroBlocksDoNotCount) {
   Matrix m(Fp4Format::kNvfp4, {{0x7e, 0x13, 0x10, 0x0f}});
   std::fill_n(m.codes.begin(), 8, 0x80);

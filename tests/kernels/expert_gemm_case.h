@@ -1,5 +1,5 @@
-// A down projection and a gate and up projection for the tests of the expert GEMMs, with expected values and
-// error bounds.
+// A down projection and a gate/up projection for the expert GEMM tests, with expected values and error
+// bounds.
 #pragma once
 
 #include <cmath>
@@ -19,17 +19,17 @@ inline std::vector<double> to_double(const std::vector<float>& values) {
   return {values.begin(), values.end()};
 }
 
-// Scales of a GEMM's rows (null: none), and how gate_up() is run.
+// Options of one GEMM call: the scales of its rows (null if absent), and how gate_up() runs.
 struct GemmCall {
   const float* block_scales = nullptr;
   const int32_t* block_starts = nullptr;
   const float* row_scales = nullptr;
-  float tensor_scale = 1;  // of the rows, multiplied into the weight's
-  bool swapped = false;    // gate and up are exchanged, which is wrong
+  float tensor_scale = 1;  // of the rows; multiplied by the weight's tensor scale
+  bool swapped = false;    // exchanges gate and up; the result must be wrong
   DType out_dtype = DType::kBF16;
 };
 
-// One down projection [n, k] with a bias, and rows to put through it.
+// One down projection [n, k] with a bias.
 struct DownCase {
   DownCase(Fp4Format format, int64_t n, int64_t k, Random& random)
       : weight(format, n, k, random), bias(random.normal(n, 0.1f)) {}
@@ -45,8 +45,8 @@ struct DownCase {
     return out;
   }
 
-  // Expected values in double, for rows x with all their scales multiplied in; and the error bound of an f32
-  // kernel.
+  // Computes the expected values in double and the error bound of an f32 kernel. The rows x include all their
+  // scales.
   void expect(const std::vector<double>& x, std::vector<float>& values, std::vector<float>& budget) const {
     const Fp4MatrixView w = weight.view();
     for (int64_t t = 0; t < static_cast<int64_t>(x.size()) / w.cols; ++t)
@@ -62,7 +62,7 @@ struct DownCase {
   std::vector<float> bias;
 };
 
-// gate and up [i, h] with biases, run through gate_up().
+// One gate/up projection: gate and up [i, h] with biases.
 struct GateUpCase {
   GateUpCase(Fp4Format format, int64_t i, int64_t h, const Activation& act, Random& random)
       : gate(format, i, h, random),
@@ -71,7 +71,7 @@ struct GateUpCase {
         bias(random.normal(2 * i, 0.3f)) {}
 
   bool gated() const { return is_gated(activation.kind); }
-  // Bias of row r: which = 0 gate, 1 up. Groups of 16 alternate if there is a gate.
+  // Bias of row r of gate (which = 0) or up (which = 1). If there is a gate, groups of 16 alternate.
   float bias_of(int which, int64_t r) const {
     return bias[static_cast<size_t>(gated() ? r / 16 * 32 + which * 16 + r % 16 : r)];
   }
@@ -91,9 +91,10 @@ struct GateUpCase {
     return out.values();
   }
 
-  // Expected values in double; and the error bound of an f32 kernel: both sums' budgets through the
-  // activation's slopes (the sigmoid forms have |d/dg| <= 1.2 (|u| + 1) for alpha up to 1.702 and |d/du| <=
-  // |g|; relu2 2 |u|), 16 roundings in it, and the rounding of the result.
+  // Computes the expected values in double and the error bound of an f32 kernel. The bound is the sum of both
+  // dot products' bounds times the activation's slopes (the sigmoid forms have |d/dg| <= 1.2 (|u| + 1) for
+  // alpha up to 1.702 and |d/du| <= |g|; relu2 has 2 |u|), 16 roundings in the activation, and the rounding
+  // of the result.
   void expect(const std::vector<double>& x, DType out_dtype, std::vector<float>& values,
               std::vector<float>& budget) const {
     const int64_t h = up.view().cols, rows = static_cast<int64_t>(x.size()) / h;

@@ -1,4 +1,4 @@
-// gate_up() and down() of every table, against sums in double straight from fp4_at().
+// Compares gate_up() and down() of every table with sums in double computed directly from fp4_at().
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -92,8 +92,7 @@ TEST_P(ExpertGemmTest, WrongOrderOfGateAndUpFails) {
   }
 }
 
-// A row of x with a single 1 selects one weight, so that code, scale byte and column are each checked
-// exactly.
+// A row of x with a single 1 selects one weight, so the code, scale byte and column are each checked exactly.
 TEST_P(ExpertGemmTest, EveryCodeScaleByteAndColumnIsExact) {
   const int block = fp4_block(format());
   // Above byte 252, 6 * 2^(byte - 127) overflows f32; the loader rejects e4m3's NaN, 127.
@@ -144,7 +143,7 @@ TEST_P(ExpertGemmTest, ARowGivesTheSameBitsAloneAndInAnyBatch) {
   }
 }
 
-// Kernels may handle such rows separately, since sums could leave the range of normal f32.
+// Kernels can have a separate path for such rows, because their sums can leave the normal range of f32.
 TEST_P(ExpertGemmTest, ARowOfExtremeExponentsGivesTheSameBitsAloneAndInABatch) {
   const int64_t k = 288, n = 48, most = 32;
   const bool mxfp4 = format() == Fp4Format::kMxfp4;
@@ -182,7 +181,8 @@ TEST_P(ExpertGemmTest, ARowOfExtremeExponentsGivesTheSameBitsAloneAndInABatch) {
   }
 }
 
-// Scales far from 1, some of blocks of zeros: kernels may handle such panels separately.
+// Some scales are far from 1, including a scale of a zero block. Kernels can have a separate path for such
+// panels.
 TEST_P(ExpertGemmTest, PanelsOfExtremeScalesAreWithinBudgetAndKeepTheirBitsBesideOthers) {
   const int64_t k = 288, n = 48, block = fp4_block(format()), panel_bytes = ops().panel_bytes(format(), k);
   Random random(13);
@@ -232,7 +232,8 @@ TEST_P(ExpertGemmTest, NanStaysInItsRow) {
 
 TEST(ExpertTables, EveryInstructionSetIsTested) {
   if (!isa_available(Isa::kAmx))
-    GTEST_SKIP() << "this machine runs up to " << isa_name(best_isa()) << ": better tables are not tested";
+    GTEST_SKIP() << "the best ISA here is " << isa_name(best_isa())
+                 << "; tables of higher ISAs are not tested";
   EXPECT_STREQ(expert_tables().back()->name, "cpu_amx");
 }
 
@@ -257,7 +258,8 @@ TEST_P(ExpertGemmTest, RouterLogitsAreWithinBudget) {
         }
         actual.push_back(out[static_cast<size_t>(t * stride + 16 + r)]);
         expected.push_back(static_cast<float>(sum));
-        // Each term: its product, at most h / 4 + 1 additions in its partial sum, and three at the end.
+        // Roundings per term: its product, at most h / 4 + 1 additions in its partial sum, and three final
+        // additions.
         budget.push_back(static_cast<float>((static_cast<double>(h) / 4 + 6) * kF32Eps * magnitude));
       }
     }

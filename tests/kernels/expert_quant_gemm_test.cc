@@ -1,5 +1,5 @@
-// The expert GEMMs on quantised activations (w4a4 and w4a8), every table: against sums in double over the
-// quantised values, and w4a8 against integers.
+// Compares the expert GEMMs of every table on quantised activations (w4a4 and w4a8) with sums in double over
+// the quantised values, and w4a8 also with integer sums.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 enum class Scheme { kStatic, kPerToken, kInt8 };
 
-// Rows quantised by quantize_act(), the call that applies their scales, and their values in double.
+// Rows quantised by quantize_act(), the GemmCall that applies their scales, and their values in double.
 struct QuantRows {
   QuantRows(Scheme scheme, Fp4Format format, const std::vector<float>& values, int64_t k)
       : codes(DType::kBF16, static_cast<int64_t>(values.size()) / k, k), bytes(values.size()) {
@@ -38,7 +38,7 @@ struct QuantRows {
                          .block_scales = block_scales.data(),
                          .block_starts = block_starts.data()};
     quantize_act(args);
-    if (scheme == Scheme::kInt8) {  // the GEMM reads the same codes as bytes
+    if (scheme == Scheme::kInt8) {  // the GEMM reads the same codes, stored as bytes
       args.out = {bytes.data(), DType::kI8, num_rows, k};
       quantize_act(args);
       call.block_scales = block_scales.data();
@@ -127,8 +127,8 @@ TEST_P(ExpertQuantGemm, GateUpIsWithinBudgetForEveryActivation) {
       }
 }
 
-// Must not pass: rows that were not quantised, the encode scale instead of the decode scale, missing scales,
-// gate and up in the wrong order.
+// These inputs must fail the comparison: unquantised rows, missing scales, gate and up in the wrong order,
+// and the encode scale instead of the decode scale.
 TEST_P(ExpertQuantGemm, WrongInputsFail) {
   for (Scheme scheme : schemes()) {
     const int64_t h = 192;
@@ -147,7 +147,7 @@ TEST_P(ExpertQuantGemm, WrongInputsFail) {
     EXPECT_FALSE(passes(plain.view(), {})) << int(scheme);
     EXPECT_FALSE(within_relative_l2(c.run(ops(), plain.view(), {}), expected, 3e-3)) << int(scheme);
     const std::vector<float> ones(x.block_scales.size(), 1.0f);
-    GemmCall wrong;  // bytes always need block scales
+    GemmCall wrong;  // kI8 rows require block scales
     if (scheme == Scheme::kInt8) {
       wrong.block_scales = ones.data();
       wrong.block_starts = x.block_starts.data();
@@ -165,8 +165,9 @@ TEST_P(ExpertQuantGemm, WrongInputsFail) {
   }
 }
 
-// Sums of a block in int32 (codes doubled), then the same float steps as documented: times the activation's
-// block scale, fused with the weight's block scale in ascending blocks; tensor scale; bias.
+// Sums each block in int32 with doubled codes, then follows the documented float steps: multiply by the
+// activation's block scale, accumulate with an FMA by the weight's block scale in ascending block order,
+// multiply by the tensor scale, add the bias.
 float integer_dot(const DownCase& c, int64_t row, const float* codes, const float* scales) {
   const Fp4MatrixView w = c.weight.view();
   const int64_t block = fp4_block(w.format);
@@ -185,9 +186,9 @@ float integer_dot(const DownCase& c, int64_t row, const float* codes, const floa
   return total * w.tensor_scale + c.bias[static_cast<size_t>(row)];
 }
 
-// w4a8 is integer arithmetic: every bit is that of int32 sums. (AVX2 and AVX-512 fuse; the scalar build
-// rounds the product with a block scale, which is exact only for e8m0 scales in the middle of their range;
-// the oracle sums in double.)
+// w4a8 is integer arithmetic, so the results equal int32 sums bit for bit. This holds where FMAs are used
+// (AVX2 and AVX-512). The scalar build rounds the product with a block scale, which is exact only for e8m0
+// scales in the middle of their range; the oracle sums in double.
 class ExpertInt8Gemm : public ExpertQuantGemm {
  protected:
   bool fused() const { return &ops() != &ref_expert_ops() && std::string(ops().name) != "cpu_scalar"; }
@@ -215,7 +216,7 @@ TEST_P(ExpertInt8Gemm, SumsAreIntegers) {
       Random random(51);
       DownCase c(format(), 48, k, random);
       std::vector<float> values = random.normal(130 * k);
-      if (extreme) {  // 127 times 6, everywhere
+      if (extreme) {  // every product is 127 * 6 in magnitude
         for (float& v : values) v = v < 0 ? -1.0f : 1.0f;
         for (int64_t r = 0; r < 48; ++r)
           for (int64_t i = 0; i < k; i += 2) c.weight.code_byte(r, i) = r % 2 == 0 ? 0x77 : 0xf7;
@@ -224,7 +225,7 @@ TEST_P(ExpertInt8Gemm, SumsAreIntegers) {
     }
 }
 
-// For every magnitude of the activation's scale and of the weight's.
+// Covers the whole range of the activation's and the weight's scales.
 TEST_P(ExpertInt8Gemm, EveryScale) {
   if (!fused()) GTEST_SKIP();
   const int64_t k = 2 * fp4_block(format());

@@ -1,4 +1,4 @@
-// Fused ops give the same bits as the separate ops, in every table of a CPU.
+// The fused ops of every CPU table give the same bits as the separate ops.
 #include "kernels/dense_case.h"
 #include "support/compare.h"
 

@@ -1,4 +1,4 @@
-// head_norm, head_linear and silu_mul of every table.
+// Tests head_norm, head_linear and silu_mul of every table.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,7 +17,7 @@ std::vector<const DenseOps*> all_tables() {
   return tables;
 }
 
-// Rows of heads followed by a gap each; the gaps must not be written.
+// Fills the gaps between heads and between rows; the ops must not write the gaps.
 constexpr float kGap = 42;
 
 class HeadNorm : public testing::TestWithParam<const DenseOps*> {
@@ -46,7 +46,8 @@ TEST_P(HeadNorm, IsWithinBudgetAndLeavesTheRestAlone) {
           for (int d = 0; d < head_dim; ++d) squares += static_cast<double>(row[d]) * row[d];
           for (int d = 0; d < head_dim; ++d) {
             row[d] = static_cast<float>(row[d] / std::sqrt(squares / head_dim + kEps) * weight[d]);
-            // (head_dim / 16 + 6) eps of the mean, halved by the root; root, quotient and two products round.
+            // The mean's error of (head_dim / 16 + 6) eps is halved by the root; root, quotient and two
+            // products round.
             budget[t * stride + h * head_dim + d] =
                 static_cast<float>(std::abs(row[d]) * (head_dim / 32.0 + 3 + 5) * kF32Eps);
           }
@@ -83,7 +84,7 @@ struct HeadLinearCase {
     x = random.normal(t * x_stride());
     weight = to_bf16(random.normal(h * n * k));
   }
-  // Heads of x are not contiguous (a rope part is between them); nor are heads of out.
+  // The heads of x are not contiguous (a rope part separates them), and neither are the heads of out.
   int64_t x_head_stride() const { return k + 5; }
   int64_t x_stride() const { return heads * x_head_stride() + 2; }
   int64_t out_head_stride() const { return n + 3; }
@@ -115,8 +116,8 @@ struct HeadLinearCase {
     return out.values();
   }
 
-  // Sums in double; an f32 sum of k rounded products in any order has an error of at most (k + 1) eps sum |x
-  // w|.
+  // Computes the sums in double. An f32 sum of k rounded products in any order has an error of at most (k +
+  // 1) eps sum |x w|.
   void expect(DType out_dtype, std::vector<float>& values, std::vector<float>& budget) const {
     values.assign(static_cast<size_t>(tokens * out_stride()), kGap);
     budget.assign(values.size(), 0.0f);
@@ -208,7 +209,7 @@ TEST_P(SiluMul, IsWithinBudget) {
           const double g = gate_up[t * 2 * cols + i], u = gate_up[t * 2 * cols + cols + i];
           const double y = g / (1 + std::exp(-g)) * u;
           expected.push_back(static_cast<float>(y));
-          // exp has an error of 2.5e-7; its argument, the sum, the quotient and the product round.
+          // exp has a relative error of 2.5e-7; its argument, the sum, the quotient and the product round.
           budget.push_back(static_cast<float>(std::abs(y) * (2.5e-7 + 4 * kF32Eps + 1.01 * result_eps) +
                                               std::numeric_limits<float>::min()));
         }

@@ -1,5 +1,5 @@
 # Fails if a kernel source that is compiled for one ISA emits a weak (mergeable) function outside its own
-# namespace: the linker might keep that copy for every CPU. Arguments: NM, ISA, OBJECTS (a ;-list).
+# namespace, because the linker might use that copy on every CPU. Arguments: NM, ISA, OBJECTS (a ;-list).
 foreach(object ${OBJECTS})
   execute_process(COMMAND ${NM} --demangle --defined-only ${object} OUTPUT_VARIABLE symbols COMMAND_ERROR_IS_FATAL ANY)
   string(REGEX MATCHALL "[^\n]* W [^\n]*" weak "${symbols}")

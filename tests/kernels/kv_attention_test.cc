@@ -13,7 +13,7 @@ struct Heads {
   int num_heads, num_kv_heads, k_dim, v_dim;
 };
 
-// Whole sequences with their keys, values and queries, from which any part of a batch can be run.
+// Complete sequences with their queries, keys and values; run_batch() runs any parts of them.
 struct AttentionCase {
   Heads heads;
   DType dtype;                   // of the pages and of the output
@@ -37,7 +37,8 @@ struct AttentionCase {
   int64_t out_cols() const { return int64_t{heads.num_heads} * heads.v_dim; }
 };
 
-// The pages of a case: NaN until written, the sequences' pages interleaved and in descending order.
+// The pages of a case: NaN until written. The pages of the sequences are interleaved, and each sequence's
+// page ids descend.
 class Cache {
  public:
   explicit Cache(const AttentionCase& c) : case_(c), tables_(c.lengths.size()) {
@@ -73,7 +74,8 @@ struct Part {
   int64_t begin, end;
 };
 
-// Writes and attends to the parts as one batch; returns the outputs by part.
+// Writes the keys and values of the parts and computes their attention as one batch. Returns the outputs per
+// part.
 std::vector<std::vector<float>> run_batch(const AttentionCase& c, Cache& cache, const DenseOps& ops,
                                           ThreadPool& pool, const std::vector<Part>& parts) {
   const int64_t q_cols = c.heads.num_heads * c.heads.k_dim, q_stride = q_cols + 5;  // as in a fused q k v row
@@ -115,7 +117,7 @@ std::vector<std::vector<float>> run_batch(const AttentionCase& c, Cache& cache, 
   return by_part;
 }
 
-// All sequences from their first token on, in one batch.
+// Runs all sequences from their first token in one batch.
 std::vector<std::vector<float>> run_whole(const AttentionCase& c, const DenseOps& ops, ThreadPool& pool) {
   Cache cache(c);
   std::vector<Part> parts;
@@ -123,9 +125,10 @@ std::vector<std::vector<float>> run_whole(const AttentionCase& c, const DenseOps
   return run_batch(c, cache, ops, pool, parts);
 }
 
-// An output is a mean of values with weights that sum to at most 1. A logit of |q k| scale <= L has an error
-// of (k_dim + 2) eps L, a weight that and exp's 2.5e-7 each way, the sum over n keys n eps; the output is
-// rounded once. Values and queries of these cases are below kLargest.
+// An output is a mean of values with weights that sum to at most 1. A logit with |q k| scale <= L has an
+// error of (k_dim + 2) eps L. The numerator and the denominator of a weight each have that error plus exp's
+// 2.5e-7, and the sum over n keys adds n eps. The output is rounded once. The values and queries in these
+// cases are below kLargest.
 float budget(const AttentionCase& c, int64_t length) {
   constexpr double kLargest = 10;
   const double largest_logit = 2 * kLargest * kLargest * c.heads.k_dim * c.scale() / 4;
@@ -146,7 +149,7 @@ class KvAttention : public testing::TestWithParam<std::tuple<const DenseOps*, DT
       const float limit[] = {budget(c, c.lengths[s])};
       ASSERT_TRUE(within_budget(actual[s], expected[s], limit))
           << "sequence of " << c.lengths[s] << ", window " << c.window << ", page_size " << c.page_size;
-      // The budget is a worst case; on average a float32 engine must do far better.
+      // The budget is a worst case; the average error of f32 arithmetic must be far smaller.
       const double l2 = dtype() == DType::kF32 ? 3e-6 : kBf16Eps;
       ASSERT_TRUE(within_relative_l2(actual[s], expected[s], l2));
     }
@@ -193,7 +196,8 @@ TEST_P(KvAttention, NothingToDo) {
   EXPECT_TRUE(run_batch(c, cache, ops(), pool_, {{0, 0, 0}})[0].empty());
 }
 
-// The same bits for any chunking of the prompt, any other sequences in the batch, and any number of threads.
+// The bits do not depend on the chunking of the prompt, the other sequences in the batch or the number of
+// threads.
 TEST_P(KvAttention, IsBatchInvariant) {
   for (int64_t window : {0, 30}) {
     AttentionCase c({8, 2, 64, 64}, dtype(), {150, 40, 97});
@@ -229,7 +233,7 @@ TEST_P(KvAttention, PageSizeDoesNotChangeBits) {
   EXPECT_EQ(expected, run_whole(c, ops(), pool_));
 }
 
-// NaN keys and values outside a row's window or after it do not reach it.
+// NaN keys and values outside a row's window or at later positions do not affect the row.
 TEST_P(KvAttention, ForeignNanStaysOutside) {
   AttentionCase c({1, 1, 16, 16}, dtype(), {100});
   c.window = 10;
@@ -260,10 +264,10 @@ INSTANTIATE_TEST_SUITE_P(Tables, KvAttention,
                                   dtype_name(std::get<1>(p.param));
                          });
 
-// Cases small enough to check by hand: one head of size 2 or so, scale 1 by way of q.
+// Cases small enough to check by hand: one head of dimension 1, hence scale 1.
 class HandAttention : public testing::TestWithParam<const DenseOps*> {
  protected:
-  // Two tokens; the last one's output.
+  // Runs two tokens and returns the output of the second.
   static std::vector<float> last_output(std::vector<float> q, std::vector<float> k, std::vector<float> v,
                                         int64_t window, const float* sink) {
     ThreadPool pool(1);
@@ -286,8 +290,7 @@ TEST_P(HandAttention, LogitsWeighByTheirExponential) {  // logits 0 and ln 3: we
 TEST_P(HandAttention, WindowOfOneSeesItself) {
   EXPECT_FLOAT_EQ(last_output({1, 1}, {9, 1}, {2, 4}, 1, nullptr)[0], 4);
 }
-TEST_P(HandAttention, SinkTakesItsShare) {  // logits 0, 0 and sink ln 2: weights 1/4, 1/4, and 1/2 for the
-                                            // sink
+TEST_P(HandAttention, SinkTakesItsShare) {  // logits 0, 0, sink ln 2: weights 1/4, 1/4, 1/2
   const float sink = std::log(2.0f);
   EXPECT_FLOAT_EQ(last_output({0, 0}, {5, 7}, {4, 8}, 0, &sink)[0], 3);
 }

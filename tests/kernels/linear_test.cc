@@ -18,7 +18,7 @@ DenseQuant quant_of(const DenseOps& ops) {
   return ops.linear_layout == LinearLayout::kPanel16Q8 ? DenseQuant::kQ8 : DenseQuant::kNone;
 }
 
-// `weight` [N, K] after quantisation to 8-bit blocks.
+// Returns `weight` [N, K] after a round trip through 8-bit blocks.
 std::vector<float> through_q8(const std::vector<float>& weight, int64_t k) {
   const std::vector<bf16> rounded = to_bf16(weight);
   std::vector<float> values;
@@ -44,7 +44,7 @@ struct LinearCase {
     residual = random.normal(s.t * s.n);
   }
 
-  // Rows [first, first + rows) of the batch through one table.
+  // Runs rows [first, first + rows) of the batch through one table; by default all rows.
   std::vector<float> run(const DenseOps& ops, ThreadPool& pool, bool with_bias, bool accumulate,
                          int64_t first = 0, int64_t rows = -1) const {
     if (rows < 0) rows = shape.t;
@@ -63,9 +63,9 @@ struct LinearCase {
     return out;
   }
 
-  // |error| of an f32 sum of k exact or once-rounded products, in any order: (k + 2) eps sum |x w|; two more
-  // additions for bias and residual, and with blocks of weights one for each; products below the smallest
-  // normal may vanish.
+  // Error bound of an f32 sum of k exact or once-rounded products in any order: (k + 2) eps sum |x w|. Bias
+  // and residual add two additions, and Q8 weights add one per block. Products below the smallest normal
+  // number can vanish.
   std::vector<float> budget(DenseQuant quant) const {
     const std::vector<float> w = quant == DenseQuant::kQ8 ? through_q8(weight, shape.k) : weight;
     const int64_t additions = shape.k + 4 + (quant == DenseQuant::kQ8 ? q8_blocks(shape.k) : 0);
@@ -143,7 +143,8 @@ TEST_P(Linear, IsBatchInvariantNearTheSmallestNumbers) {
   }
 }
 
-// Weights that 8 bits hold exactly give the sums of bf16 weights; this oracle does not use the quantiser.
+// Weights that 8 bits represent exactly give the sums of the bf16 weights; the expected values do not depend
+// on the quantiser.
 TEST_P(Linear, WholeMultiplesOfAPowerOfTwoAreExact) {
   for (const int64_t k : {1, 31, 32, 33, 64, 100}) {
     LinearCase c({5, 37, k}, dtype(), 3);

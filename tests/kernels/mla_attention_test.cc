@@ -1,5 +1,6 @@
-// Multi-head latent attention as a model runs it on the dense ops (absorbed: one shared latent "head" whose
-// values are a prefix of its keys), against naive attention on decompressed keys and values, in double.
+// Compares multi-head latent attention, as a model runs it on the dense ops (absorbed: one shared latent
+// "head" whose values are a prefix of its keys), with naive attention in double on decompressed keys and
+// values.
 #include <algorithm>
 #include <cmath>
 #include <tuple>
@@ -39,13 +40,13 @@ struct MlaCase {
   float v_weight(int h, int v, int l) const {
     return bf16_to_float(up_v[static_cast<size_t>((h * s.v_dim + v) * s.latent + l)]);
   }
-  // As stored in the pages.
+  // Element i of row t, as stored in the pages.
   double row_at(int64_t t, int i) const {
     const float x = rows[static_cast<size_t>(t * row_dim() + i)];
     return dtype == DType::kF32 ? x : round_to_bf16(x);
   }
 
-  // [heads] matrices [n, k] in the table's layout.
+  // Packs `heads` matrices [n, k] into the table's layout.
   static Buffer pack(const DenseOps& ops, const std::vector<bf16>& w, int heads, int n, int k,
                      ThreadPool& pool) {
     const int64_t bytes = linear_weight_bytes(n, k, ops.head_linear_layout);
@@ -56,7 +57,7 @@ struct MlaCase {
     return packed;
   }
 
-  // q's first part times W_UK^T, then its rope part: [T, heads, latent + rope].
+  // Returns the nope part of q times W_UK^T, followed by its rope part: [T, heads, latent + rope].
   std::vector<float> absorbed_q(const DenseOps& ops, ThreadPool& pool) const {
     std::vector<bf16> transposed;
     for (int h = 0; h < s.heads; ++h)
@@ -125,9 +126,10 @@ struct MlaCase {
   }
 };
 
-// Naive attention: every key and value of a head decompressed, softmax in double. The budget follows the
-// kernels' float32 steps: a logit whose terms sum to M in magnitude has an error of (nope + latent + rope +
-// 4) eps M, a weight twice that, exp's 2.5e-7 each way, and n additions; the output sums latent terms.
+// Naive attention: decompresses every key and value of a head and computes the softmax in double. The budget
+// follows the f32 steps of the kernels: a logit whose terms sum to M in magnitude has an error of (nope +
+// latent + rope + 4) eps M. The numerator and the denominator of a weight each have that error plus exp's
+// 2.5e-7, and n additions round. The output sums `latent` terms.
 struct Naive {
   std::vector<float> values, budget;
   explicit Naive(const MlaCase& c) {

@@ -28,7 +28,7 @@ class RmsNorm : public testing::TestWithParam<std::tuple<const DenseOps*, DType>
     Random random(5);
     const std::vector<float> x = random.normal(rows * cols, 3), weight = random.normal(cols);
     const Outputs actual = run(ops(), x, weight, pool_), expected = run(ref_dense_ops(), x, weight, pool_);
-    // The mean's relative error is (cols / 16 + 5) eps, halved by the root; root, quotient and two products
+    // The mean's relative error of (cols / 16 + 5) eps is halved by the root; root, quotient and two products
     // round.
     const double relative = (static_cast<double>(cols) / 32 + 3 + 5) * kF32Eps;
     std::vector<float> f32_budget, act_budget;
@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(Tables, RmsNorm,
                                   dtype_name(std::get<1>(p.param));
                          });
 
-TEST(RefRmsNorm, ByHand) {  // mean square (9 + 16) / 2 = 12.5 - eps + eps
+TEST(RefRmsNorm, ByHand) {  // mean square (9 + 16) / 2 = 12.5, plus eps 3.5 = 16
   ThreadPool pool(1);
   const float x[] = {3, 4}, weight[] = {1, 2};
   float y[2];

@@ -46,7 +46,7 @@ TEST_P(Rope, MatchesRef) {
     for (int extra : {0, 5})
       for (int64_t tokens : {0, 1, 7, 8, 9, 40}) {
         const RopeCase c(tokens, 3, rotary + extra, rotary);
-        // Sine (to f32), factor, product and sum round once each: 4 eps of either of two terms.
+        // Sine (to f32), factor, product and sum round once each: 4 eps for each of the two terms.
         float largest = 0;
         for (float v : c.x) largest = std::max(largest, std::abs(v));
         const float budget[] = {static_cast<float>(4 * kF32Eps * 2 * largest * c.attention_factor)};

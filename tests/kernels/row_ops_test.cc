@@ -1,4 +1,4 @@
-// The ops that copy, add or scale rows, in every table of a CPU.
+// Tests the ops that copy, add or scale rows, in every CPU table.
 #include <gtest/gtest.h>
 
 #include <cmath>

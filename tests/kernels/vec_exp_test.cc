@@ -1,4 +1,4 @@
-// The exponential of the CPU kernels against std::exp in double, over the whole range.
+// Compares the exponential of the CPU kernels with std::exp in double over the whole range.
 #include <gtest/gtest.h>
 
 #include <bit>

@@ -85,7 +85,7 @@ TEST_P(Fixture, ReferenceRunnerMatchesStockClass) {
   EXPECT_LE(a.errors.back(), kFloat32Limit);
 }
 
-// A rounding tie may flip a code, which moves the positions after it.
+// A rounding tie can flip a code, which changes the logits of later positions.
 TEST_P(Fixture, QuantisedActivationsMatchTheRule) {
   if (!GetParam().has_w4a4) {
     EXPECT_FALSE(compute_logits({folder(), flags_of("w4a4", true)}, {1, 2, 3}).ok());
@@ -103,7 +103,7 @@ TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
   const Agreement a = run("w4a16", false);
   ASSERT_FALSE(a.errors.empty());
   EXPECT_LE(a.whole, 2e-2);
-  EXPECT_GE(a.whole, 1e-6) << "bf16 activations cannot be this near";
+  EXPECT_GE(a.whole, 1e-6) << "bf16 activations cannot be this close";
 }
 
 TEST_P(Fixture, ChunksPagesAndThreadsChangeNoBit) {
@@ -130,8 +130,8 @@ INSTANTIATE_TEST_SUITE_P(Families, Fixture,
                                          Case{"qwen2_h64_shared_expert", true}),
                          [](const auto& test) { return std::string(test.param.name); });
 
-// Latent attention splits its up-projections, so an FP4 one is dequantised: exactly, with its tensor scale
-// (here a power of two, which bf16 weights can represent too) applied to the products.
+// Latent attention splits its up-projections, so an FP4 up-projection is dequantised. This is exact: the
+// tensor scale (here a power of two, which bf16 weights can represent too) is applied to the products.
 class Fp4UpProjection : public testing::Test {
  protected:
   static constexpr const char* kSource = FP4MOE_FIXTURES "/dsv3_h96_modelopt_yarn";
@@ -201,7 +201,7 @@ TEST_F(Fp4UpProjection, EqualsItsValuesInBf16) {
       ASSERT_TRUE(result.ok()) << result.status().to_string();
       logits.push_back(*result);
     }
-    EXPECT_EQ(logits[0], logits[1]) << "a power of two rounds nothing";
+    EXPECT_EQ(logits[0], logits[1]) << "a factor that is a power of two must not round";
   }
   for (const char* kind : {"_fp4", "_bf16"}) std::filesystem::remove_all(folder + kind);
 }
@@ -247,7 +247,8 @@ TEST_P(Demo, DefaultRunnerWithQuantisedActivationsIsWithinItsPromise) {
   EXPECT_LE(a.median(), 6e-2);
 }
 
-// Long enough that latent attention computes its queries in several passes that split sequences.
+// The sequences are long enough that latent attention computes the queries in several passes that split
+// sequences.
 TEST(Batches, SequencesOfOneBatchDoNotSeeEachOther) {
   const auto prompt = read_reference(FP4MOE_DSV3_DEMO "/reference_logits.safetensors", "prompt_1.input_ids",
                                      "prompt_1.logits_w4a16");

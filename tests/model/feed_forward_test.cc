@@ -60,9 +60,10 @@ TEST_P(ScalingFactor, MultipliesTheRoutedPartOnce) {
     routed_times_two.push_back(2 * routed.back());
   }
   EXPECT_TRUE(within_relative_l2(doubled, routed_times_two, 1e-5));
-  EXPECT_GT(relative_l2(*once, *none), 1e-3) << "no routed part";
+  EXPECT_GT(relative_l2(*once, *none), 1e-3) << "the routed part is missing";
   const std::vector<float> zeros(none->size(), 0.0f);
-  EXPECT_EQ(*none == zeros, GetParam().names.shared_expert == nullptr) << "what is left is the shared expert";
+  EXPECT_EQ(*none == zeros, GetParam().names.shared_expert == nullptr)
+      << "only the shared expert must remain";
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, ScalingFactor,

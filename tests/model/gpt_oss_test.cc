@@ -42,7 +42,7 @@ TEST_P(Fixture, ReferenceRunnerMatchesStockClass) {
   EXPECT_TRUE(within_relative_l2(*logits, prompt->logits, kFloat32Limit));
 }
 
-// bf16 rounding of every GEMM input: the default mode is close to the reference, but not equal.
+// The default mode rounds every GEMM input to bf16: it is close to the reference, but not equal.
 TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
   const std::string folder = std::string(FP4MOE_FIXTURES "/") + GetParam();
   const Result<ReferencePrompt> prompt =
@@ -51,7 +51,7 @@ TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
   const Result<std::vector<float>> logits = compute_logits({folder, EngineConfig{}}, prompt->ids);
   ASSERT_TRUE(logits.ok()) << logits.status().to_string();
   EXPECT_TRUE(within_relative_l2(*logits, prompt->logits, kDefaultLimit));
-  EXPECT_FALSE(within_relative_l2(*logits, prompt->logits, 1e-6)) << "bf16 activations cannot be this near";
+  EXPECT_FALSE(within_relative_l2(*logits, prompt->logits, 1e-6)) << "bf16 activations cannot be this close";
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpt, Fixture,
@@ -126,7 +126,7 @@ TEST_P(Demo, EightBitDenseLayersAreWithinTheirPromise) {
     const auto [same_argmax, median_error] = agreement(*logits);
     EXPECT_GE(same_argmax, 0.98);  // one of 67 positions differs
     EXPECT_LE(median_error, 5e-3);
-    EXPECT_FALSE(within_relative_l2(*logits, prompt_.logits, 1e-3)) << "8-bit weights cannot be this near";
+    EXPECT_FALSE(within_relative_l2(*logits, prompt_.logits, 1e-3)) << "8-bit weights cannot be this close";
   }
 }
 

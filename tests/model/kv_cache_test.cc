@@ -52,7 +52,7 @@ TEST(KvCache, HoldsTheHeadsOfTheRank) {
     }
 }
 
-// Latents and rotary keys: one tensor, the same on every rank, whose first columns are the values.
+// Latents and rotary keys are one tensor, equal on every rank, whose first columns are the values.
 TEST(KvCache, LatentPagesHoldKeysWhoseFirstColumnsAreTheValues) {
   ModelConfig config = three_layers();
   config.num_heads = 8;
@@ -108,7 +108,7 @@ TEST(KvCache, CanonicalPagesKnowNoRanks) {
           kv->write_page(2, num_tokens, page.data());
           kv->read_page(2, num_tokens, back.data());
           kv->read_page(1, 16, others.data());
-          EXPECT_EQ(others, std::vector<uint8_t>(others.size())) << "a page beside was written";
+          EXPECT_EQ(others, std::vector<uint8_t>(others.size())) << "another page was written";
         }
         EXPECT_EQ(back, page) << "tp=" << tp << " tokens=" << num_tokens;
       }

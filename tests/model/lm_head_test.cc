@@ -5,7 +5,7 @@
 namespace fp4moe {
 namespace {
 
-// Every row once, in order, in panels of 16 except the last, as evenly as possible.
+// Shards contain every row once and in order, in panels of 16 except the last, as evenly as possible.
 TEST(LmHead, ShardsCoverTheVocabulary) {
   for (int64_t vocab = 1; vocab <= 200; ++vocab)
     for (int64_t parts = 1; parts <= 9; ++parts) {

@@ -26,8 +26,8 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 FLT_MAX = torch.finfo(torch.float32).max
 NUM_SEEDS = 64  # the seed whose routing is farthest from a tie is used
 
-# Widths are multiples of a scale block, but of 16 only (MXFP4: 32); heads are odd in number or size; prompts
-# are longer than YaRN's original context.
+# Widths are multiples of the scale block only (16, for MXFP4 32); heads are odd in number or size; prompts are
+# longer than YaRN's original context.
 FIXTURES = {
     "dsv3_h96_modelopt_yarn": dict(
         classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="modelopt", num_tokens=33,
@@ -79,7 +79,7 @@ def e2m1_codes(x):
 
 
 def pack(scaled):
-    """[..., block] in units of the block scale -> e2m1 codes, two per byte, the even column low; and their values."""
+    """[..., block] in units of the block scale -> e2m1 codes, two per byte with the even column low; and their values."""
     code = e2m1_codes(scaled)
     values = torch.sign(scaled) * E2M1[code]
     code = (code | (torch.signbit(scaled).long() << 3)).to(torch.uint8)
@@ -236,7 +236,7 @@ class Fixture:
             return self.model(input_ids=ids, use_cache=False).logits[0].float()
 
     def patched_experts(self, visit):
-        """Replaces the experts' forward by a plain loop. `visit(layer, name, x)` sees the inputs of both GEMMs and may
+        """Replaces the experts' forward by a plain loop. `visit(layer, name, x)` sees the inputs of both GEMMs and can
         change them."""
         def forward(module, x, index, weights):
             layer, inter = module.fixture_layer, module.down_proj.shape[2]
@@ -378,7 +378,7 @@ def compute(spec, seed):
     ids = torch.randint(0, fixture.config.vocab_size, (1, spec["num_tokens"]), generator=fixture.generator)
     expected = {"ids": ids[0], "logits_w4a16": fixture.forward(ids)}
     patched = fixture.calibrate(ids)
-    assert fixture.looped == set(fixture.experts), "the stock class goes around the experts' forward"
+    assert fixture.looped == set(fixture.experts), "the stock class bypasses the experts' forward"
     fixture.loop_error = float((patched - expected["logits_w4a16"]).abs().max())
     if not fixture.dialect.endswith("mxfp4"):
         expected["logits_w4a4"] = fixture.logits_w4a4(ids)
@@ -387,7 +387,7 @@ def compute(spec, seed):
 
 def make_fixture(name, spec, folder):
     fixture, expected = max((compute(spec, seed) for seed in range(NUM_SEEDS)), key=lambda pair: pair[0].margin)
-    assert fixture.loop_error < 1e-4, f"{name}: the loop over experts is not the stock class: {fixture.loop_error}"
+    assert fixture.loop_error < 1e-4, f"{name}: the loop over experts differs from the stock class by {fixture.loop_error}"
     folder.mkdir(parents=True, exist_ok=True)
     save_shards(fixture.tensors(), folder, spec.get("num_shards", 1))
     save_file({k: v.contiguous() for k, v in expected.items()}, folder / "expected.safetensors")

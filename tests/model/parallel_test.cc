@@ -67,7 +67,7 @@ class Parallel : public testing::Test {
     EXPECT_TRUE(groups.ok()) << groups.status().to_string();
     return groups.ok() ? *groups : Groups{};
   }
-  // Each group's prompt alone on one rank, with the same protocol.
+  // Runs each group's prompt alone on one rank with the same protocol.
   static Groups one_rank(const std::string& name, const EngineConfig& flags, int64_t chunk = 8,
                          bool last_row_only = false) {
     EngineConfig one = flags;
@@ -89,7 +89,7 @@ class Parallel : public testing::Test {
   }
 };
 
-// With every sum in double and no rounding of activations, ranks differ only in the order of FP32 sums.
+// Activations are not rounded to bf16, so ranks differ only in the order of FP32 sums.
 TEST_F(Parallel, Float32AgreesWithOneRank) {
   struct Case {
     const char* name;
@@ -126,8 +126,8 @@ TEST_F(Parallel, QuantisedActivationsAgreeWithOneRank) {
     }
 }
 
-// Guaranteed bit for bit: each group of one rank computes as if it were alone, and deepep weights and sums
-// rows at their source.
+// Equal bits are guaranteed: a group of one rank computes as if it ran alone, and deepep weights and sums
+// rows on their source rank.
 TEST_F(Parallel, DataParallelDeepepEqualsOneRankBitForBit) {
   for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
     for (const char* compute : {"w4a16", "w4a4", "w4a8"})
@@ -185,7 +185,7 @@ class Deterministic : public Parallel, public testing::WithParamInterface<Determ
     flags.enable_deterministic_inference = true;
     return flags;
   }
-  // The group's prompt alone on one rank, computed once per protocol.
+  // Logits of the group's prompt alone on one rank, computed once per protocol.
   const std::vector<float>& one_rank(const char* a2a, const char* compute, int group) {
     const auto [at, is_new] = one_.try_emplace({a2a, compute, group % 4});
     if (is_new) {
@@ -258,8 +258,8 @@ INSTANTIATE_TEST_SUITE_P(All, Deterministic,
                            return name;
                          });
 
-// Without the flag a group's partial sums change bits, so the tests above would detect them. Rounding to bf16
-// hides the change in some models on some CPUs, but not in all.
+// Without the flag, a group's partial sums change bits, so the tests above can detect a missing guarantee.
+// Rounding to bf16 hides the change in some models on some CPUs, but not in all.
 TEST_F(Parallel, WithoutTheFlagAGroupsPartialSumsMoveTheLogits) {
   double largest = 0;
   for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
@@ -317,7 +317,8 @@ TEST_F(Parallel, RanksThatDisagreeAboutTheBatchSaySo) {
   EXPECT_NE(groups.status().message().find("rank 1"), std::string::npos) << groups.status().to_string();
 }
 
-// The other layouts sum partial results in another order: close to one rank, and the same bits every time.
+// In the default mode, layouts sum partial results in another order: logits are close to one rank's, and have
+// the same bits in every run.
 TEST_F(Parallel, DefaultModeIsNearOneRankAndRepeats) {
   for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
     for (const Layout& layout :

@@ -50,11 +50,12 @@ TEST(PlanModel, FlagsOutOfRangeAreNamedWithWhatIsLegal) {
     const char* message;
   };
   for (const Case& c :
-       {Case{[](EngineConfig& f) { f.page_size = 0; }, "--page-size 0; legal: 1 to 4096"},
-        Case{[](EngineConfig& f) { f.threads = -3; }, "--threads -3; legal: 0 to 4096"},
-        Case{[](EngineConfig& f) { f.context_length = -1; }, "--context-length -1; legal: at least 0"},
+       {Case{[](EngineConfig& f) { f.page_size = 0; }, "--page-size 0 is out of range; it must be 1 to 4096"},
+        Case{[](EngineConfig& f) { f.threads = -3; }, "--threads -3 is out of range; it must be 0 to 4096"},
+        Case{[](EngineConfig& f) { f.context_length = -1; },
+             "--context-length -1 is out of range; it must be at least 0"},
         Case{[](EngineConfig& f) { f.mem_fraction_static = 1.5; },
-             "--mem-fraction-static 1.500000; legal: above 0, at most 1"}}) {
+             "--mem-fraction-static 1.500000 must be above 0 and at most 1"}}) {
     EngineConfig flags;
     c.change(flags);
     const Status status = plan_model(gpt_oss(), flags).status();
@@ -93,7 +94,7 @@ TEST(PlanModel, QuantizationMustAgreeWithTheCheckpoint) {
 TEST(PlanModel, HeadsThatRanksCannotShareAreRefused) {
   struct Case {
     int64_t heads, kv_heads;
-    int tp, dp, nearest_dp;  // 0: legal
+    int tp, dp, nearest_dp;  // nearest_dp is 0 if the layout is legal
   };
   for (const Case& c : {Case{4, 2, 4, 1, 0},
                         {4, 4, 4, 1, 0},
@@ -124,14 +125,15 @@ TEST(PlanModel, HeadsThatRanksCannotShareAreRefused) {
 TEST(PlanModel, HeadsTooWideForTheAttentionAreRefused) {
   ModelConfig config = gpt_oss();
   config.head_dim = 578;
-  EXPECT_EQ(plan_model(config, EngineConfig{}).status().message(), "head_dim = 578; supported: up to 576");
+  EXPECT_EQ(plan_model(config, EngineConfig{}).status().message(),
+            "head_dim = 578 is too large; the limit is 576");
   config.mla = {.kv_lora_rank = 512, .qk_rope_head_dim = 64};
   EXPECT_TRUE(plan_model(config, EngineConfig{}).ok());
   config.mla.kv_lora_rank = 514;
   EXPECT_EQ(plan_model(config, EngineConfig{}).status().code(), StatusCode::kUnsupported);
 }
 
-// Latents are one KV head, whatever num_key_value_heads is: only the query heads are divided.
+// Latents are one KV head, independent of num_key_value_heads: only the query heads are divided.
 TEST(PlanModel, LatentAttentionSharesQueryHeadsOnly) {
   ModelConfig config = gpt_oss();
   config.num_heads = config.num_kv_heads = 6;

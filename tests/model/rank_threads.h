@@ -15,14 +15,14 @@ struct RankRun {
   EngineConfig flags;  // tp, ep, dp, a2a, ...
   int64_t chunk = 8;   // prompt tokens of a group in one step
   int page_size = 4;
-  bool last_row_only = false;    // only logits of each step's last row; otherwise of all rows
-  int short_rank = -1;           // this rank gets one token less than its group
+  bool last_row_only = false;    // compute logits only for each step's last row instead of all rows
+  int short_rank = -1;           // this rank gets one token fewer than its group
   bool first_rank_only = false;  // only the first rank of each group computes logits
 };
 
-// Returns logits [rows, V] of each group's prompt, step by step. A group whose prompt has ended, or is empty,
-// continues without rows until the longest one ends. prompts.size() == dp. kInternal if two ranks of a group
-// differ in a bit.
+// Returns logits [rows, V] of each group's prompt, step by step. A group whose prompt is empty or has
+// ended continues without rows until the longest prompt ends. prompts.size() == dp. Returns kInternal if the
+// logits of two ranks of a group differ in a bit.
 Result<std::vector<std::vector<float>>> run_ranks(const RankRun& run,
                                                   const std::vector<std::vector<int32_t>>& prompts);
 

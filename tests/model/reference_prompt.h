@@ -1,4 +1,4 @@
-// Checkpoints with reference logits, and runs over them.
+// Prompts with reference logits, and functions that compute a checkpoint's logits.
 #pragma once
 
 #include <cstdint>

@@ -67,7 +67,7 @@ TEST(ResolveFlags, AnA2aRaisesExpertParallelismToAllRanks) {
   EngineConfig odd = a2a("deepep");
   odd.tp_size = 4;
   odd.ep_size = 2;
-  EXPECT_EQ(resolved(odd).flags.ep_size, 2) << "a given value is plan_moe's to refuse";
+  EXPECT_EQ(resolved(odd).flags.ep_size, 2) << "plan_moe refuses a given value, not resolve_flags";
 }
 
 TEST(ResolveFlags, DataParallelAttentionSaysThatGroupsShareTheLimits) {
@@ -77,7 +77,7 @@ TEST(ResolveFlags, DataParallelAttentionSaysThatGroupsShareTheLimits) {
   flags.enable_dp_attention = true;
   EXPECT_TRUE(says(resolved(flags), LogLevel::kInfo,
                    "--chunked-prefill-size and --max-prefill-tokens are "
-                   "shared evenly by 4 data-parallel groups"));
+                   "divided evenly among 4 data-parallel groups"));
 }
 
 TEST(ResolveFlags, DeepepModeIsLowLatencyOrRefused) {
@@ -93,7 +93,7 @@ TEST(ResolveFlags, DeepepModeIsLowLatencyOrRefused) {
   EXPECT_EQ(refused(normal).code(), StatusCode::kInvalidArgument);
 }
 
-// Flag, then the bf16 variable, then the NVFP4 variable (where activations are NVFP4), then bf16.
+// Precedence: the flag, the bf16 variable, the NVFP4 variable (if activations are NVFP4), the default bf16.
 TEST(ResolveFlags, DeepepPayload) {
   struct Case {
     const char *flag, *bf16, *nvfp4, *runner;
@@ -161,7 +161,7 @@ TEST(ResolveFlags, PerTokenScalesByVariable) {
   flags.environment[0].value = "2";
   const Status status = refused(flags);
   EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(status.message().find("SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION=2; legal: 0 or 1"),
+  EXPECT_NE(status.message().find("SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION=2 must be 0 or 1"),
             std::string::npos);
 }
 
@@ -190,7 +190,7 @@ TEST(ResolveFlags, ATokenLimitThatIsTooSmallIsAWarningWithTheFormula) {
     const auto warned = [&](const std::string& value) {
       flags.environment = {{variable, value}};
       return says(resolved(flags), LogLevel::kWarning,
-                  "512 tokens that a rank may dispatch in a step, (max_prefill_tokens + "
+                  "512 tokens that a rank can dispatch in a step, (max_prefill_tokens + "
                   "max_running_requests) / tp, rounded up");
     };
     EXPECT_TRUE(warned("511"));
@@ -200,11 +200,11 @@ TEST(ResolveFlags, ATokenLimitThatIsTooSmallIsAWarningWithTheFormula) {
       EXPECT_EQ(refused(flags).code(), StatusCode::kInvalidArgument) << bad;
     }
     flags.moe_a2a_backend = "none";
-    EXPECT_TRUE(resolved(flags).notes.empty()) << "not read without its a2a";
+    EXPECT_TRUE(resolved(flags).notes.empty()) << "the variable is not read without its a2a";
   }
   EngineConfig flags = a2a("deepep");
   flags.environment = {{"SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "1025"}};
-  EXPECT_EQ(refused(flags).code(), StatusCode::kInvalidArgument) << "SGLang's own limit";
+  EXPECT_EQ(refused(flags).code(), StatusCode::kInvalidArgument) << "SGLang has the same limit";
 }
 
 // Every listed name is refused with a suggested alternative; an unknown name is left to plan_moe.
@@ -292,7 +292,8 @@ TEST(ResolveFlags, UnknownWordsListTheLegalOnes) {
     flags.*(c.field) = "zap";
     const Status status = refused(flags);
     EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
-    EXPECT_EQ(status.message().find(std::string(c.flag) + " zap; legal: "), 0u) << status.message();
+    EXPECT_EQ(status.message().find(std::string(c.flag) + " zap is unknown; use one of "), 0u)
+        << status.message();
   }
 }
 

@@ -1,5 +1,5 @@
-// What loading refuses about weights: every tensor is required, every value must be finite, in each family
-// and dialect.
+// Loading refuses bad weights in each family and dialect: every tensor is required, and every value must be
+// finite.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -82,7 +82,7 @@ class EveryTensor : public testing::TestWithParam<Shape> {
   std::optional<Checkpoint> source_;
 };
 
-// The list of used tensors contains none that loading could do without.
+// Loading fails if any used tensor is missing, except for optional input scales.
 TEST_P(EveryTensor, IsNeeded) {
   for (const TensorEntry& tensor : source_->tensors()) {
     ChangedCheckpoint changed(*source_);

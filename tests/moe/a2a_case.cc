@@ -18,7 +18,8 @@ constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 
 float rounded(float x, DType dtype) { return dtype == DType::kBF16 ? round_to_bf16(x) : x; }
 
-// A row as the experts see it; returns the factor by which its elements are still to be multiplied.
+// Writes a row to `out` as the experts see it; returns the factor by which its elements must still be
+// multiplied.
 float payload_row(const A2aCase& c, const float* x, std::vector<float>& out) {
   const auto H = static_cast<size_t>(c.H);
   out.assign(x, x + H);
@@ -83,7 +84,7 @@ float token_output(const A2aCase& c, const TokenSum& token, int64_t h, float add
   if (c.protocol == "deepep" || (c.deterministic && whole && c.protocol == "flashinfer"))
     return addend + token.by_slot(h);
   if (c.protocol == "none" && c.layout.dp == 1) {
-    // Every rank adds its sums to its part of the addend (all of it on rank 0); then ranks are summed in
+    // Every rank adds its sums to its part of the addend (all of it on rank 0); the ranks are then summed in
     // order.
     if (c.deterministic && whole && R > 1) return addend + token.by_slot(h);
     float sum = addend + token.of_rank(h, 0);
@@ -269,7 +270,7 @@ std::vector<RankOutcome> A2aWorld::run(const A2aCase& c, int repeats, const Edit
 
 namespace {
 
-// Applies the experts' functions to a batch; rows that must not be read become NaN.
+// Applies the experts' functions to a batch; the other rows of y become NaN.
 void run_experts(const A2aCase& c, int rank, const ExpertBatch& batch) {
   std::fill(batch.y, batch.y + batch.x.rows * c.H, kNaN);
   const int64_t L = batch.num_experts, first = c.layout.ep == 1 ? 0 : rank * L;
@@ -284,7 +285,7 @@ void run_experts(const A2aCase& c, int rank, const ExpertBatch& batch) {
       }
 }
 
-// This rank's own rows in the form that the transport takes.
+// This rank's rows in the form that the transport takes.
 struct OwnRows {
   OwnRows(const A2aCase& c, const GroupTokens& g, Shard own) {
     const auto first = g.x.begin() + own.first * c.H;
@@ -304,7 +305,7 @@ struct OwnRows {
   TransportInput input;
 };
 
-// What a rank's exchanges use.
+// The state that all exchanges of a rank use.
 struct RankRun {
   const A2aCase& c;
   int rank;
@@ -354,7 +355,7 @@ void A2aWorld::run_rank(int rank, const A2aCase& c, int repeats, RankOutcome& ou
   auto scratch = Arena::make(outcome.arena_promised);
   const Shard own = (*transport)->own_rows(g.T);
   const OwnRows rows(c, g, own);
-  // With a2a none and one group, partial sums are added: the whole addend is rank 0's part.
+  // With a2a none and one group, the ranks' partial sums are added, so rank 0 contributes the whole addend.
   const bool mine = c.protocol != "none" || c.layout.dp > 1 || rank == 0;
   for (int i = 0; i < repeats; ++i) {
     outcome.out.assign(g.addend.size(), kNaN);

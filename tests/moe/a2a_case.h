@@ -1,6 +1,6 @@
-// A layer's exchange as a test case: random tokens of every group, experts that are simple functions, the
-// expected result by plain loops over tokens and slots (independent of plans and placement), and thread ranks
-// that run the transport under test.
+// A layer's exchange as a test case: random tokens for every group, experts that are simple functions, the
+// expected result from plain loops over tokens and slots (independent of plans and placement), and ranks that
+// run the transport under test.
 #pragma once
 
 #include <functional>
@@ -26,7 +26,7 @@ struct GroupTokens {
 
 struct A2aCase {
   std::string protocol = "deepep";
-  RankLayout layout;  // rank is set for each rank
+  RankLayout layout;  // options() sets its rank
   int64_t E = 8, K = 2, H = 64;
   DType dtype = DType::kBF16;
   Payload payload = Payload::kAct;
@@ -41,11 +41,11 @@ struct A2aCase {
   TransportOptions options(int rank) const;
 };
 
-// How a case is filled.
+// How fill_tokens() fills a case.
 struct TokenOptions {
   uint64_t seed = 1;
   std::vector<int64_t> tokens;  // per group
-  double dropped = 0.1;         // share of the slots whose id is no expert's
+  double dropped = 0.1;         // share of the slots whose id is not an expert
   double hot = 0;               // share of the slots that go to expert E / 2
 };
 void fill_tokens(A2aCase& c, const TokenOptions& options);
@@ -65,13 +65,13 @@ class Draw {
   std::mt19937_64 random_;
 };
 
-// A random protocol, payload, skew and budget on these ranks.
+// Returns a case with a random protocol, payload, skew and budget for these ranks.
 A2aCase random_case(int ranks, int dp, Draw& draw);
 
-// y = f(expert, x) for element h. If experts are split (ep = 1), rank r's part of it.
+// Returns y = f(expert, x) for element h. If experts are split (ep = 1), returns the rank's part of it.
 float expert_value(const A2aCase& c, int64_t expert, float x, int64_t h, int rank);
 
-// The layer's expected output for each group [T, H], with the roundings that the protocol specifies.
+// Returns the layer's expected output for each group [T, H], with the roundings that the protocol specifies.
 std::vector<std::vector<float>> expected_output(const A2aCase& c);
 
 struct RankOutcome {
@@ -84,14 +84,15 @@ struct RankOutcome {
 // Describes the differences from expected_output(c) on this process's ranks; empty if there are none.
 std::string difference(const A2aCase& c, const std::vector<RankOutcome>& outcomes);
 
-// Thread ranks with one job and its communicators, for any number of cases with the same dp.
+// This process's ranks, each in a thread, with one job and its communicators, for any number of cases with
+// the same dp.
 class A2aWorld {
  public:
   struct Options {
     int ranks = 1, dp = 1;
     std::string fabric = "threads";
     int64_t heap_bytes = 2 << 20;     // for transports
-    int64_t record_bytes = 64 << 10;  // of exchanges
+    int64_t record_bytes = 64 << 10;  // for exchanges
     double timeout_seconds = 10;
     uint32_t first_signal = 0;
     std::vector<Faults> faults;  // [ranks] or empty
@@ -99,8 +100,8 @@ class A2aWorld {
   explicit A2aWorld(const Options& options);
   ~A2aWorld();
 
-  // Runs the case on every rank of this process `repeats` times and returns the last outcomes. If given, edit
-  // first changes a rank's copy of the case.
+  // Runs the case on every rank of this process `repeats` times and returns the last outcomes. If `edit` is
+  // given, it first changes each rank's copy of the case.
   using Edit = std::function<void(int rank, A2aCase&)>;
   std::vector<RankOutcome> run(const A2aCase& c, int repeats = 1, const Edit& edit = nullptr);
   Endpoint& endpoint(int rank);

@@ -1,4 +1,4 @@
-// resolve_scales(): activation scales and alphas for each choice, over all experts where they are scalar.
+// Tests resolve_scales(): activation scales and alphas for each choice. Scalar scales cover all experts.
 #include "moe/act_scales.h"
 
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@ namespace {
 constexpr auto kScalar = ActScaleChoice::kScalar, kPerExpert = ActScaleChoice::kPerExpert,
                kPerToken = ActScaleChoice::kPerToken;
 
-// Powers of two, so that products and reciprocals are exact. Expert 2 has the largest a1 (in its up half),
-// expert 0 the largest a2.
+// Scales are powers of two, so that products and reciprocals are exact. Expert 2 has the largest a1 (in its
+// up half), expert 0 the largest a2.
 std::vector<ExpertWeightsView> experts() {
   std::vector<ExpertWeightsView> all(4);
   const float gate_in[] = {0.25f, 0.5f, 0.125f, 0.25f}, up_in[] = {0.25f, 0.5f, 2, 0.25f};
@@ -36,7 +36,7 @@ TEST(ActScalesTest, ScalarsAreOverAllExpertsAndHalvesOnEveryRank) {
     for (const ExpertScales& s : scales) {
       EXPECT_EQ(s.a1.value, 0.5f);  // encode: 1 / 2
       EXPECT_EQ(s.a2.value, 0.25f);
-      EXPECT_EQ(s.gate, 8 * 2);  // the halves keep their own weight scales
+      EXPECT_EQ(s.gate, 8 * 2);  // each half keeps its weight scale
       EXPECT_EQ(s.up, 16 * 2);
       EXPECT_EQ(s.down, 32 * 4);
     }
@@ -66,7 +66,7 @@ TEST(ActScalesTest, MaskedNumericsMixAScalarA1WithPerExpertA2) {
   }
 }
 
-// For every choice: quantising with the scale and multiplying by alpha restores the weight's scale.
+// For every choice, quantising with the scale and multiplying by alpha restores the weight's scale.
 TEST(ActScalesTest, ScaleAndAlphaComeFromTheSameChoice) {
   for (ActScaleChoice a1 : {kScalar, kPerExpert, kPerToken})
     for (ActScaleChoice a2 : {kScalar, kPerExpert, kPerToken})

@@ -1,4 +1,4 @@
-// The dense MLP: alone, in shards and as a layer's shared expert; FP4 linear layers with any N.
+// Tests the dense MLP alone, in shards and as a layer's shared expert, and FP4 linear layers with any N.
 #include "moe/dense_mlp.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ MoePlan plan_of(const char* compute, int tp = 1, int rank = 0) {
   return plan->at_rank(rank);
 }
 
-// An MLP of either kind, and the same weights as a layer's only expert, for the oracle.
+// An FP4 or bf16 MLP. `experts` holds the FP4 weights as a layer's only expert, for the oracle.
 struct MlpCase {
   explicit MlpCase(bool is_fp4)
       : random(3), experts({kHidden, kIntermediate, 1, 1}, Fp4Format::kNvfp4, ActivationKind::kSilu) {
@@ -126,7 +126,8 @@ TEST(DenseMlpTest, ShardsAddUpAndOneWithoutABlockIsZero) {
       }
       for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
     }
-    // bf16 shards round their own parts of the intermediate; FP4 shards quantise the same blocks.
+    // Each bf16 shard rounds its part of the intermediate; FP4 shards quantise the same blocks as the whole
+    // MLP.
     EXPECT_TRUE(within_relative_l2(sum, whole, 3e-3)) << is_fp4;
   }
 }
@@ -144,7 +145,7 @@ TEST(DenseMlpTest, RefusesAMixOfFp4AndBf16) {
   ThreadPool pool(1);
   EXPECT_EQ(
       DenseMlp::make(plan_of("w4a16"), ref_dense_ops(), c.view, {0, kIntermediate}, pool).status().message(),
-      "down is bf16, gate is not; legal: all matrices of an MLP in FP4, or none");
+      "down is bf16, but gate is not; the matrices of an MLP must be all FP4 or all bf16");
 }
 
 // ---- as a shared expert ---------------------------------------------------------------------------
@@ -211,7 +212,7 @@ TEST(Fp4LinearTest, AgreesWithTheOracleForAnyNumberOfRows) {
         const std::vector<float> x = to_float(to_bf16(random.normal(5 * kHidden)));
         ActBuffer act(DType::kBF16, 5, kHidden, x);
         Arena scratch = std::move(*Arena::make(linear->scratch_bytes(5)));
-        const int64_t stride = n + 2;  // columns from N on belong to others
+        const int64_t stride = n + 2;  // columns from N on must not be written
         std::vector<float> out(static_cast<size_t>(5 * stride), 0.5f);
         linear->forward_fp4_linear(act.view(), out.data(), stride, accumulate, scratch, pool);
 

@@ -1,4 +1,4 @@
-// moe_sort(): rows grouped by expert, maps inverse to each other, edge cases.
+// Tests moe_sort(): rows grouped by expert, mutually inverse maps, and edge cases.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -45,8 +45,7 @@ TEST(MoeSortTest, DropsMaskedAndNonLocalIds) {
   const Sorted s = sort({-1, 4, 3, kMax, 5, kMin, 6}, 2, 4);  // local experts are 4 and 5
   EXPECT_EQ(s.offsets, (std::vector<int64_t>{0, 1, 2}));
   EXPECT_EQ(s.row_of_slot, (std::vector<int32_t>{-1, 0, -1, -1, 1, -1, -1}));
-  EXPECT_EQ(s.slot_of_row, (std::vector<int32_t>{1, 4, -7, -7, -7, -7, -7}));  // entries past the end are not
-                                                                               // written
+  EXPECT_EQ(s.slot_of_row, (std::vector<int32_t>{1, 4, -7, -7, -7, -7, -7}));  // the rest is not written
 }
 
 TEST(MoeSortTest, AnExpertNamedTwiceGetsTwoRows) {

@@ -18,9 +18,9 @@ struct LayerSize {
   int64_t hidden = 0, intermediate = 0, num_experts = 0, top_k = 0;
 };
 
-// Gate and up biases are interleaved; every half of every expert has its own tensor and input scales. With
-// kNone the experts are bf16, `weights` also holds the same values as MXFP4 for the oracles, and every second
-// matrix is transposed.
+// Experts with interleaved gate and up biases and separate tensor and input scales for gate, up and down.
+// With kNone the experts are bf16, every second matrix is transposed, and `weights` also holds the same
+// values as MXFP4 for the oracles.
 class ExpertsCase {
  public:
   ExpertsCase(const LayerSize& size, Fp4Format format, ActivationKind kind, uint64_t seed = 1)
@@ -46,7 +46,7 @@ class ExpertsCase {
     }
   }
 
-  // Rows of values that bf16 represents exactly, so that both activation types see the same.
+  // Returns rows of values that bf16 represents exactly, so that both activation types see the same values.
   std::vector<float> tokens(int64_t n) { return to_float(to_bf16(random.normal(n * problem.hidden_size))); }
 
   Random random;
@@ -75,7 +75,7 @@ class ExpertsCase {
     biases_.push_back(std::make_unique<std::vector<bf16>>(std::move(values)));
     return {m.rows, m.cols, biases_.back()->data(), row_stride, col_stride};
   }
-  // As if calibrated on values up to about `amax`.
+  // Returns an input scale as if calibrated on values up to about `amax`.
   float input_scale(float amax) {
     return amax / 2688 * (0.7f + 0.01f * static_cast<float>(random.integer(0, 70)));
   }
@@ -93,10 +93,10 @@ class LayerCase : public ExpertsCase {
     router.weight = router_weight_.data();
   }
 
-  // Values that bf16 does not represent exactly: the router sees them, the experts see them rounded.
+  // Returns values that bf16 does not represent exactly: the router sees them, the experts see them rounded.
   std::vector<float> tokens(int64_t n) { return random.normal(n * problem.hidden_size); }
 
-  // A residual to add to: a ramp.
+  // Returns the initial residual: a ramp.
   std::vector<float> ramp(int64_t n) const {
     std::vector<float> residual;
     for (int64_t i = 0; i < n * problem.hidden_size; ++i)
@@ -115,7 +115,7 @@ class LayerCase : public ExpertsCase {
     return std::move(*layer);
   }
 
-  // Computes residual + layer(x). The residual is a ramp, so that a missing addition is detected.
+  // Computes residual + layer(x). The residual is a ramp so that a missing addition is detected.
   std::vector<float> run(const MoeLayer& layer, DType dtype, const std::vector<float>& x,
                          ThreadPool& pool) const {
     const int64_t tokens = static_cast<int64_t>(x.size()) / problem.hidden_size;

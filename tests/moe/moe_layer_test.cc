@@ -1,4 +1,4 @@
-// The whole layer on every row of the table: close to the oracle row, and with reproducible bits.
+// Tests the whole layer on every row of the table: results are close to the oracle row's and reproducible.
 #include "moe/moe_layer.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-// The layer in double, directly from fp4_at(), with h rounded like the activations.
+// Computes the layer in double, directly from fp4_at(), with h rounded like the activations.
 std::vector<float> exact_layer(LayerCase& c, DType dtype, const std::vector<float>& x) {
   const MoeProblem& p = c.problem;
   const auto round = [&](double v) {
@@ -134,7 +134,7 @@ TEST_P(MoeLayerTest, CountsAndTellsTheTokensOfEachExpert) {
   EXPECT_EQ(sums, (std::vector<int64_t>{100, 141, 100, 141, 100, 100, 100, 100, 100, 100, 100, 100}));
 }
 
-// Skewed routing: expert 0 gets a row of every token, the other experts share the second rows.
+// Skewed routing: expert 0 gets a row of every token; the other experts share each token's second row.
 TEST_P(MoeLayerTest, SameBitsAloneInABatchAndOnAnyNumberOfThreads) {
   LayerCase c({96, 64, 9, 2}, format(), ActivationKind::kSwigluOai);
   c.router.bias = {1e6f, 0, 0, 0, 0, 0, 0, 0, 0};
@@ -153,13 +153,14 @@ TEST_P(MoeLayerTest, SameBitsAloneInABatchAndOnAnyNumberOfThreads) {
 }
 
 TEST_P(MoeLayerTest, MaskedBatchesGiveTheBitsOfPackedOnes) {
-  if (!row().layouts.has(BatchLayout::kMasked)) GTEST_SKIP() << row().name << " takes no masked batches";
+  if (!row().layouts.has(BatchLayout::kMasked))
+    GTEST_SKIP() << row().name << " does not support masked batches";
   LayerCase c({64, 32, 3, 1}, format(), ActivationKind::kSwigluOai);
   ThreadPool pool(2);
   const PackedExperts experts = std::move(*row().pack(row(), c.problem, {}, c.weights, pool));
   const int64_t counts[] = {2, 0, 5}, offsets[] = {0, 2, 2, 7}, capacity = 6;
   const std::vector<float> x = c.tokens(7);
-  std::vector<float> masked_x(static_cast<size_t>(3 * capacity * 64), NAN);  // NAN where nothing may be read
+  std::vector<float> masked_x(static_cast<size_t>(3 * capacity * 64), NAN);  // NaN: rows not to be read
   for (int64_t e = 0; e < 3; ++e)
     std::copy_n(x.begin() + offsets[e] * 64, counts[e] * 64, masked_x.begin() + e * capacity * 64);
   ActBuffer packed_act(DType::kBF16, 7, 64, x), masked_act(DType::kBF16, 3 * capacity, 64, masked_x);
@@ -196,13 +197,13 @@ TEST(MoeLayerMakeTest, Bf16WeightsThatContradictThePlanAreRefused) {
   EXPECT_STREQ(plan.runner()->name, "cpu_bf16");
   c.weights.bf16_experts[2].down.cols = 64;
   EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights, nullptr, pool).status().message(),
-            "expert 2: down is bf16 [64, 64], the plan has [64, 32]");
+            "expert 2: down is bf16 [64, 64], but the plan has [64, 32]");
   c.weights.bf16_experts.pop_back();
   EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights, nullptr, pool).status().message(),
-            "weights of 3 bf16 experts, the plan has 4");
+            "the weights have 3 bf16 experts, but the plan has 4");
 }
 
-// Two tokens routed to one expert each: calibration records what reaches that expert only.
+// Both tokens are routed to expert 1: calibration records only the values that reach that expert.
 TEST(MoeLayerMakeTest, CalibrationRecordsWhatEachExpertSees) {
   LayerCase c({64, 32, 3, 1}, Fp4Format::kNone, ActivationKind::kSwigluOai);
   c.router.bias = {0, 1e6f, 0};
@@ -238,10 +239,10 @@ TEST(MoeLayerMakeTest, WeightsThatContradictThePlanAreRefused) {
   const MoePlan plan = *plan_moe(c.problem, {.runner = "ref"});
   c.weights.experts[2].down.cols = 64;
   EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights, nullptr, pool).status().message(),
-            "expert 2: down is mxfp4 [64, 64], the plan has mxfp4 [64, 32]");
+            "expert 2: down is mxfp4 [64, 64], but the plan has mxfp4 [64, 32]");
   c.weights.experts.pop_back();
   EXPECT_EQ(MoeLayer::make(plan, ref_dense_ops(), c.router, c.weights, nullptr, pool).status().message(),
-            "weights of 3 experts, the plan has 4");
+            "the weights have 3 experts, but the plan has 4");
 }
 
 }  // namespace

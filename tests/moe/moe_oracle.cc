@@ -40,8 +40,9 @@ double dot(const Fp4MatrixView& m, int64_t row, const std::vector<double>& x) {
   return sum * m.tensor_scale;
 }
 
-// dot() with FP8 operands. MXFP4: no difference. NVFP4: the power of two p moves the row's largest scale of a
-// nonzero block to 224 ... 448, and each code times its scale becomes e4m3(code * scale * p / 8) * 8 / p.
+// dot() with FP8 operands. MXFP4 gives the same result as dot(). For NVFP4, the power of two p moves the
+// largest scale of the row's nonzero blocks to 224 ... 448, and each code times its scale becomes e4m3(code *
+// scale * p / 8) * 8 / p.
 double fp8_dot(const Fp4MatrixView& m, int64_t row, const std::vector<double>& x) {
   if (m.format == Fp4Format::kMxfp4) return dot(m, row, x);
   const auto code_at = [&](int64_t c) {
@@ -78,7 +79,7 @@ float to_bf16_value(float x) {
   return std::bit_cast<float>((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u);
 }
 
-// Quantises sixteen values. The exact mode's arithmetic is single precision, hence the floats.
+// Quantises sixteen values. Uses floats because the exact mode's arithmetic is single precision.
 void nvfp4_block(const float* x, float encode, double decode, double* out) {
   float amax = 0;
   for (int i = 0; i < 16; ++i) amax = std::max(amax, std::abs(x[i]));
@@ -99,7 +100,7 @@ void int8_block(const float* x, int size, double* out) {
     out[i] = scale == 0 ? 0 : static_cast<double>(std::nearbyint(x[i] / scale)) * scale;
 }
 
-// One scale for the whole row.
+// Quantises a row with one scale.
 void fp8_row(const std::vector<float>& x, std::vector<double>& out) {
   float amax = 0;
   for (const float v : x) amax = std::max(amax, std::abs(v));
@@ -110,7 +111,7 @@ void fp8_row(const std::vector<float>& x, std::vector<double>& out) {
   }
 }
 
-// Decode-direction activation scale of the first or second GEMM.
+// Returns the decode-direction activation scale of the first or second GEMM.
 float static_scale(const OracleLayer& layer, int64_t expert, ActScaleChoice choice, bool second) {
   const auto own = [&](const ExpertWeightsView& w) {
     if (second) return w.down_input_scale;

@@ -1,4 +1,4 @@
-// Whole MoE layers on thread ranks (router, transport and runner together) compared with one rank.
+// Compares whole MoE layers on thread ranks (router, transport and runner together) with one rank.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -23,7 +23,7 @@ class RanksCase : public ExpertsCase {
     router_weight_ = to_bf16(random.normal(size.num_experts * size.hidden, 0.2f));
     router.weight = router_weight_.data();
   }
-  // A shared expert in bf16, with the vector whose sigmoid scales it.
+  // Adds a bf16 shared expert and the gate vector from which its sigmoid scale is computed.
   void add_shared_expert() {
     constexpr int64_t kI = 96;
     const int64_t H = problem.hidden_size;
@@ -169,7 +169,7 @@ TEST(MoeRanksTest, OtherProtocolsAreWithinTheBudgetOfOneRank) {
   }
 }
 
-// Experts split along I.
+// Experts are split along I.
 TEST(MoeRanksTest, SplitExperts) {
   for (const Fp4Format format : kExpertFormats) {
     RanksCase c(format);
@@ -183,7 +183,7 @@ TEST(MoeRanksTest, SplitExperts) {
   }
 }
 
-// The shared expert: applied once and whole if rows are exchanged; with a2a none as shards that sum up.
+// The shared expert is applied once: whole if rows are exchanged; with a2a none, as shards that add up.
 TEST(MoeRanksTest, SharedExpertCountsOnce) {
   RanksCase c(Fp4Format::kMxfp4);
   const Rows x = c.tokens(13);
@@ -206,7 +206,7 @@ TEST(MoeRanksTest, SharedExpertCountsOnce) {
   }
 }
 
-// With the deterministic flag any number of ranks gives the same bits.
+// With the deterministic flag, any number of ranks gives the same bits.
 TEST(MoeRanksTest, DeterministicSumsDoNotDependOnRanks) {
   RanksCase c(Fp4Format::kMxfp4);
   const Rows x = c.tokens(13);

@@ -90,7 +90,7 @@ TopK choose(const std::vector<float>& logits, RoutingRule rule) {
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 double sqrt_softplus(double x) { return std::sqrt(std::log1p(std::exp(x))); }
 
-// Candidates in order of score; ties go to the lower id.
+// Returns the n best candidates in order of score; ties go to the lower id.
 std::vector<int32_t> best_of(std::vector<int32_t> ids, const std::vector<float>& score, size_t n) {
   std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
     return score[static_cast<size_t>(a)] > score[static_cast<size_t>(b)];
@@ -99,7 +99,7 @@ std::vector<int32_t> best_of(std::vector<int32_t> ids, const std::vector<float>&
   return ids;
 }
 
-// The families' definitions, written naively.
+// A naive implementation of the families' definitions.
 TopK naive_choice(const std::vector<float>& logits, const RoutingRule& rule) {
   const size_t experts = logits.size(), k = static_cast<size_t>(rule.top_k);
   std::vector<int32_t> all(experts);
@@ -190,7 +190,7 @@ TEST(RoutingRuleTest, SqrtSoftplusOfSmallAndLargeLogits) {
 }
 
 TEST(RoutingRuleTest, ExpertsOfOtherGroupsAreNotChosen) {
-  // Group 0 has the best expert, group 1 the best two.
+  // Group 0 has the best expert, group 1 the best pair.
   const TopK r = choose({9, -9, 3, 3}, {.scoring = RouterScoring::kSigmoidGrouped,
                                         .top_k = 2,
                                         .num_groups = 2,
@@ -292,7 +292,7 @@ TEST_P(RouterTest, RoutesLikeDoubleArithmetic) {
       const size_t first = t * static_cast<size_t>(c.shape.top_k);
       for (size_t i = 0; i < expected.ids.size(); ++i) {
         EXPECT_EQ(actual.ids[first + i], expected.ids[i]);
-        // Logits of magnitude up to about 30 are off by at most 48 roundings; the softmax's slope is below 1.
+        // Logits of magnitude up to about 30 have at most 48 rounding errors; the softmax's slope is below 1.
         EXPECT_NEAR(actual.weights[first + i], expected.weights[i], 2 * 48 * kF32Eps * 30);
       }
     }
@@ -320,7 +320,7 @@ TEST(RouterMakeTest, RefusesABiasOfAnotherLength) {
   RouterCase c(8, 16, 2);
   c.weights.bias.resize(7);
   EXPECT_EQ(ExpertRouter::make(c.weights, c.shape, ref_expert_ops()).status().message(),
-            "router bias has 7 elements, num_experts is 8");
+            "router bias has 7 elements, but num_experts is 8");
 }
 
 TEST(RouterMakeTest, RefusesGroupsThatDoNotFit) {
@@ -331,8 +331,8 @@ TEST(RouterMakeTest, RefusesGroupsThatDoNotFit) {
     return ExpertRouter::make(c.weights, c.shape, ref_expert_ops()).status().message();
   };
   EXPECT_EQ(refusal(3, 1), "n_group=3 does not divide num_experts=8 evenly (at most 256 groups)");
-  EXPECT_EQ(refusal(4, 5), "topk_group=5 is not in the range 1 to n_group=4");
-  EXPECT_EQ(refusal(4, 1), "top_k=4 is more than the 2 experts of topk_group=1 groups");
+  EXPECT_EQ(refusal(4, 5), "topk_group=5 must be between 1 and n_group=4");
+  EXPECT_EQ(refusal(4, 1), "top_k=4 is more than the 2 experts in topk_group=1 groups");
 }
 
 }  // namespace

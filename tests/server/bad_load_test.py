@@ -1,4 +1,4 @@
-"""A server under abuse: many clients, long prompts, an unusual system. It stays up and leaks nothing."""
+"""A server under abuse: many clients, long prompts, an unusual system. It stays up and does not leak."""
 import concurrent.futures
 import contextlib
 import http.client
@@ -77,8 +77,8 @@ class Prompts(unittest.TestCase):
             self.refused([7] * length, str(length), str(CONTEXT))
 
     def test_larger_than_the_whole_kv_pool(self):
-        """Impossible: a pool smaller than one request's maximum is refused at start, and the largest request
-        completes."""
+        """A request cannot exceed the pool: a pool smaller than the context is refused at start, and the largest
+        request completes."""
         small = subprocess.run([BINARY, "serve", MODEL, "--context-length", str(CONTEXT), "--max-total-tokens", "512"],
                                capture_output=True, text=True, timeout=60)
         self.assertEqual(small.returncode, 4)
@@ -95,7 +95,7 @@ class Prompts(unittest.TestCase):
                     client.sendall(b" " * MIB)
             self.assertIn(b" 413 ", client.recv(4096).split(b"\r\n")[0])
         self.assertLess(crowd.resident_bytes(self.serve.process.pid) - before, 40 * MIB)
-        # The longest legal body of text: far too many tokens, refused quickly.
+        # The longest text that the body limit allows has far too many tokens and is refused quickly.
         self.assertEqual(ask(self.serve.url, "/generate", {"text": "ab " * (10 * MIB // 3)})[0], 400)
 
     def test_disconnect_during_prefill(self):
@@ -120,7 +120,7 @@ class Prompts(unittest.TestCase):
 
 class Load(unittest.TestCase):
     def test_ten_times_over_capacity(self):
-        """Refusals have Retry-After, memory stays flat, and afterwards the server is as before."""
+        """Refusals have Retry-After, memory does not grow, and the server serves normally afterwards."""
         with Serve(BINARY, MODEL, "--max-running-requests", "2", "--max-queued-requests", "2") as serve:
             expected = json.loads(generate(serve.url, 64)[1])["output_ids"]
 
@@ -163,7 +163,7 @@ class Load(unittest.TestCase):
             self.assertEqual(generate(serve.url)[0], 200)
 
     def test_thousands_idle_and_dozens_slow(self):
-        """They don't change a stream's tokens, and use little memory."""
+        """Idle and slow clients do not change a stream's tokens and use little memory."""
         count = min(10_000, crowd.raise_descriptor_limit() - 500)
         with Serve(BINARY, MODEL) as serve:
             expected, _ = crowd.stream(serve.url, 200)
@@ -178,7 +178,7 @@ class Load(unittest.TestCase):
             self.assertEqual(crowd.stream(serve.url, 200)[0], expected)
 
     def test_descriptors_run_out(self):
-        """Clients beyond the descriptor limit get 503, the others are served."""
+        """Clients beyond the descriptor limit get 503; all other clients are served."""
         launcher = ("sh", "-c", 'ulimit -n 128; exec "$@"', "sh")
         with Serve(BINARY, MODEL, launcher=launcher) as serve, contextlib.ExitStack() as stack:
             clients = [stack.enter_context(crowd.connect(serve.url)) for _ in range(200)]

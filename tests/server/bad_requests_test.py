@@ -45,7 +45,7 @@ REQUESTS = [  # name, path, body, status, text in error.message
     ("prompt is an object", "/v1/completions", {"prompt": {"a": 1}}, 400, "prompt", "a string, token ids"),
     ("prompt is missing", "/v1/completions", {}, 400, "prompt", "missing"),
     ("empty prompt", "/v1/completions", {"prompt": []}, 400, "prompt", "at least one"),
-    ("id out of range", "/generate", {"input_ids": [99999]}, 400, "99999", "0 to 1023"),
+    ("id out of range", "/generate", {"input_ids": [99999]}, 400, "99999", "between 0 and 1023"),
     ("id beyond 2^31", "/generate", {"input_ids": [2**40]}, 400, "input_ids", "token id"),
     ("messages are a text", "/v1/chat/completions", chat(messages="Hi"), 400, "messages", "array"),
     ("role is a number", "/v1/chat/completions", chat(messages=[{"role": 1, "content": ""}]), 400, "messages[0].role"),
@@ -81,7 +81,7 @@ class Requests(unittest.TestCase):
         assert cls.serve.exit_code == 0, cls.serve.exit_code
 
     def setUp(self):
-        """Streams run one after the other beside each test; all must produce the same output as alone."""
+        """Streams run one after another during each test; all must produce the same output as alone."""
         self.done = threading.Event()
         pool = concurrent.futures.ThreadPoolExecutor()
         self.neighbour = pool.submit(self.keep_streaming)

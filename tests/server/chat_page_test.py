@@ -13,7 +13,7 @@ from serve_process import Serve, metric
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 
-# For each visible text: its WCAG contrast with its background, if below AA (4.5; large text 3).
+# Lists each visible text whose WCAG contrast with its background is below AA (4.5; 3 for large text).
 CONTRAST = """(() => {
   const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
   const parse = (c) => c.match(/[\\d.]+/g).map(Number);
@@ -74,12 +74,12 @@ def ask_by_keyboard(page, url):
     first, second = QUESTION.split(". ")
     page.type(first + ".")
     page.press("Enter", shift=True)
-    check(page.run("document.querySelectorAll('#log > .user').length") == 0, "Shift+Enter has sent the question")
+    check(page.run("document.querySelectorAll('#log > .user').length") == 0, "Shift+Enter sent the question")
     page.type(second)
     page.press("Enter")
     note = page.until(DONE)
     check(re.search(r"^\d+ tokens · [\d.]+ tokens/s · first token after \d+ ms$", note), note)
-    check(focused(page) == "question", "the focus has left the question")
+    check(focused(page) == "question", "the question lost the focus")
     asked = page.run("document.querySelector('#log > .user .said').textContent")
     check(asked == f"{first}.\n{second}", asked)
     body = {"model": "default", "temperature": 0, "messages": [{"role": "user", "content": asked}]}
@@ -88,12 +88,12 @@ def ask_by_keyboard(page, url):
     said = page.run(LAST + ".querySelector(':scope > .said').innerText")
     plain = lambda text: re.sub(r"[#\s]+", " ", text).strip()
     check(plain(said) == plain(want), f"{said!r}, not {want!r}")
-    check(page.run("document.getElementById('spoken').textContent"), "screen readers were told nothing")
+    check(page.run("document.getElementById('spoken').textContent"), "the response was not announced to screen readers")
 
 
 def stop(page, url, how):
-    """A temperature of 100 streams random words. One token in 500 ends the response, so sometimes it ends, on
-    the server or on the page, before the stop takes effect: then tries again."""
+    """Stops a response at temperature 100, which streams random words. One token in 500 ends the response, so it
+    can end on the server or the page before the stop takes effect; then the test tries again."""
     set_field(page, "temperature", "100")
     aborted = metric(url, "num_aborted_requests_total")
     for _ in range(50):
@@ -116,7 +116,7 @@ def stop(page, url, how):
         check(len(grown) > 3 and grown == sorted(grown), f"the answer does not grow: {grown}")
         end = time.monotonic() + 30
         while metric(url, "num_running_reqs") > 0:
-            check(time.monotonic() < end, f"the server goes on after {how}")
+            check(time.monotonic() < end, f"the server still generates after {how}")
         if metric(url, "num_aborted_requests_total") > aborted:
             break
     else:
@@ -160,7 +160,7 @@ def keyboard(page):
         seen.append(here)
         page.press("Tab")
     for name, style, width, visible in seen:
-        check(visible and style != "none" and width >= 2, f"{name}: the focus is not seen")
+        check(visible and style != "none" and width >= 2, f"{name}: the focus is not visible")
     order = [name for name, *_ in seen]
     wanted = ["skip", "fresh", "log", "question", "send", "window", "map", "save-svg", "save-json", "system",
               "temperature", "top_p", "max_tokens", "key"]
@@ -169,7 +169,7 @@ def keyboard(page):
     for node in nodes:
         properties = {p["name"]: p["value"].get("value") for p in node.get("properties", [])}
         if properties.get("focusable") and node["role"]["value"] not in ("RootWebArea",):
-            check(node.get("name", {}).get("value"), f"a {node['role']['value']} without a name: {node}")
+            check(node.get("name", {}).get("value"), f"a {node['role']['value']} has no name: {node}")
 
 
 def phone(page, shots):
@@ -179,10 +179,10 @@ def phone(page, shots):
         page.until("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
         width = page.run("Math.max(document.documentElement.scrollWidth, document.body.scrollWidth,"
                          " ...[...document.querySelectorAll('main, aside, #log')].map((e) => e.scrollWidth))")
-        check(width <= 360, f"{part} is {width} pixels wide on a phone of 360")
+        check(width <= 360, f"{part} is {width} pixels wide; the phone has 360")
         small = page.run("""[...document.querySelectorAll('button, input, select, textarea')]
           .filter((e) => e.checkVisibility() && e.getBoundingClientRect().height < 24).map((e) => e.id)""")
-        check(not small, f"{part}: too small for a finger: {small}")
+        check(not small, f"{part}: controls are too small for a finger: {small}")
         if shots:
             page.screenshot(f"{shots}/phone-{part}.png")
     page.run("document.querySelector('nav button[data-part=chat]').click()")
@@ -229,10 +229,10 @@ def with_key(binary, model):
         page.open(server.url + "/")
         wording = page.until("document.getElementById('notice').textContent")
         check("key" in wording, wording)
-        check(page.run("document.getElementById('model').textContent") == "no model yet", "a model without a key")
+        check(page.run("document.getElementById('model').textContent") == "no model yet", "the page shows a model without a key")
         set_field(page, "key", "open-sesame")
         page.until("document.getElementById('model').textContent.includes('demo')")
-        check(page.run("document.getElementById('notice').textContent") == "", "the refusal stays")
+        check(page.run("document.getElementById('notice').textContent") == "", "the refusal is still shown")
         page.run("document.getElementById('question').focus()")
         page.type("Hello")
         page.press("Enter")
@@ -339,12 +339,12 @@ def scripted(binary, model):
         check("the queue of 4 requests is full" in say(page, "refuse"), "the refusal is not shown")
         text = say(page, "fail")
         check("Half" in text and "rank 1 did not come" in text, text)
-        check("ended before the response" in say(page, "cut"), "a cut answer looks whole")
+        check("ended before the response" in say(page, "cut"), "a truncated response looks complete")
 
         say(page, "think")
-        check(page.run(LAST + ".querySelector('details').open") is False, "the reasoning is not folded")
-        check(page.run(LAST + ".querySelector('details .said').textContent") == "Let me see.", "the reasoning")
-        check(page.run(LAST + ".querySelector('summary').textContent") == "Reasoning", "the summary")
+        check(page.run(LAST + ".querySelector('details').open") is False, "the reasoning is not collapsed")
+        check(page.run(LAST + ".querySelector('details .said').textContent") == "Let me see.", "the reasoning is wrong")
+        check(page.run(LAST + ".querySelector('summary').textContent") == "Reasoning", "the summary is wrong")
         said = [m["content"] for m in stub.asked[-1]["messages"]]
         check(said == ["Be kind.", "refuse", "fail", "cut", "think"], said)  # no failed responses
         asked = {k: v for k, v in stub.asked[-1].items() if k not in ("messages", "model")}
@@ -363,7 +363,7 @@ def scripted(binary, model):
         inline = page.run("new Promise((done) => { const s = document.createElement('script');"
                           " s.textContent = 'window.taken = 1'; document.body.append(s);"
                           " setTimeout(() => done(window.taken ?? 0)); })")
-        check(inline == 0, "the policy lets other scripts run")
+        check(inline == 0, "the content security policy lets other scripts run")
     stub.shutdown()
     stub.server_close()
 
@@ -376,7 +376,7 @@ def main():
     real_server(binary, model, shots[0] if shots else None)
     with_key(binary, model)
     scripted(binary, model)
-    print("the chat page answers, stops, and shows the experts' load")
+    print("the chat page shows responses, stops them, and shows the expert load")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""Drives headless Chromium by its DevTools protocol over a pipe: simulates a user and reads what the page
-shows."""
+"""Drives headless Chromium through its DevTools protocol over a pipe: simulates a user and reads the page."""
 import base64
 import fcntl
 import json
@@ -105,7 +104,7 @@ class Chromium:
         return answer["result"]
 
     def run(self, expression):
-        """The value of a JavaScript expression; awaits a promise."""
+        """Returns the value of a JavaScript expression; awaits a promise."""
         result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{expression}: {result['exceptionDetails']}")
@@ -116,7 +115,7 @@ class Chromium:
         end = time.monotonic() + seconds
         while not (value := self.run(expression)):
             if time.monotonic() > end:
-                raise TimeoutError(f"not in {seconds} s: {expression}; the page:\n"
+                raise TimeoutError(f"not true within {seconds} s: {expression}; the page shows:\n"
                                    + self.run("document.body.innerText"))
             time.sleep(0.02)
         return value

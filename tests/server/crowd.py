@@ -1,4 +1,4 @@
-"""Crowds of clients for tests and benches: idle connections, slow readers, and a stream beside them."""
+"""Crowds of clients for tests and benches: idle connections, slow readers, and a concurrent stream."""
 import contextlib
 import http.client
 import json
@@ -28,7 +28,7 @@ def post_bytes(path, body):
 
 @contextlib.contextmanager
 def idle_connections(url, count):
-    """Open connections that sent no request, or (every tenth) one."""
+    """Open connections that sent no request; every tenth one sent a single request."""
     ask = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with contextlib.ExitStack() as stack:
         for i in range(count):

@@ -24,10 +24,10 @@ struct FakeOptions {
   std::vector<std::string> aliases;
 };
 
-// Ids 0..255 are bytes, 256 is the end token. A prompt that contains "FAIL" fails after two tokens, "WAITED"
-// fails as having waited too long, "LATE" fails after two tokens as having run too long. The output is the
-// prompt once, then the end token; with ignore_eos the prompt repeated. Prompt token p has log-probability
-// -p, the best one ('a') 0. Routed experts from n on are n, 258 and -1.
+// Ids 0..255 are bytes, 256 is the end token. A prompt that contains "FAIL" fails after two tokens, one with
+// "WAITED" fails at once with kUnavailable, and one with "LATE" fails after two tokens with kDeadline. The
+// output is the prompt, then the end token; with ignore_eos the prompt repeats. Prompt token p has
+// log-probability -p, the best token ('a') has 0. Routed experts from n on are n, 258 and -1.
 class FakeEngine final : public Engine {
  public:
   static constexpr int32_t kEnd = 256;

@@ -1,4 +1,4 @@
-// A node for router tests whose responses are the bytes that a test chooses.
+// A node for router tests that responds with arbitrary bytes.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@ namespace fp4moe {
 class FakePeer {
  public:
   FakePeer(int socket, const std::atomic<bool>& stopping) : socket_(socket), stopping_(stopping) {}
-  // False: the router closed the connection, or the node is stopping.
+  // Returns false if the router closed the connection or the node is stopping.
   bool send(std::string_view bytes);
   bool send_forever(std::string_view bytes);  // returns false once it cannot continue
   bool drip(std::string_view bytes);          // one byte every 20 ms
@@ -32,7 +32,7 @@ class FakeNode {
  public:
   using Script = std::function<void(FakePeer& peer)>;
 
-  // Starts healthy: /server_info reports this role.
+  // The node starts healthy, and its /server_info reports this role.
   explicit FakeNode(const std::string& role);
   ~FakeNode();
   FakeNode(const FakeNode&) = delete;

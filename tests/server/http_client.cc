@@ -31,7 +31,7 @@ HttpClient::~HttpClient() {
 void HttpClient::send(std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t n = ::send(socket_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (n <= 0) return;  // the server may refuse before it has read everything
+    if (n <= 0) return;  // the server can refuse before it has read everything
     bytes.remove_prefix(static_cast<size_t>(n));
   }
 }

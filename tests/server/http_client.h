@@ -8,7 +8,7 @@
 namespace fp4moe {
 
 struct HttpAnswer {
-  int status = 0;                              // 0: the connection ended before the response was complete
+  int status = 0;                              // 0 if the connection ended before the end of the response
   std::map<std::string, std::string> headers;  // names in lower case
   std::string body;                            // de-chunked
 };

@@ -29,7 +29,7 @@ def loglikelihood(prompt, max_tokens=1):
 
 
 def score(choice, context_length):
-    """lm_eval's reading of a response: the continuation's log-probability, and whether it is greedy."""
+    """Reads a response like lm_eval: returns the continuation's log-probability and whether it is greedy."""
     values = choice["logprobs"]["token_logprobs"][context_length:-1]
     best = [max(top.values()) for top in choice["logprobs"]["top_logprobs"][context_length:-1]]
     return sum(values), values == best

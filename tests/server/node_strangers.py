@@ -1,5 +1,5 @@
-"""Untrusted peers on the sockets between prefill and decode nodes (src/engine/disagg/kv_wire.h): frames, fake nodes,
-attacks."""
+"""Untrusted peers on the sockets between prefill and decode nodes (src/engine/disagg/kv_wire.h): frames, fake
+nodes and attacks."""
 import contextlib
 import os
 import socket
@@ -13,7 +13,7 @@ PROTOCOL = 2
 
 
 def hash64(data, seed=0):
-    """hash64 of src/base/hash.h."""
+    """hash64() of src/base/hash.h."""
     def mix(state, word):
         state = (state ^ word) * 0x9e3779b97f4a7c15 & MASK
         return state ^ state >> 32
@@ -62,7 +62,8 @@ def is_closed(connection, seconds):
 
 
 def deep_hello(port):
-    """Sends two hellos of JSON nested 100000 and 4000 deep: instead of a challenge, and after one."""
+    """Sends a hello of JSON nested 100000 deep instead of a challenge, and one nested 4000 deep after a
+    challenge."""
     with contextlib.suppress(OSError), connect(port) as first:
         first.sendall(frame(HELLO, b'{"epoch": ' + deep_json(200_000) + b', "facts": []}'))
         is_closed(first, 2)

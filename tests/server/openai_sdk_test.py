@@ -72,7 +72,7 @@ class OpenAiSdk(unittest.TestCase):
         self.assertEqual(scored.token_logprobs[-12:], made.logprobs.token_logprobs)
         self.assertEqual(scored.top_logprobs[-12:], made.logprobs.top_logprobs)
         for value, top in zip(scored.token_logprobs[-12:], scored.top_logprobs[-12:]):
-            self.assertEqual(value, max(top.values()))  # greedy, which lm_eval also detects this way
+            self.assertEqual(value, max(top.values()))  # greedy; lm_eval detects it in the same way
 
     def test_bias_and_penalties(self):
         def ids(**more):

@@ -1,5 +1,5 @@
-"""/openapi.json against the server: each route exists, fields are read within bounds, responses match their
-schema."""
+"""Checks /openapi.json against the server: each route exists, each field is read and has the stated bounds, and
+responses match their schema."""
 import contextlib
 import http.client
 import json
@@ -42,7 +42,7 @@ MORE = {  # further bodies whose responses must match the schema
     "/apply-template": [{"add_generation_prompt": False}],
     "/abort_request": [{"rid": None, "abort_all": True}],
 }
-HUGE = {"max_tokens", "max_completion_tokens", "max_new_tokens"}  # legal up to 2^31-1, clamped to the context
+HUGE = {"max_tokens", "max_completion_tokens", "max_new_tokens"}  # valid up to 2^31-1, clamped to the context
 
 
 class OpenApi(unittest.TestCase):
@@ -71,7 +71,7 @@ class OpenApi(unittest.TestCase):
         return status, json.loads(text)
 
     def check(self, instance, schema):
-        """Checks that the instance matches the schema, whose references are into the document."""
+        """Checks that the instance matches the schema, whose references refer to the document."""
         whole = {**schema, "components": self.document["components"]}
         jsonschema.Draft202012Validator(whole).validate(instance)
 
@@ -146,8 +146,8 @@ class OpenApi(unittest.TestCase):
         return body
 
     def test_bounds(self):
-        """The schema's number ranges are the accepted ones: both bounds are legal, values beyond them are
-        not."""
+        """The server accepts exactly the schema's number ranges: both bounds are valid, values beyond them are
+        refused."""
         tried = 0
         for path in GENERATING:
             for place, schema in self.fields(path):
@@ -163,8 +163,8 @@ class OpenApi(unittest.TestCase):
                     self.assertEqual((status, answer["error"]["param"]), (400, ".".join(place)), answer)
                     if key != "exclusiveMinimum" and place[-1] not in HUGE:
                         status, answer = self.post(path, self.with_field(path, place, schema[key]))
-                        # A bound may be refused for another reason, such as a missing field, but not as out
-                        # of range.
+                        # A bound can be refused for another reason, such as a missing field, but not because
+                        # it is out of range.
                         self.assertNotRegex(json.dumps(answer), rf"must be in .*got {schema[key]}\b", place)
                     tried += 1
         self.assertGreater(tried, 25)
@@ -188,7 +188,7 @@ class OpenApi(unittest.TestCase):
                     self.assertEqual(status, 200, (path, place, answer))
 
     def test_all_fields_are_known(self):
-        """Every field of the document is read: none is reported as unknown."""
+        """The server reads every field of the document and reports none as unknown."""
         with Serve(BINARY, MODEL) as serve:
             for path in GENERATING:
                 body = {}

@@ -17,7 +17,7 @@ class Node(Serve):
         return copy.copy(self)  # the same command; entering it starts a new process
 
     def is_empty(self):
-        """Whether it holds no request and no pages of one."""
+        """Whether the node holds no requests and no pages."""
         now = metrics(self.url)
         return all(now[name] == 0 for name in
                    ("num_used_tokens", "num_leaked_pages", "num_prefill_inflight_queue_reqs", "num_running_reqs",

@@ -1,4 +1,4 @@
-"""Starts `fp4moe serve` on a free port and stops it; requests and waits for server tests."""
+"""Starts `fp4moe serve` on a free port and stops it; sends requests and waits for conditions in server tests."""
 import contextlib
 import http.client
 import os
@@ -30,7 +30,7 @@ def free_port():
 
 
 def read_metrics(text):
-    """Gauges and counters by name without the prefix."""
+    """Returns gauges and counters by name without the prefix."""
     return {name: float(value) for name, value in re.findall(r"^(?:\w+:)?(\w+)\{[^}]*\} (\S+)$", text, re.M)}
 
 
@@ -55,7 +55,7 @@ def eventually(condition, seconds=20):
 
 
 class Serve:
-    """with Serve(binary, model) as s: ... s.url ...; afterwards s.exit_code. s.lines: its output so far."""
+    """with Serve(binary, model) as s: ... s.url ...; s.exit_code is set afterwards. s.lines is the output so far."""
 
     def __init__(self, binary, model, *flags, launcher=()):
         place = [] if "--host" in flags else ["--host", "127.0.0.1"]
@@ -93,7 +93,7 @@ class Serve:
         self.finish()
 
     def finish(self):
-        """Waits for a process that is ending by itself."""
+        """Waits for the process to end; kills it after 60 s."""
         try:
             self.exit_code = self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:

@@ -94,7 +94,21 @@ class StructuredOutput(unittest.TestCase):
             self.assertTrue(whole.message.content.startswith(beginning), (whole, short))
             if beginning != whole.message.content:
                 self.assertEqual(short.finish_reason, "length")
-        print(f"{NUM_SCHEMAS} schemas: {stops} answers end by themselves")
+        print(f"{NUM_SCHEMAS} schemas: {stops} responses ended with finish_reason stop")
+
+    def test_constraints_under_other_servers_names(self):
+        """vLLM's and llama-server's fields constrain the output as SGLang's do."""
+        choices = ["yes \"sir\"", "n\\o\n\tit is", "grün 漢字"]
+        for extra in ({"guided_choice": choices}, {"structured_outputs": {"choice": choices}}):
+            texts = {self.chat(extra_body=extra, temperature=1, seed=seed).choices[0].message.content for seed in range(8)}
+            self.assertLessEqual(texts, set(choices))
+        for extra in ({"guided_regex": "[a-c]{3}"}, {"structured_outputs": {"regex": "[a-c]{3}"}},
+                      {"grammar": "root ::= [a-c] [a-c] [a-c]"}, {"guided_grammar": "root ::= [a-c]{3}"}):
+            self.assertRegex(self.chat(extra_body=extra).choices[0].message.content, r"\A[a-c]{3}\Z")
+        schema = {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"], "additionalProperties": False}
+        for extra in ({"guided_json": schema}, {"structured_outputs": {"json": schema}},
+                      {"response_format": {"type": "json_object", "schema": schema}}):
+            self.check(schema, self.chat(extra_body=extra).choices[0].message.content)
 
     def check(self, schema, text):
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)

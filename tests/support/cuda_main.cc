@@ -1,5 +1,5 @@
-// main() of tests labelled cuda, which run with GPU 0 as the current GPU: without it they are skipped, with
-// the reason. FP4MOE_REQUIRE_CUDA=1 in the environment turns that into a failure.
+// main() of the tests labelled cuda, which run with GPU 0 as the current GPU. If GPU 0 is not usable, they
+// print the reason and are skipped, or fail if FP4MOE_REQUIRE_CUDA=1 is set in the environment.
 #include <gtest/gtest.h>
 
 #include <cstdio>

@@ -6,7 +6,7 @@
 
 namespace fp4moe {
 
-// True as soon as the condition holds, false after 10 s.
+// Returns true as soon as the condition holds, false after 10 s.
 template <class Condition>
 bool eventually(const Condition& condition) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);

@@ -1,1 +1,1 @@
-// The target fp4moe_test_headers needs a source; its precompiled header is what tests use.
+// The target fp4moe_test_headers needs a source file; tests use only its precompiled header.

@@ -1,10 +1,10 @@
-"""Task accuracy of every legal row of the MoE table, through `fp4moe serve` and `fp4moe eval`.
+"""Measures the task accuracy of every legal row of the MoE table with `fp4moe serve` and `fp4moe eval`.
 
-  accuracy_matrix.py BINARY MODELS_FOLDER sample           # what CI runs: a few rows, 16 questions each
+  accuracy_matrix.py BINARY MODELS_FOLDER sample           # in CI: a few rows, 16 questions each
   accuracy_matrix.py BINARY MODELS_FOLDER matrix --output scores.json [--fabrics threads,mpi] [--jobs N]
   accuracy_matrix.py BINARY MODELS_FOLDER named --output scores.json
 
-matrix: every runner x a2a x ranks of each format, 64 questions in one form. named: 20 rows, all questions
+matrix: every runner x a2a x ranks for each format, 64 questions in one form. named: 20 rows, all questions
 in both forms. A row below LEAST_SCORE fails the run. The output is the table in docs/backends.md.
 """
 import argparse
@@ -53,8 +53,8 @@ def matrix(fabrics):
 
 
 def named():
-    """Every runner name, protocol and payload at least once, on four ranks; with --dp 4 some ranks are idle
-    at times."""
+    """Every runner name, protocol and payload at least once, on four ranks. With --dp 4, some ranks are
+    sometimes idle."""
     deepep, flashinfer = "--deepep-dispatcher-output-dtype", "--flashinfer-dispatcher-output-dtype"
     yield row(NVFP4, "auto", "none", 4, 1)
     yield row(NVFP4, "marlin", "none", 4, 4)
@@ -139,7 +139,7 @@ def main():
         skipped = [t for t in tasks if t[0]["fabric"] == "mpi"]
         tasks = [t for t in tasks if t[0]["fabric"] != "mpi"]
         if skipped:
-            print(f"SKIPPED {len(skipped)} rows of fabric mpi: there is no mpirun on this machine", flush=True)
+            print(f"SKIPPED {len(skipped)} rows of fabric mpi: mpirun is not installed", flush=True)
     results, failed = [], []
     with concurrent.futures.ThreadPoolExecutor(a.jobs) as pool:
         futures = {pool.submit(score, a.binary, a.models, *task): task for task in tasks}

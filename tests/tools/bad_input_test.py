@@ -17,7 +17,7 @@ SCALES, NORM = "model.layers.1.mlp.experts.down_proj_scales", "model.norm.weight
 DROP = object()
 
 
-# ---- Ways to break a copy of the model. Each returns a function of the copy's folder.
+# ---- Ways to break a copy of the model. Each returns a function that takes the copy's folder.
 
 def put(folder, name, content):
     path = os.path.join(folder, name)

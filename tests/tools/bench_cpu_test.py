@@ -1,5 +1,5 @@
-"""fp4moe bench peak, moe and latency on a CPU: the content and consistency of their JSON. Does not judge
-speed."""
+"""fp4moe bench peak, moe and latency on a CPU: the content and consistency of their JSON. The test does not
+judge speed."""
 import json
 import os
 import subprocess
@@ -94,11 +94,11 @@ class Latency(unittest.TestCase):
         self.assertEqual([row["n_depth"] for row in rows], [0, 40, 0, 40])
         ended = subprocess.run([BINARY, "bench", "latency", MODEL, *"-t 2 -p 0 -n 4 -d 1000000 -r 1 --cold-mib 16".split()],
                                capture_output=True, text=True, timeout=300)
-        self.assertEqual(ended.returncode, 4)  # it does not fit
+        self.assertEqual(ended.returncode, 4)  # does not fit in memory
         self.assertIn("1000000", ended.stderr)
 
     def test_decode_is_timed_with_the_whole_batch(self):
-        """Requests that decode while others still prefill don't end before the measured time does."""
+        """Requests that decode while other requests still prefill do not end before the measured time ends."""
         flags = "-t 2 -p 0 -n 4 -d 100 -b 1,4 -r 1 --cold-mib 16 --max-prefill-tokens 64 --chunked-prefill-size 64"
         rows = self.run_json("bench", "latency", MODEL, *flags.split())
         self.assertEqual([row["n_together"] for row in rows], [1, 4])

@@ -2,7 +2,7 @@
 function(expect_refusal code text)
   execute_process(COMMAND "${BINARY}" bench ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE out ERROR_VARIABLE err)
   if(NOT result EQUAL code OR NOT err MATCHES "${text}")
-    message(FATAL_ERROR "bench ${ARGN}: exit ${result} (expected ${code}), said: ${out}${err} (expected: ${text})")
+    message(FATAL_ERROR "bench ${ARGN}: exit ${result} (expected ${code}), output: ${out}${err} (expected: ${text})")
   endif()
 endfunction()
 
@@ -21,5 +21,5 @@ expect_refusal(3 "--hidden-size 24 must be a multiple of 16|built without CUDA" 
 expect_refusal(3 "--top-k 8 must be at most --num-experts 4|built without CUDA" comm --num-experts 4)
 execute_process(COMMAND "${BINARY}" bench peak --device cuda RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE err)
 if(NOT result EQUAL 0 AND NOT err MATCHES "device=cuda .*: |built without CUDA")
-  message(FATAL_ERROR "bench peak: exit ${result}, said: ${err}")
+  message(FATAL_ERROR "bench peak: exit ${result}, output: ${err}")
 endif()

@@ -1,4 +1,4 @@
-"""fp4moe bench serving against fp4moe serve, and against a fake server whose URL path selects an error."""
+"""fp4moe bench serving with fp4moe serve, and with a fake server whose URL path selects an error."""
 import http.server
 import json
 import os
@@ -73,7 +73,7 @@ class Fake(http.server.BaseHTTPRequestHandler):
         return {"prompt_tokens": 9, "completion_tokens": TOKENS, "total_tokens": 9 + TOKENS}
 
     def pieces(self, mode, body):
-        """The stream in the pieces in which it is sent."""
+        """Returns the stream in the pieces that are sent."""
         text = lambda t: {"delta": {"content": t}} if "messages" in body else {"text": t}
         events = [event(choices=[{"index": 0, **text(t)}]) for t in [PIECES[0], "", *PIECES[1:]]]
         if mode == "hang_up":
@@ -98,7 +98,7 @@ class Fake(http.server.BaseHTTPRequestHandler):
         for e in events:
             time.sleep(DELAY)
             if e == events[-1]:
-                self.count_in_flight(-1)  # the client may send its next request once it has this event
+                self.count_in_flight(-1)  # the client can send its next request once it has this event
             yield e
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""A bf16 twin of a demo checkpoint: its FP4 weights dequantised, with jitter, as if it had never been
-quantised."""
+"""Writes a bf16 twin of a demo checkpoint: its FP4 weights are dequantised with jitter, as if the checkpoint had
+never been quantised."""
 import json
 import os
 import shutil
@@ -15,7 +15,7 @@ JITTER = 0.03  # relative, per weight
 
 
 def load(path):
-    """Reads safetensors, including the types that its own numpy reader lacks."""
+    """Reads safetensors, including the types that the library's numpy reader lacks."""
     with open(path, "rb") as file:
         data = file.read()
     size, = struct.unpack_from("<Q", data)
@@ -33,7 +33,7 @@ def values(codes):
 
 
 def dequantised(tensors):
-    """Names and float32 values of the FP4 tensors, in gpt-oss' and ModelOpt's dialect."""
+    """Yields names and float32 values of the FP4 tensors in the gpt-oss and ModelOpt dialects."""
     for name, codes in tensors.items():
         if name.endswith("_blocks"):
             scales = np.exp2(tensors[name[:-len("blocks")] + "scales"].astype(np.float32) - 127)

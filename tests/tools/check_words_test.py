@@ -1,4 +1,4 @@
-"""scripts/check_words finds each of its patterns, in each kind of file, and leaves plain sentences alone.
+"""scripts/check_words finds each of its patterns in each kind of file and accepts plain sentences.
 
   check_words_test.py REPOSITORY
 """

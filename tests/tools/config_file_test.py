@@ -35,7 +35,7 @@ class Files(unittest.TestCase):
 
 class ConfigFile(Files):
     def info(self, *flags, **environment):
-        """/server_info of a server started with this environment and these flags."""
+        """Returns /server_info of a server started with this environment and these flags."""
         old = dict(os.environ)
         os.environ.update(environment)
         try:

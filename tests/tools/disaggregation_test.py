@@ -3,8 +3,8 @@ handle client disconnects, killed nodes and incompatible nodes.
 
   disaggregation_test.py BINARY MODELS_FOLDER [grammars] [cuda]
 
-grammars: the binary has a grammar backend. cuda: all nodes on one GPU, and beside nodes on the CPU; exit
-status 77 without a GPU.
+grammars: the binary has a grammar backend. cuda: all nodes run on one GPU, or together with nodes on the CPU;
+exit status 77 without a GPU.
 """
 import concurrent.futures
 import contextlib
@@ -49,7 +49,7 @@ def connection(url, timeout=60):
 
 
 def ask(url, path, body=None):
-    """Status and body, parsed if it is JSON."""
+    """Returns the status and the body, parsed if it is JSON."""
     with connection(url) as c:
         c.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body))
         answer = c.getresponse()
@@ -85,7 +85,7 @@ def experts(url):
 
 
 def stream(url, prompt, tokens, on_event=None):
-    """Events of a streamed completion until its end, as sent; None: the status was not 200."""
+    """Returns the status and the events of a streamed completion as sent, or the error if the status is not 200."""
     events = []
     with connection(url) as c:
         c.request("POST", "/v1/completions", json.dumps({"prompt": prompt, "max_tokens": tokens, "temperature": 0,
@@ -118,12 +118,12 @@ class Disaggregation(unittest.TestCase):
     def test_sliding_windows(self):
         self.check_model(GPTOSS, [], ["--disable-radix-cache", "--chunked-prefill-size", "32"])
 
-    @unittest.skipUnless(CUDA, "of a GPU")
+    @unittest.skipUnless(CUDA, "needs a GPU")
     def test_latents(self):
         self.check_model(DSV3, [], ["--disable-cuda-graph"])
 
     # The kernels differ in the last bits, but not in the greedy text of these prompts.
-    @unittest.skipUnless(CUDA, "of a GPU")
+    @unittest.skipUnless(CUDA, "needs a GPU")
     def test_a_gpu_and_a_cpu(self):
         prompts, devices = PROMPTS[2:], (["--device", "cpu"], ["--device", "cuda"])
         for model in (GPTOSS, DSV3):
@@ -133,13 +133,13 @@ class Disaggregation(unittest.TestCase):
                 with Node("prefill", model, *first) as p, Node("decode", model, *second) as d, Router([p], [d]) as router:
                     self.assertEqual([generate(router.url, p)[1]["text"] for p in prompts], want, (model, first))
 
-    @unittest.skipIf(CUDA, "a GPU is one rank")
+    @unittest.skipIf(CUDA, "runs several ranks on a CPU")
     def test_latents_and_other_ranks(self):
         ranks = ["--tp", "2", "--ep-size", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", "deepep"]
         self.check_model(DSV3, ["--moe-a2a-backend", "deepep"], ranks)
 
     # Sums over shards differ in the last bits, but not in the greedy text of these prompts.
-    @unittest.skipIf(CUDA, "a GPU is one rank")
+    @unittest.skipIf(CUDA, "runs several ranks on a CPU")
     def test_heads_on_two_ranks_and_on_one(self):
         prompts = PROMPTS[2:]
         with Serve(BINARY, GPTOSS, *LIMITS, *DEVICE, *POOL) as one:
@@ -187,13 +187,13 @@ class Disaggregation(unittest.TestCase):
                 self.assertTrue(eventually(node.is_empty), node.role)
 
     def check_routes(self, router, node):
-        """For every route of a node: whether the router has it (docs/disaggregation.md)."""
+        """Checks for every route of a node whether the router has it (docs/disaggregation.md)."""
         passed = {"/v1/chat/completions", "/v1/completions", "/generate", "/tokenize", "/detokenize", "/v1/models",
                   "/v1/models/{model}", "/server_info", "/get_server_info", "/health_generate", "/openapi.json",
                   "/expert_load", "/expert_load.svg", "/", "/chat"}
         own, operators = {"/health", "/metrics"}, {"/abort_request", "/flush_cache"}
         routes = ask(node.url, "/openapi.json")[1]["paths"]
-        self.assertEqual(set(routes) - passed - own - operators, set(), "a new route: does a router have it?")
+        self.assertEqual(set(routes) - passed - own - operators, set(), "a new route must be in one of these lists")
         for path, methods in routes.items():
             for method in methods:
                 body = None if method == "get" else {}
@@ -223,8 +223,8 @@ class Disaggregation(unittest.TestCase):
                     self.assertTrue(eventually(node.is_empty), node.role)
 
     def check_kill(self, victim):
-        """Kills one side under continuous load: its requests fail with its name, and after a restart all is
-        well."""
+        """Kills one side under continuous load: its requests fail with an error that names it, and after a restart
+        requests succeed again."""
         with contextlib.ExitStack() as stack:
             nodes = {"prefill": Node("prefill", GPTOSS), "decode": Node("decode", GPTOSS)}
             for node in nodes.values():
@@ -246,8 +246,8 @@ class Disaggregation(unittest.TestCase):
             nodes[victim].kill()
             time.sleep(0.5)
             survivor = nodes["decode" if victim == "prefill" else "prefill"]
-            self.assertTrue(eventually(survivor.is_empty), "pages of the dead node's requests")
-            if victim == "prefill":  # requests fail at the client only; the node's absence is logged once
+            self.assertTrue(eventually(survivor.is_empty), "the survivor still holds pages of the dead node's requests")
+            if victim == "prefill":  # requests fail at the client only; the failed connection is logged once
                 self.assertLessEqual(sum("Connection refused" in line for line in survivor.lines), 1)
             node = nodes[victim].again()
             node.__enter__()

@@ -37,7 +37,7 @@ TEST(Doctor, ASoundMachineIsOkAndNothingIsToBeMended) {
   }
 }
 
-// Each problem is reported once, under its name, with a fix.
+// Each problem is reported once under its name, with a fix.
 TEST(Doctor, EveryFlawIsNamedAndMendable) {
   struct Flaw {
     const char* name;

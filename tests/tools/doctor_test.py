@@ -1,4 +1,4 @@
-"""fp4moe doctor on this machine: the form of its report, and the checks of a model and of a port in use."""
+"""fp4moe doctor on this machine: the form of its report, and the checks of a model and a port in use."""
 import json
 import os
 import shutil

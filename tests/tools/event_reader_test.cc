@@ -10,7 +10,7 @@ using Events = std::vector<std::string>;
 constexpr std::string_view kStream =
     ": a comment\ndata: {\"a\": 1}\n\n"
     "event: news\r\ndata:two\r\ndata:  lines\r\n\r\n"
-    "id: 7\n\n"        // without data: no event
+    "id: 7\n\n"        // no data, so no event
     "data\ndata:\n\n"  // an event with an empty line
     "data: é\r\rdata: [DONE]\n\n";
 const Events kEvents = {"{\"a\": 1}", "two\n lines", "", "é", "[DONE]"};

@@ -1,4 +1,4 @@
-"""SGLang's flags and variables: which are accepted or refused, how quickly, and with which message."""
+"""SGLang's flags and variables: each is accepted, or refused quickly and with the right message."""
 import json
 import os
 import re
@@ -131,7 +131,7 @@ class Flags(unittest.TestCase):
             scales = json.loads(data[8:8 + size])["model.layers.1.mlp.experts.down_proj_scales"]
             experts, rows, blocks = scales["shape"]
             at = 8 + size + scales["data_offsets"][0] + 3 * rows * blocks  # expert 3
-            data[at:at + rows * blocks] = b"\xfe" * (rows * blocks)  # 2^127: legal, but sums overflow float32
+            data[at:at + rows * blocks] = b"\xfe" * (rows * blocks)  # 2^127 is valid, but sums overflow float32
             os.remove(weights)
             with open(weights, "wb") as file:
                 file.write(data)

@@ -1,9 +1,9 @@
-"""Both demo checkpoints on a GPU: `fp4moe logits` and prompt scores against the stock classes' logits, and
-the accuracy of serve + eval.
+"""Both demo checkpoints on a GPU: compares `fp4moe logits` and prompt scores with the stock classes' logits, and
+checks the accuracy of serve + eval.
 
   gpu_demo_test.py BINARY MODELS_FOLDER
 
-Exit status 77: no usable GPU.
+The exit status is 77 if there is no usable GPU.
 """
 import base64
 import contextlib
@@ -75,8 +75,8 @@ class GpuDemo(unittest.TestCase):
             return tensors(outputs)["logits"]
 
     def check_logits(self, demo, scheme, least, oracle=None, flags=()):
-        """least: (maximum median error, maximum error over all, minimum share of equal argmax), as promised
-        for a CPU. The reference is the stock class's logits, or those of the runner `oracle` on the CPU."""
+        """least: (maximum median error, maximum error over all, minimum share of equal argmax), as guaranteed for a
+        CPU. The reference is the stock class's logits, or those of the runner `oracle` on the CPU."""
         reference = tensors(os.path.join(MODELS, demo, "reference_logits.safetensors"))
         for prompt in ("prompt_0", "prompt_1"):
             ids = values(reference[prompt + ".input_ids"])
@@ -91,15 +91,15 @@ class GpuDemo(unittest.TestCase):
             errors = sorted(relative_error(got[r], want[r]) for r in rows)
             median, whole = errors[len(errors) // 2], relative_error(got, want)
             same = sum(argmax(got[r]) == argmax(want[r]) for r in rows) / len(rows)
-            print(f"{demo} {scheme} {prompt}: {len(rows)} positions, error median {median:.2e}, of all {whole:.2e}, "
+            print(f"{demo} {scheme} {prompt}: {len(rows)} positions, error median {median:.2e}, overall {whole:.2e}, "
                   f"largest {errors[-1]:.2e}, same argmax {same:.4f}")
             self.assertLessEqual(median, least[0])
             self.assertLessEqual(whole, least[1])
             self.assertGreaterEqual(same, least[2])
 
     def check_scores(self, demo):
-        """A prompt's log-probabilities over HTTP against the stock class's: in one step, in chunks, and while
-        decoding."""
+        """Compares a prompt's log-probabilities over HTTP with the stock class's: in one step, in chunks, and while
+        other requests decode."""
         reference = tensors(os.path.join(MODELS, demo, "reference_logits.safetensors"))
         for flags in ((), ("--max-running-requests", "5"), ("--disable-cuda-graph", "--max-total-tokens", "1024")):
             with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda", "--context-length", "512", *flags) as serve:
@@ -120,7 +120,7 @@ class GpuDemo(unittest.TestCase):
                     got = scored["choices"][0]["logprobs"]["token_logprobs"][1:-1]
                     errors = sorted(abs(g - w) for g, w in zip(got, want, strict=True))
                     median = errors[len(errors) // 2]
-                    print(f"{demo} {flags} {prompt}: logprobs' error median {median:.2e}, largest {errors[-1]:.2e}")
+                    print(f"{demo} {flags} {prompt}: logprob error median {median:.2e}, largest {errors[-1]:.2e}")
                     self.assertLess(median, 5e-3)
                     self.assertLess(errors[-1], 1)
                 for thread in busy:

@@ -1,5 +1,5 @@
-"""Prefill and decode nodes with untrusted peers: data sent to a node's port, or an address in a request,
-costs a bounded amount, and other requests are served meanwhile.
+"""Prefill and decode nodes with untrusted peers: data sent to a node's port, or an address in a request, has a
+bounded cost, and other requests are served meanwhile.
 
   hostile_nodes_test.py BINARY MODEL
 """
@@ -67,7 +67,7 @@ def secret_file(text=SECRET, mode=0o600):
 
 
 class Strangers(unittest.TestCase):
-    """All attacks on one pair of nodes, which must respond at the end as at the beginning."""
+    """All attacks on one pair of nodes, whose responses must be the same at the end as at the beginning."""
 
     @classmethod
     def setUpClass(cls):
@@ -139,7 +139,7 @@ class Strangers(unittest.TestCase):
             self.assertLess(len(message(answer)), 500)
         for host in ("a\nb", "\x1b[31mred", "a b", "http://127.0.0.1", "127.0.0.1:80", "[::1"):
             self.assertEqual(generate(self.d, 8998, host)[0], 400, host)
-        self.assertLess(self.d.status("VmRSS") - before, 64 << 10, "KiB of the 200 MiB of host strings")
+        self.assertLess(self.d.status("VmRSS") - before, 64 << 10, "resident KiB grew with the 200 MiB of host strings")
         self.assertLess(len(self.d.lines), lines + 5)
 
     def test_hosts_that_are_not_allowed(self):
@@ -148,7 +148,7 @@ class Strangers(unittest.TestCase):
             answer = generate(self.d, 8998, host)
             self.assertEqual(answer[0], 400, answer)
             self.assertIn("--disaggregation-allowed-hosts", message(answer))
-            self.assertLess(time.monotonic() - started, 4, "it was resolved or connected to")
+            self.assertLess(time.monotonic() - started, 4, "the node resolved the host or connected to it")
 
 
 class Descriptors(unittest.TestCase):
@@ -158,10 +158,10 @@ class Descriptors(unittest.TestCase):
             want, port = generate(d, p.bootstrap_port), p.bootstrap_port
             self.assertEqual(want[0], 200, want)
             with contextlib.ExitStack() as stack:
-                for _ in range(60):  # half of them over HTTP: those connections cannot be evicted for others
+                for _ in range(60):  # half of them over HTTP, where connections cannot be evicted
                     stack.enter_context(node_strangers.connect(port))
                     stack.enter_context(contextlib.closing(http.client.HTTPConnection("127.0.0.1", p.port))).connect()
-                self.assertTrue(eventually(lambda: any("descriptor" in line for line in p.lines)), "it never ran out")
+                self.assertTrue(eventually(lambda: any("descriptor" in line for line in p.lines)), "the node never ran out of descriptors")
                 for _ in range(20):
                     stack.enter_context(node_strangers.connect(port))
                 self.assertIsNone(p.process.poll())
@@ -187,7 +187,7 @@ class Secrets(unittest.TestCase):
             for node in (p, right, wrong, none, open_p):
                 for text in ("".join(node.lines), json.dumps(ask(node, "/server_info")[1])):
                     self.assertNotIn(SECRET, text)
-            self.assertTrue(any("--disaggregation-secret-file" in line for line in p.lines), "the refusal is logged")
+            self.assertTrue(any("--disaggregation-secret-file" in line for line in p.lines), "the refusal was not logged")
 
     def refused(self, *flags):
         done = subprocess.run([BINARY, "serve", MODEL, *LIMITS, "--port", "0", *flags], capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""fp4moe inspect --numerics: the schemes' errors are those of FP4 and INT8; unusual scales are reported."""
+"""fp4moe inspect --numerics: the schemes have the errors of FP4 and INT8, and unusual scales are reported."""
 import json
 import os
 import struct
@@ -19,8 +19,8 @@ def layers(folder, *flags):
 
 class Numerics(unittest.TestCase):
     def test_errors_of_the_schemes(self):
-        # Uniform noise of half a step: E2M1 has two significant bits in most codes, INT8 blocks seven and a
-        # half.
+        # The bounds assume uniform noise of half a step: most E2M1 codes have two significant bits, INT8 blocks
+        # have seven and a half.
         for model, schemes in [(NVFP4, {"w4a4": (0.05, 0.25), "w4a4_per_token": (0.05, 0.25), "w4a8": (0.002, 0.02)}),
                                (MODEL, {"w4a8": (0.002, 0.02)})]:
             for layer in layers(model):
@@ -75,8 +75,8 @@ class Numerics(unittest.TestCase):
         self.assertEqual(odd, {2: ["gate and up tensor scales differ"], 5: ["gate and up input scales differ"],
                                7: ["input scale far from the layer's median"]})
         self.assertEqual(layer["gate_up_scale_mismatches"], 1)
-        # One activation scale for the layer, a million times too large, moves block scales out of E4M3's
-        # range.
+        # One activation scale for the layer that is a million times too large moves block scales out of the
+        # range of E4M3.
         self.assertGreater(layer["errors"]["w4a4"], 2 * sound["errors"]["w4a4"])
         self.assertLess(layer["errors"]["w4a4_per_token"], 1.2 * sound["errors"]["w4a4_per_token"])
 

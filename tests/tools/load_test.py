@@ -1,10 +1,11 @@
-"""Mixed load on `fp4moe serve`: 64 concurrent streaming clients, some of which disconnect, for some minutes.
+"""Mixed load on `fp4moe serve`: 64 concurrent streaming clients, some of which disconnect, for a few minutes.
 
-  load_test.py BINARY MODEL [--device cpu|cuda] [--minutes M] [--clients N] [--seed S] [-- FLAGS OF SERVE]
+  load_test.py BINARY MODEL [--device cpu|cuda] [--minutes M] [--clients N] [--seed S] [-- SERVE_FLAGS]
 
-No response may be an error, every finished one must be well-formed, memory and descriptors must not grow,
-KV pages must always add up, no request and no token of the KV pool may be left, and SIGTERM must end the
-server with 0. On a CPU a greedy response must also be the same each time. Exit status 77: no usable GPU.
+No response may be an error, every complete response must be well-formed, memory and descriptors must not grow,
+KV pages must always add up, no request or KV token may remain at the end, and SIGTERM must end the server with
+exit status 0. On a CPU, a greedy response must also be the same each time. The exit status is 77 if there is no
+usable GPU.
 """
 import argparse
 import collections
@@ -27,7 +28,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 sys.dont_write_bytecode = True
 from serve_process import Serve, exit_without_gpu, read_metrics  # noqa: E402
 
-SECONDS = 120  # the longest that any response may take
+SECONDS = 120  # time limit for any response
 WARM_UP = 0.4  # fraction of the run before memory is measured: pools and arenas fill
 RSS_GROWTH_MIB = 32  # limit from then to the end: allows fragmentation, not leaks
 GPU_GROWTH_MIB = 32
@@ -49,7 +50,7 @@ BAD = [  # path, body, status
     ("/v1/embeddings", {}, 404),
 ]
 
-# A finished choice; tops: the number of alternatives at each position.
+# A finished choice; tops is the number of alternatives at each position.
 Choice = collections.namedtuple("Choice", "text finish logprobs tops")
 
 
@@ -63,7 +64,7 @@ def require(condition, *what):
 
 
 def read_openai(answers):
-    """Choices and completion tokens of a response's events, or of its one whole object."""
+    """Returns the choices and the number of completion tokens of a response: its events or its single object."""
     texts, finish = collections.defaultdict(str), {}
     logprobs, tops = collections.defaultdict(list), collections.defaultdict(list)
     usage = None
@@ -104,7 +105,7 @@ def read_generate(answers):
 
 
 def check_choices(choices, tokens, asked):
-    """asked: n, max_tokens, logprobs (None, or the number of alternatives)."""
+    """Checks choices. asked has n, max_tokens and logprobs (None, or the number of alternatives)."""
     require(len(choices) == asked["n"], len(choices), "choices of", asked["n"])
     require(all(c.finish in ("stop", "length") for c in choices), choices)
     require(0 < tokens <= asked["n"] * asked["max_tokens"], tokens, "tokens of", asked)
@@ -112,14 +113,14 @@ def check_choices(choices, tokens, asked):
         require(tokens == asked["n"] * asked["max_tokens"], tokens, "tokens of", asked)
     if asked["logprobs"] is None:
         return
-    require(sum(len(c.logprobs) for c in choices) == tokens, "not a logprob for each of", tokens, choices)
+    require(sum(len(c.logprobs) for c in choices) == tokens, "the number of logprobs is not the number of tokens", tokens, choices)
     for c in choices:
         require(all(math.isfinite(p) and p <= 1e-6 for p in c.logprobs), c)
         require(all(count == asked["logprobs"] for count in c.tops), c)
 
 
 def make_prompt(rng, vocab):
-    """A text or ids of random length (at least 1), mostly short."""
+    """Returns a text or ids of random length (at least 1), mostly short."""
     length = int(2 ** rng.uniform(0, 8.3))
     if rng.random() < 0.4:
         return [rng.randrange(vocab) for _ in range(length)]
@@ -138,7 +139,7 @@ def make_sampling(rng):
 
 
 def make_request(rng, vocab, stream):
-    """A random request: path, body, and what the response must have."""
+    """Returns a random request: its path, its body, and the parameters that the response must match."""
     path = rng.choice(["/v1/completions", "/v1/chat/completions", "/generate"])
     prompt, max_tokens = make_prompt(rng, vocab), int(2 ** rng.uniform(0, 7.5))
     logprobs = rng.randint(0, 5) if rng.random() < 0.25 else None
@@ -167,7 +168,7 @@ def make_request(rng, vocab, stream):
 
 
 class Client:
-    """Sends one request after the other until the time is over."""
+    """Sends one request after another until the time is over."""
 
     def __init__(self, url, vocab, end, seed, counts, texts, failures):
         self.connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=SECONDS)
@@ -195,7 +196,7 @@ class Client:
         self.connection.request("POST", path, data)
 
     def answers(self, path, body):
-        """All events of a stream, or a list with the whole response."""
+        """Returns all events of a stream, or a list with the whole response."""
         self.send(path, body)
         with self.connection.getresponse() as response:
             data = response.read().decode()
@@ -264,7 +265,7 @@ def run_clients(url, vocab, end, seeds):
 
 
 class LoadedServe(Serve):
-    """Serve, with queries for use under load."""
+    """Serve with queries for use under load."""
 
     def get(self, path):
         with contextlib.closing(http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=SECONDS)) as connection:
@@ -288,7 +289,7 @@ class LoadedServe(Serve):
 
 
 def gpu_mib():
-    """Used memory of the whole GPU in MiB: the driver does not know a container's process ids."""
+    """Returns the used memory of the whole GPU in MiB, because the driver does not know a container's process ids."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     query = ["nvidia-smi", "-i", gpu, "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     return float(subprocess.run(query, check=True, capture_output=True, text=True).stdout)
@@ -304,7 +305,7 @@ class Watch(threading.Thread):
         self.peak = collections.Counter()
         self.failure = None
         if on_gpu:
-            gpu_mib()  # fail early if it cannot be read
+            gpu_mib()  # fails early if the memory cannot be read
 
     def run(self):
         printed = self.begin
@@ -327,15 +328,15 @@ class Watch(threading.Thread):
             self.failure = f"watch: {type(error).__name__}: {error}"
 
     def first_and_last(self, column):
-        """Medians over a tenth of the run: after the warm-up, and at the end."""
+        """Returns medians over a tenth of the run: after the warm-up and at the end."""
         length = self.end - self.begin
         spans = [(WARM_UP, WARM_UP + 0.1), (0.9, 1)]
         return [statistics.median(s[column] for s in self.samples if a * length <= s[0] <= b * length) for a, b in spans]
 
 
 def wait_for_idle(serve, descriptors):
-    """What remains after all clients have gone; polls, as requests of disconnected clients end at their next
-    step."""
+    """Returns the metrics and the remaining resources after all clients have disconnected. Polls, because requests
+    of disconnected clients end at their next step."""
     deadline = time.time() + 20
     while True:
         metrics = serve.metrics()
@@ -347,22 +348,22 @@ def wait_for_idle(serve, descriptors):
 
 
 def grown(rss, gpu):
-    """Growth beyond the limits between the medians after the warm-up and at the end."""
+    """Yields failures for growth beyond the limits between the medians after the warm-up and at the end."""
     for name, (first, last), most in [("RSS", rss, RSS_GROWTH_MIB), ("GPU memory", gpu, GPU_GROWTH_MIB)]:
         if last - first > most:
-            yield f"{name} grew from {first:.1f} to {last:.1f} MiB; legal are {most} MiB more"
+            yield f"{name} grew from {first:.1f} to {last:.1f} MiB; at most {most} MiB more are allowed"
 
 
 def differing(texts):
-    """texts: for each process, the responses to each greedy prompt."""
+    """Yields failures for prompts with different responses. texts has each process's responses to each prompt."""
     for i, prompt in enumerate(GREEDY):
         answers = set().union(*(t.get(i, set()) for t in texts))
         if len(answers) > 1:
-            yield f"{len(answers)} greedy answers to {prompt!r}: {sorted(answers)}"
+            yield f"{len(answers)} different greedy responses to {prompt!r}: {sorted(answers)}"
 
 
 def run_clients_and_watch(serve, options, seconds):
-    """Returns the watch, and the result of run_clients() in each process."""
+    """Returns the watch and the result of run_clients() in each process."""
     vocab = json.loads(serve.get("/server_info"))["vocab_size"]
     processes = max(1, min(8, options.clients, (os.cpu_count() or 1) // 2))
     seeds = [[options.seed * 10007 + i for i in range(p, options.clients, processes)] for p in range(processes)]
@@ -376,29 +377,29 @@ def run_clients_and_watch(serve, options, seconds):
 
 
 def run_load(serve, options, seconds):
-    """Failures, and a summary line."""
+    """Returns the failures and a summary line."""
     descriptors = serve.descriptors()
     watch, results = run_clients_and_watch(serve, options, seconds)
     elapsed = time.time() - watch.begin
     counts = sum((r[0] for r in results), collections.Counter())
     failures = [failure for r in results for failure in r[2]]
     if watch.failure:
-        return failures + [watch.failure], f"load: broken off, {dict(counts)}"
+        return failures + [watch.failure], f"load: stopped early, {dict(counts)}"
     metrics, left = wait_for_idle(serve, descriptors)
-    if not watch.on_gpu:  # on a GPU the kernel may depend on the number of rows
+    if not watch.on_gpu:  # on a GPU, the kernel can depend on the number of rows
         failures += differing([r[1] for r in results])
     rss, gpu = watch.first_and_last(1), watch.first_and_last(2)
     failures += grown(rss, gpu)
     if any(left.values()):
-        failures.append(f"left when all clients were gone: {left}")
+        failures.append(f"left after all clients disconnected: {left}")
     if metrics["num_failed_requests_total"] != 0:
         failures.append(f"{metrics['num_failed_requests_total']:.0f} requests failed")
     if not all(counts[kind] for kind in ("finished", "hung_up", "greedy", "refused")):
-        failures.append(f"too short to have met every kind of request: {dict(counts)}")
+        failures.append(f"the run was too short for every kind of request: {dict(counts)}")
     memory = f"RSS {rss[0]:.1f} -> {rss[1]:.1f} MiB" + (f", GPU {gpu[0]:.0f} -> {gpu[1]:.0f} MiB" if watch.on_gpu else "")
     return failures, (
         f"load {os.path.basename(os.path.normpath(options.model))} on {options.device}: {elapsed:.0f} s, {options.clients} "
-        f"clients, {counts.total()} requests ({counts['hung_up']} hung up, {counts['refused']} refused as they should be), "
+        f"clients, {counts.total()} requests ({counts['hung_up']} hung up, {counts['refused']} refused as expected), "
         f"{metrics['generation_tokens_total'] / elapsed:.0f} tokens/s, {metrics['num_aborted_requests_total']:.0f} aborted, "
         f"peak {watch.peak['num_running_reqs']} running, {watch.peak['num_queue_reqs']} queued, "
         f"{watch.peak['num_used_tokens']} KV tokens, {watch.peak['kv_evictable_tokens']} kept for reuse, "

@@ -1,4 +1,4 @@
-"""Man pages and completions: they contain every subcommand and flag, and shells and troff accept them."""
+"""Man pages and completions contain every subcommand and flag, and shells and troff accept them."""
 import os
 import re
 import shutil
@@ -53,7 +53,7 @@ class Manual(unittest.TestCase):
                 self.assertTrue(os.path.exists(f"{folder}/{name}"))
 
     def complete(self, *words):
-        """bash's completions of the last word."""
+        """Returns bash's completions of the last word."""
         line = " ".join(f"'{w}'" for w in words)
         script = (output(BINARY, "completion", "bash") +
                   f"\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _fp4moe; echo \"${{COMPREPLY[@]}}\"\n")

@@ -1,4 +1,4 @@
-"""Memory refused at any point of the start: one error line and its exit code, never a crash."""
+"""If an allocation fails at any point of the start, the program prints one error line and exits; it never crashes."""
 import json
 import os
 import resource
@@ -19,7 +19,7 @@ def limited(command, megabytes):
 
 
 def least_limit():
-    """MiB that the system's loader needs to start the program: errors below it are not the program's."""
+    """Returns the MiB that the system's loader needs to start the program. Errors below it are the loader's."""
     return next(m for m in range(16, 160, 2) if limited([BINARY, "--version"], m).returncode == 0)
 
 

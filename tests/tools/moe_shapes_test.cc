@@ -81,7 +81,7 @@ TEST_P(RoutingDrawTest, TheSeedDecides) {
 INSTANTIATE_TEST_SUITE_P(All, RoutingDrawTest,
                          testing::Values(MoeRouting::kUniform, MoeRouting::kZipf, MoeRouting::kOneHot));
 
-// Renaming keeps the draw: it is one-to-one and does not change other ranks' experts.
+// Renaming preserves the draw: it is one-to-one and does not change the experts of other ranks.
 TEST_P(RoutingDrawTest, RenamedExpertsFollowEachOther) {
   const MoeShape& shape = shape_named("dsv3_ep8");
   const RoutingDraw draw = draw_routing(shape, GetParam(), 5, 3);
@@ -91,7 +91,7 @@ TEST_P(RoutingDrawTest, RenamedExpertsFollowEachOther) {
     std::map<int32_t, int32_t> names;
     for (size_t i = 0; i < draw.ids.size(); ++i) {
       const auto name = names.emplace(draw.ids[i], renamed.ids[i]).first->second;
-      EXPECT_EQ(renamed.ids[i], name) << "one expert has two names";
+      EXPECT_EQ(renamed.ids[i], name) << "the draw renamed one expert in two ways";
     }
     int64_t next = first;
     for (const auto& [id, name] : names) {

@@ -1,7 +1,8 @@
 """A server with far more clients than slots: overload_test.py BINARY MODEL.
 
-Requests beyond the queue get 503 with Retry-After, those that wait or run too long get 503 and 504, the
-others the same responses as alone; afterwards everything is as before. KV pages are reused and never lost.
+Requests beyond the queue get 503 with Retry-After. Requests that wait too long get 503, and requests that run
+too long get 504. All others get the same responses as alone. The server is idle again afterwards, and KV pages
+are reused and never lost.
 """
 import concurrent.futures
 import contextlib
@@ -21,7 +22,7 @@ QUESTION = "Tom has 3 apples and buys 4. How many apples does he have now? Think
 
 
 def call(serve, path, body=None, method="POST"):
-    """Status, headers and text of a response."""
+    """Returns the status, headers and text of a response."""
     with contextlib.closing(http.client.HTTPConnection(urlsplit(serve.url).netloc, timeout=120)) as connection:
         connection.request(method, path, None if body is None else json.dumps(body), {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -62,7 +63,7 @@ class OverloadTest(unittest.TestCase):
                     self.assertGreaterEqual(int(headers["Retry-After"]), 1)
                     self.assertIn("--max-queued-requests", answer["error"]["message"])
                     time.sleep(0.05)
-                self.fail("never taken")
+                self.fail("the request was never served")
 
             with concurrent.futures.ThreadPoolExecutor(CLIENTS) as pool:
                 attempts = list(pool.map(persist, prompts))
@@ -98,7 +99,7 @@ class OverloadTest(unittest.TestCase):
                 self.assertIn("--req-waiting-timeout", answer["error"]["message"])
                 self.assertIn("Retry-After", headers)
                 status, _, answer = running.result()
-                if status != 200:  # a fast machine may fill the context first
+                if status != 200:  # a fast machine can fill the context first
                     self.assertEqual(status, 504, answer)
                     self.assertEqual(answer["error"]["type"], "timeout")
             self.check_idle(serve)

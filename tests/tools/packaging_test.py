@@ -1,4 +1,4 @@
-"""The files under packaging/: each flag, key and metric in them exists, and each file parses."""
+"""Each file under packaging/ parses, and each flag, key and metric in it exists."""
 import json
 import os
 import re
@@ -16,7 +16,7 @@ from serve_process import Serve
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 FOLDER = os.path.join(ROOT, "packaging")
-EXIT_CODES = {2, 3, 4, 5}  # after these a restart would not help
+EXIT_CODES = {2, 3, 4, 5}  # a restart does not help after these
 
 
 def read(*names):
@@ -62,7 +62,7 @@ class Packaging(unittest.TestCase):
         self.assertTrue(os.path.exists(os.path.join(FOLDER, "monitoring", job["rule_files"][0])))
 
     def test_configuration_is_accepted(self):
-        """All keys of the sample exist: a server starts with it and another model."""
+        """All keys of the sample exist: a server starts with it, with only the model replaced."""
         with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
             file.write(re.sub(r'model-path = ".*"', f'model-path = "{MODEL}"', read("fp4moe.toml")))
             file.flush()
@@ -95,7 +95,7 @@ class Packaging(unittest.TestCase):
         for argument in container["args"]:
             if argument.startswith("--"):
                 self.assertRegex(known, rf"(?m)^  (--[\w,-]+,)?{argument}\b")
-        self.assertFalse(pod["enableServiceLinks"])  # else FP4MOE_PORT would be the Service's address
+        self.assertFalse(pod["enableServiceLinks"])  # otherwise FP4MOE_PORT would be the Service's address
         for probe in ("startupProbe", "readinessProbe"):
             self.assertEqual(container[probe]["httpGet"]["path"], "/health")
         self.assertIn("livenessProbe", container)

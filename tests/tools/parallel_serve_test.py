@@ -1,5 +1,5 @@
-"""`fp4moe serve` on several ranks, in one process and under mpirun: gives the same text as one rank, and
-handles a killed or stopped process."""
+"""`fp4moe serve` on several ranks, in one process and under mpirun, gives the same text as one rank and handles a
+killed or stopped process."""
 import contextlib
 import http.client
 import json
@@ -20,11 +20,11 @@ DP = ["--tp", "4", "--ep-size", "4", "--dp", "4", "--enable-dp-attention", "--mo
 DEADLINE = 3.0  # seconds that a rank waits for another
 PROMPTS = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "1 2 3 4 5 6"]
 MPIRUN = shutil.which("mpirun")
-needs_mpi = unittest.skipUnless(MPIRUN, "no mpirun on this machine: NOT TESTED")
+needs_mpi = unittest.skipUnless(MPIRUN, "mpirun is not installed: NOT TESTED")
 
 
 class Ranks(Serve):
-    """Serve in `processes` processes of mpirun; 1: without mpirun."""
+    """Serve in `processes` processes under mpirun; one process runs without mpirun."""
 
     def __init__(self, processes, *flags):
         super().__init__(BINARY, MODEL, *LIMITS, "--comm-timeout", str(DEADLINE), "--threads", "4", *flags)
@@ -49,7 +49,7 @@ def generate(url, prompt, tokens=24, **more):
 
 
 def texts(url, prompts=PROMPTS):
-    """Generates all concurrently, so that they are spread over the groups."""
+    """Generates for all prompts concurrently, so that they are spread over the groups."""
     answers = [None] * len(prompts)
 
     def ask(i):
@@ -63,14 +63,14 @@ def texts(url, prompts=PROMPTS):
 
 
 def keep_busy(url):
-    """Sends requests until the server fails: several of these threads keep a step running at all times."""
+    """Sends requests until the server fails. Several such threads keep a step running at all times."""
     with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
         while generate(url, "a", 120)[0] == 200:
             pass
 
 
 def ranks_of(launcher):
-    """Process ids of the engine's processes, by process number."""
+    """Returns the process ids of the engine's processes by process number."""
     found = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -24,7 +24,7 @@ def plan(model, *flags):
 
 class Plan(unittest.TestCase):
     def near(self, predicted, size, log):
-        """size: "12.34 MiB" from a log line, exact to half a unit of its last digit."""
+        """Compares with a size from a log line such as "12.34 MiB", which is exact to half a unit of its last digit."""
         number, unit = size.split()
         self.assertLessEqual(abs(predicted - float(number) * UNITS[unit]), 0.01 * predicted + 0.005 * UNITS[unit], log)
 
@@ -64,7 +64,7 @@ class Plan(unittest.TestCase):
                 self.assertLess(abs(saved["none"] - saved["q8"] - planned), 0.01 * planned + 2 * 0.005 * 2**20)
 
     def test_what_a_token_reads(self):
-        # From demo-gptoss-mxfp4's shapes: H = I = 256, E = 16, K = 4, 4 layers, 4.25 bits a weight,
+        # From the shapes of demo-gptoss-mxfp4: H = I = 256, E = 16, K = 4, 4 layers, 4.25 bits per weight,
         # vocabulary 1024.
         expert = 3 * 256 * 256 * 17 // 32 + 3 * 256 * 2  # plus biases in bf16
         report = plan(MODEL, *FEW)
@@ -89,7 +89,7 @@ class Plan(unittest.TestCase):
             self.assertRegex(ended.stderr, r"\Aerror: [^\n]*\n\Z")
 
     def test_gpus_that_this_machine_lacks(self):
-        # DeepSeek-R1's dims with the demo's other fields, and no weights.
+        # DeepSeek-R1's dims with the demo's other fields, without weights.
         with tempfile.TemporaryDirectory() as folder:
             with open(os.path.join(NVFP4, "config.json"), encoding="utf-8") as file:
                 config = json.load(file)
@@ -104,7 +104,7 @@ class Plan(unittest.TestCase):
             report = plan(folder, *"--device cuda --gpu h200 --tp 8".split())
             self.assertEqual((report["device"], report["gpu"], report["has_weights"]), ("cuda", "h200", False))
             self.assertEqual(report["available_bytes"], 143771 * 2**20)
-            experts = 58 * 256 * 3 * 7168 * 2048 * 9 // 16  # 4 bits, and 8 of scale for every 16 weights
+            experts = 58 * 256 * 3 * 7168 * 2048 * 9 // 16  # 4 bits per weight and an 8-bit scale per 16 weights
             for rank in report["ranks"]:
                 self.assertGreater(rank["weight_bytes"], experts / 8)
                 self.assertLess(rank["weight_bytes"], experts / 8 * 1.2)  # attention and dense layers in bf16

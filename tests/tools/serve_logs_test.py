@@ -1,4 +1,4 @@
-"""The server's log: as text or JSON, with an unusable stdout, and the notifications to a service manager."""
+"""The server's log as text and JSON and with an unusable stdout, and the notifications to a service manager."""
 import contextlib
 import json
 import os
@@ -14,7 +14,7 @@ import urllib.request
 from serve_process import Serve
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
-SECONDS = 20  # far more than any of this takes
+SECONDS = 20  # far more than any step takes
 
 
 def generate(url, tokens=8):
@@ -56,7 +56,7 @@ class Logs(unittest.TestCase):
         self.assertRegex("".join(serve.lines), r"POST /generate 200")
 
     def serve_without_log(self, stdout, before=None):
-        """A server with an unusable stdout still serves and ends well. before: runs first in its process."""
+        """A server with an unusable stdout still serves and exits normally. `before` runs first in its process."""
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         process = subprocess.Popen([BINARY, "serve", MODEL, "--port", str(port)], stdout=stdout, preexec_fn=before)
@@ -67,7 +67,7 @@ class Logs(unittest.TestCase):
                     return generate(url)
                 self.assertIsNone(process.poll())
                 time.sleep(0.01)
-            self.fail("it never answered")
+            self.fail("the server never responded")
         finally:
             process.terminate()
             self.assertEqual(process.wait(timeout=SECONDS), 0)
@@ -100,7 +100,7 @@ class Logs(unittest.TestCase):
             self.serve_without_log(full)
 
     def test_file_size_limit(self):
-        """As with `ulimit -f`: log lines beyond the limit are lost, and the process continues."""
+        """Under a file size limit, log lines beyond the limit are lost and the process continues."""
         with tempfile.TemporaryFile() as log:
             self.serve_without_log(log, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (256, 256)))
             self.assertEqual(os.fstat(log.fileno()).st_size, 256)

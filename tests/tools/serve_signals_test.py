@@ -1,4 +1,4 @@
-"""Signals to `fp4moe serve`: the first lets running requests finish, a later one does not."""
+"""Signals to `fp4moe serve`: the first lets running requests finish, a later one ends the process at once."""
 import contextlib
 import http.client
 import json

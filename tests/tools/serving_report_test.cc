@@ -42,7 +42,7 @@ TEST(ServingReport, ByHand) {
   const ServingReport report = make_serving_report(run, {{7, 12}, {5, 1}, {5, 100}, {-1, 4}});
   EXPECT_EQ(report.completed, 3);
   EXPECT_EQ(report.failed, 1);
-  EXPECT_EQ(report.total_input, 8 + 5);  // by usage; by ids; unknown
+  EXPECT_EQ(report.total_input, 8 + 5);  // from usage and from ids; the third is unknown
   EXPECT_EQ(report.total_output, 15);
   EXPECT_EQ(report.counted_pieces, 2);
   EXPECT_EQ(report.unknown_inputs, 1);

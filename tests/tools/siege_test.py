@@ -1,19 +1,18 @@
-"""Honest clients beside hostile ones, on two prefill nodes, two decode nodes and two routers, for seconds or
-hours.
+"""Honest and hostile clients on two prefill nodes, two decode nodes and two routers, for seconds or hours.
 
   siege_test.py BINARY MODEL [--minutes M] [--clients N] [--seed S] [--restart-every SECONDS] [--no-grammars]
 
-One node of each kind ("spare") is killed and restarted repeatedly; the other ("steady") never. One router
-has only the steady nodes, the other all of them. Honest clients stream greedy responses, disconnect and
-request structured output; hostile ones send malicious grammars, HTTP bytes and node connections. Checks
-that
+One node of each kind ("spare") is killed and restarted repeatedly; the other ("steady") is not. One router
+has only the steady nodes, the other has all nodes. Honest clients stream greedy responses, disconnect and
+request structured output; hostile ones send malicious grammars, HTTP bytes and node connections. The test
+checks that
 
 * no steady process ends early, and SIGTERM ends each with 0;
 * an honest request through the steady router succeeds, with the text that the model gives alone; through the other
   router it may end with 502 or 503 or an error event, after a prefix of that text;
-* a hostile request ends within its time limit with a status that is legal for it;
-* afterwards the steady processes have the pages, descriptors and threads of before, and their memory has not
-  grown.
+* a hostile request ends within its time limit with a status that is allowed for it;
+* afterwards the steady processes have as many pages, descriptors and threads as before, and their memory has
+  not grown.
 """
 import argparse
 import collections
@@ -37,7 +36,7 @@ sys.dont_write_bytecode = True
 from pd_nodes import Node, Router  # noqa: E402
 from serve_process import eventually, metrics  # noqa: E402
 
-SECONDS = 120  # the longest that any response may take
+SECONDS = 120  # time limit for any response
 LATE = 10  # seconds beyond a hostile request's own time limit, for machines with few cores
 WARM_UP = 0.4  # fraction of the run before memory is measured
 RSS_GROWTH_MIB = 48  # limit from then to the end: allows fragmentation, not leaks
@@ -82,7 +81,8 @@ def connect(url):
 
 
 def read_stream(response):
-    """Text and error of a stream; error None with an unfinished text: the connection broke."""
+    """Returns text, error and whether the stream finished. If it did not finish and has no error, the connection
+    broke."""
     text, finished = "", False
     for line in response:
         if not line.startswith(b"data: {"):
@@ -100,7 +100,7 @@ def greedy_body(prompt):
 
 
 class Client:
-    """Performs one action after the other until the time is over. target: URLs, ports and expected texts."""
+    """Performs one action after another until the time is over. target has URLs, ports and expected texts."""
 
     def __init__(self, target, end, seed, counts, failures):
         self.target, self.end, self.rng = target, end, random.Random(seed)
@@ -123,7 +123,7 @@ class Client:
                 self.failures.append(f"{action.__name__}: {type(error).__name__}: {error}")
 
     def greedy(self, url):
-        """Status, text, error and whether it finished; the expected text."""
+        """Returns status, text, error, whether the stream finished, and the expected text."""
         prompt = self.rng.choice(GREEDY)
         with connect(url) as c:
             c.request("POST", "/v1/completions", json.dumps(greedy_body(prompt)))
@@ -141,7 +141,7 @@ class Client:
         try:
             status, text, error, finished, right = self.greedy(self.target["router"])
         except (ConnectionError, http.client.IncompleteRead) as broken:
-            raise Wrong("the router itself closed:", broken)
+            raise Wrong("the router closed the connection:", broken)
         require(status in (200, 502, 503), "router:", status, error)
         require(text == right if finished else right.startswith(text), "router:", repr(text), "of", repr(right))
         if not finished:
@@ -183,7 +183,7 @@ class Client:
         require(seconds < limit + LATE, "hostile grammar:", f"{seconds:.1f} s with a timeout of {limit}")
 
     def send_raw(self, port, data):
-        """Sends some or all of the bytes, at once or slowly; then perhaps reads, and closes."""
+        """Sends some or all of the bytes, at once or slowly, then sometimes reads, then closes."""
         data = data[:self.rng.randint(1, len(data))] if self.rng.random() < 0.3 else data
         with contextlib.suppress(OSError), contextlib.closing(socket.create_connection(("127.0.0.1", port), 10)) as s:
             s.settimeout(3)
@@ -263,7 +263,7 @@ class Watch(threading.Thread):
             self.failure = f"restart: {type(error).__name__}: {error}"
 
     def growth(self, name):
-        """Medians over a tenth of the run: after the warm-up, and at the end."""
+        """Returns medians over a tenth of the run: after the warm-up and at the end."""
         length = self.end - self.begin
         return [statistics.median(rss for at, rss in self.samples[name] if a * length <= at <= b * length)
                 for a, b in ((WARM_UP, WARM_UP + 0.1), (0.9, 1))]
@@ -284,8 +284,8 @@ def resources(server):
 
 
 def leftovers(steady, before):
-    """What the steady processes still hold after all clients have gone."""
-    slack = 4  # for connections between nodes that were first made under load
+    """Yields failures for resources that steady processes still hold after all clients have disconnected."""
+    slack = 4  # for connections between nodes that were first opened under load
     for name, server in steady.items():
         if isinstance(server, Node) and not eventually(server.is_empty, 60):
             yield f"{name} still has {metrics(server.url)}"
@@ -304,7 +304,7 @@ def run_clients_and_watch(target, watch, options):
 
 
 def siege(stack, options):
-    """Failures, and a summary line."""
+    """Returns the failures and a summary line."""
     enter = stack.enter_context
     prefill, decode, *spares = (Node(options.binary, role, options.model, *NODE_FLAGS)
                                 for role in ("prefill", "decode", "prefill", "decode"))
@@ -330,7 +330,7 @@ def siege(stack, options):
                  if last - first > RSS_GROWTH_MIB]
     kinds = {"steady_greedy", "any_greedy", "hung_up", "hostile_http", "hostile_node"}
     if missing := kinds - set(counts):
-        failures.append(f"too short to have met {sorted(missing)}")
+        failures.append(f"the run was too short to perform {sorted(missing)}")
     return failures, (f"siege: {time.time() - watch.begin:.0f} s, {options.clients} clients, {watch.num_restarts} restarts, "
                       f"{dict(sorted(counts.items()))}, RSS " +
                       ", ".join(f"{name} {a:.0f} -> {b:.0f} MiB" for name, (a, b) in grown.items()))

@@ -6,7 +6,7 @@ import subprocess
 
 
 class TinyModel:
-    """A make-tiny checkpoint as (config, hf_quant, header, data), to be broken by tests."""
+    """A make-tiny checkpoint as (config, hf_quant, header, data) that tests can break."""
 
     def __init__(self, binary, folder, like, dialect):
         self.folder = folder

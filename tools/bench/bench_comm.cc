@@ -14,8 +14,7 @@
 
 #include "base/buffer.h"
 #include "base/check.h"
-#include "bench/nccl_peer.h"
-#include "comm/device_communicator.h"
+#include "bench/comm_bench_ranks.h"
 #include "device/cuda_probe.h"
 #include "device/device.h"
 #include "device/device_info.h"
@@ -33,51 +32,6 @@ using json = nlohmann::ordered_json;
 constexpr int kCallsInGraph = 40;  // calls of an operation per graph
 constexpr int kWarmupReplays = 3;
 
-struct CommBenchOptions {
-  int ranks = 0;  // 0: one per GPU
-  int64_t hidden_size = 7168, top_k = 8, num_experts = 256;
-  std::vector<int64_t> tokens = {1, 8, 32, 64, 128, 512};
-  std::vector<std::string> ops = {"all-reduce", "all-gather", "dispatch", "combine"};
-  std::vector<std::string> rows = {"bf16", "fp8", "nvfp4"};
-  std::string a2a = "deepep";
-  int repeats = 100;
-  bool as_json = false;
-};
-
-struct Rank {
-  DeviceContext* gpu = nullptr;
-  Stream stream;
-  std::unique_ptr<DeviceCommunicator> group;
-  Buffer x, sum, gathered, ids, weights, y, row_of_slot, out, scratch_memory;
-  Arena scratch;
-};
-
-// All ranks; this thread enqueues the work of each.
-struct Ranks {
-  std::vector<int> gpus;
-  std::unique_ptr<PeerHeap> heap;
-  std::vector<std::unique_ptr<Rank>> ranks;
-  std::unique_ptr<NcclPeer> nccl;  // null if NCCL cannot be used
-  std::string no_nccl;             // why it cannot be used
-
-  int size() const { return static_cast<int>(ranks.size()); }
-  Status for_each(const std::function<Status(int, Rank&)>& function) const {
-    for (int r = 0; r < size(); ++r) {
-      Rank& rank = *ranks[static_cast<size_t>(r)];
-      const DeviceScope on_gpu(*rank.gpu);
-      const StreamScope scope(rank.stream);
-      FP4MOE_RETURN_IF_ERROR(function(r, rank));
-    }
-    return {};
-  }
-  Status synchronize() const {
-    return for_each([](int, Rank& rank) {
-      const Status status = rank.stream.synchronize();
-      return status.ok() ? rank.group->failure() : status;
-    });
-  }
-};
-
 struct Row {
   std::string op;
   int64_t tokens = 0;
@@ -86,96 +40,8 @@ struct Row {
   double nccl = 0;          // microseconds; 0: not measured
 };
 
-A2aShape shape_of(const CommBenchOptions& o, int num_ranks, A2aRowFormat format) {
-  return {.hidden_size = o.hidden_size,
-          .top_k = o.top_k,
-          .num_experts = o.num_experts,
-          .experts_per_rank = o.num_experts / num_ranks,
-          .row_format = format,
-          .slots_return = o.a2a == "deepep"};
-}
-
 A2aRowFormat format_of(const std::string& name) {
   return name == "fp8" ? A2aRowFormat::kFp8 : name == "nvfp4" ? A2aRowFormat::kNvfp4 : A2aRowFormat::kBf16;
-}
-
-template <class T>
-Result<Buffer> upload(const std::vector<T>& values) {
-  return Buffer::copy_of(values.data(), std::ssize(values) * int64_t{sizeof(T)}, device_memory());
-}
-
-Status allocate(const CommBenchOptions& o, int r, Rank& rank, int num_ranks, int64_t most) {
-  const int64_t h = o.hidden_size, k = o.top_k;
-  const auto make = [](Buffer& out, int64_t num_bytes) -> Status {
-    FP4MOE_ASSIGN_OR_RETURN(out, Buffer::make(num_bytes, device_memory()));
-    cuda_a2a_ops()->clear(out.as<float>(), num_bytes / 4);
-    return current_stream().synchronize();
-  };
-  FP4MOE_RETURN_IF_ERROR(make(rank.x, most * h * 4));
-  FP4MOE_RETURN_IF_ERROR(make(rank.sum, most * h * 4));
-  FP4MOE_RETURN_IF_ERROR(make(rank.gathered, num_ranks * most * h * 4));
-  FP4MOE_RETURN_IF_ERROR(make(rank.out, most * h * 4));
-  FP4MOE_RETURN_IF_ERROR(make(rank.y, num_ranks * most * k * h * 2));
-  std::mt19937_64 random(static_cast<uint64_t>(r) + 1);
-  std::vector<int32_t> experts(static_cast<size_t>(o.num_experts)), ids;
-  std::iota(experts.begin(), experts.end(), 0);
-  for (int64_t t = 0; t < most; ++t) {
-    std::shuffle(experts.begin(), experts.end(), random);
-    ids.insert(ids.end(), experts.begin(), experts.begin() + k);
-  }
-  std::vector<bf16> x(static_cast<size_t>(most * h));
-  std::normal_distribution<float> normal;
-  for (bf16& v : x) v = float_to_bf16(normal(random));
-  FP4MOE_RETURN_IF_ERROR(device_memory().upload(rank.x.data(), x.data(), std::ssize(x) * 2));
-  FP4MOE_ASSIGN_OR_RETURN(rank.ids, upload(ids));
-  FP4MOE_ASSIGN_OR_RETURN(rank.weights, upload(std::vector<float>(ids.size(), 0.125f)));
-  FP4MOE_ASSIGN_OR_RETURN(rank.row_of_slot,
-                          Buffer::make(num_ranks * most * k * int64_t{sizeof(int32_t)}, device_memory()));
-  FP4MOE_ASSIGN_OR_RETURN(rank.scratch, Arena::make(num_ranks * most * (h * 2 + 4) + 512, device_memory()));
-  return {};
-}
-
-int num_gpus() {
-  int count = 0;
-  while (count < kMaxGroupRanks && DeviceContext::of(count).ok()) ++count;
-  return count;
-}
-
-Result<Ranks> make_ranks(const CommBenchOptions& o) {
-  Ranks all;
-  const int on_all = std::clamp(num_gpus() * ranks_per_gpu(), 1, kMaxGroupRanks);
-  const int num_ranks = o.ranks > 0 ? o.ranks : on_all;
-  if (o.num_experts % num_ranks != 0)
-    return unsupported("--num-experts " + std::to_string(o.num_experts) + " must be a multiple of the " +
-                       std::to_string(num_ranks) + " ranks");
-  for (int r = 0; r < num_ranks; ++r) {
-    all.gpus.push_back(gpu_of_rank(r));
-    all.ranks.push_back(std::make_unique<Rank>());
-    FP4MOE_ASSIGN_OR_RETURN(all.ranks.back()->gpu, DeviceContext::of(all.gpus.back()));
-  }
-  const int64_t most = *std::max_element(o.tokens.begin(), o.tokens.end());
-  const int64_t exchange = a2a_area(shape_of(o, num_ranks, A2aRowFormat::kBf16), num_ranks, most).num_bytes;
-  const DeviceRegion region{.offset = 0,
-                            .word_bytes = sum_word_bytes(num_ranks),
-                            .gather_bytes = int64_t{32} << 20,
-                            .exchange_bytes = exchange};
-  FP4MOE_ASSIGN_OR_RETURN(all.heap, PeerHeap::make(all.gpus, region.num_bytes(num_ranks)));
-  for (int r = 0; r < num_ranks; ++r) {
-    Rank& rank = *all.ranks[static_cast<size_t>(r)];
-    const DeviceScope on_gpu(*rank.gpu);
-    FP4MOE_ASSIGN_OR_RETURN(rank.stream, Stream::make());
-    const StreamScope scope(rank.stream);
-    FP4MOE_ASSIGN_OR_RETURN(
-        rank.group, DeviceCommunicator::make(*all.heap, 0, num_ranks, r, region, std::chrono::seconds(20)));
-    FP4MOE_RETURN_IF_ERROR(allocate(o, r, rank, num_ranks, most));
-  }
-  auto nccl = NcclPeer::make(all.gpus);
-  if (nccl.ok())
-    all.nccl = std::move(nccl).value();
-  else
-    all.no_nccl = nccl.status().message();
-  FP4MOE_RETURN_IF_ERROR(all.synchronize());
-  return all;
 }
 
 // Measures the microseconds per `call` on the slowest rank: p50 and p99 over the replays of a graph of
@@ -183,9 +49,10 @@ Result<Ranks> make_ranks(const CommBenchOptions& o) {
 struct Times {
   double p50 = 0, p99 = 0;
 };
-Result<Times> time_calls(const Ranks& all, int repeats, const std::function<Status(int, Rank&)>& call) {
+Result<Times> time_calls(const CommBenchRanks& all, int repeats,
+                         const std::function<Status(int, CommBenchRank&)>& call) {
   std::vector<Graph> graphs;
-  const Status captured = all.for_each([&](int r, Rank& rank) -> Status {
+  const Status captured = all.for_each([&](int r, CommBenchRank& rank) -> Status {
     auto graph = Graph::capture(rank.stream, [&]() -> Status {
       for (int i = 0; i < kCallsInGraph; ++i) FP4MOE_RETURN_IF_ERROR(call(r, rank));
       return {};
@@ -198,7 +65,7 @@ Result<Times> time_calls(const Ranks& all, int repeats, const std::function<Stat
   std::vector<double> times;
   for (int i = -kWarmupReplays; i < repeats; ++i) {
     std::vector<Event> starts(graphs.size()), ends(graphs.size());
-    FP4MOE_RETURN_IF_ERROR(all.for_each([&](int r, Rank& rank) -> Status {
+    FP4MOE_RETURN_IF_ERROR(all.for_each([&](int r, CommBenchRank& rank) -> Status {
       const auto at = static_cast<size_t>(r);
       FP4MOE_ASSIGN_OR_RETURN(starts[at], Event::make());
       FP4MOE_ASSIGN_OR_RETURN(ends[at], Event::make());
@@ -222,7 +89,8 @@ Result<Times> time_calls(const Ranks& all, int repeats, const std::function<Stat
 
 // Measures an NCCL collective in the same way, after a first call that connects the ranks. Returns 0 without
 // NCCL.
-Result<double> time_nccl(const Ranks& all, int repeats, const std::function<Status(int, Rank&)>& call) {
+Result<double> time_nccl(const CommBenchRanks& all, int repeats,
+                         const std::function<Status(int, CommBenchRank&)>& call) {
   if (all.nccl == nullptr) return 0.0;
   FP4MOE_RETURN_IF_ERROR(all.nccl->begin());
   FP4MOE_RETURN_IF_ERROR(all.for_each(call));
@@ -232,15 +100,15 @@ Result<double> time_nccl(const Ranks& all, int repeats, const std::function<Stat
   return times.p50;
 }
 
-Result<Row> bench_all_reduce(const Ranks& all, const CommBenchOptions& o, int64_t tokens) {
+Result<Row> bench_all_reduce(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
   const int64_t n = tokens * o.hidden_size;
   Row row{.op = "all-reduce f32", .tokens = tokens};
-  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int, Rank& rank) {
+  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
                             rank.group->add_all_reduced({"all_reduce"}, rank.sum.as<float>(),
                                                         rank.out.as<float>(), n);
                             return Status();
                           }));
-  FP4MOE_ASSIGN_OR_RETURN(row.nccl, time_nccl(all, o.repeats, [&](int r, Rank& rank) {
+  FP4MOE_ASSIGN_OR_RETURN(row.nccl, time_nccl(all, o.repeats, [&](int r, CommBenchRank& rank) {
                             return all.nccl->all_reduce(r, rank.sum.as<float>(), n, rank.stream.handle());
                           }));
   const double ranks = all.size(), bytes = static_cast<double>(n) * 4;
@@ -250,17 +118,17 @@ Result<Row> bench_all_reduce(const Ranks& all, const CommBenchOptions& o, int64_
   return row;
 }
 
-Result<Row> bench_all_gather(const Ranks& all, const CommBenchOptions& o, int64_t tokens) {
+Result<Row> bench_all_gather(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
   std::vector<int64_t> first;
   for (int r = 0; r <= all.size(); ++r) first.push_back(r * o.hidden_size * 4);
   Row row{.op = "all-gather f32", .tokens = tokens};
-  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int, Rank& rank) {
+  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
                             rank.group->gather_columns({"gather"}, rank.sum.data(), tokens, first,
                                                        rank.gathered.data());
                             return Status();
                           }));
   const int64_t bytes = tokens * o.hidden_size * 4;
-  FP4MOE_ASSIGN_OR_RETURN(row.nccl, time_nccl(all, o.repeats, [&](int r, Rank& rank) {
+  FP4MOE_ASSIGN_OR_RETURN(row.nccl, time_nccl(all, o.repeats, [&](int r, CommBenchRank& rank) {
                             return all.nccl->all_gather(r, rank.sum.data(), bytes, rank.gathered.data(),
                                                         rank.stream.handle());
                           }));
@@ -273,9 +141,9 @@ Result<Row> bench_all_gather(const Ranks& all, const CommBenchOptions& o, int64_
 struct Remote {
   double rows = 0, slots = 0;
 };
-Result<Remote> remote_of(const Ranks& all, const CommBenchOptions& o, int64_t tokens) {
+Result<Remote> remote_of(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
   Remote remote;
-  const Status status = all.for_each([&](int r, Rank& rank) -> Status {
+  const Status status = all.for_each([&](int r, CommBenchRank& rank) -> Status {
     std::vector<int32_t> ids(static_cast<size_t>(tokens * o.top_k));
     FP4MOE_RETURN_IF_ERROR(device_memory().download(ids.data(), rank.ids.data(), std::ssize(ids) * 4));
     for (int64_t t = 0; t < tokens; ++t) {
@@ -298,7 +166,7 @@ Result<Remote> remote_of(const Ranks& all, const CommBenchOptions& o, int64_t to
 // The exchange of one step between all ranks: one round per rank.
 class Exchange {
  public:
-  Exchange(const Ranks& all, const CommBenchOptions& o, A2aRowFormat format, int64_t tokens)
+  Exchange(const CommBenchRanks& all, const CommBenchOptions& o, A2aRowFormat format, int64_t tokens)
       : all_(all), tokens_(tokens) {
     size_.shape = shape_of(o, all.size(), format);
     size_.max_tokens = tokens;
@@ -306,7 +174,7 @@ class Exchange {
     for (const auto& rank : all.ranks) exchanges_.emplace_back(size_, *rank->group);
   }
 
-  A2aRound dispatch(int r, Rank& rank) const {
+  A2aRound dispatch(int r, CommBenchRank& rank) const {
     const DeviceExchange& exchange = exchanges_[static_cast<size_t>(r)];
     const A2aRound round = exchange.send({.num_lane_tokens = tokens_,
                                           .num_own = tokens_,
@@ -321,7 +189,7 @@ class Exchange {
   // Sends the tokens of every rank, outside the measured time.
   Status prepare_combine() {
     rounds_.clear();
-    return all_.for_each([&](int r, Rank& rank) -> Status {
+    return all_.for_each([&](int r, CommBenchRank& rank) -> Status {
       rounds_.push_back(dispatch(r, rank));
       return {};
     });
@@ -329,7 +197,7 @@ class Exchange {
   // Assigns rows in the order of the slots; any other order costs the same.
   Status prepare_rows() {
     FP4MOE_RETURN_IF_ERROR(all_.synchronize());
-    return all_.for_each([&](int r, Rank& rank) -> Status {
+    return all_.for_each([&](int r, CommBenchRank& rank) -> Status {
       const A2aRound& round = rounds_[static_cast<size_t>(r)];
       std::vector<int32_t> ids(static_cast<size_t>(all_.size() * tokens_ * size_.shape.top_k));
       const uint8_t* const lanes =
@@ -341,7 +209,7 @@ class Exchange {
       return device_memory().upload(rank.row_of_slot.data(), ids.data(), std::ssize(ids) * 4);
     });
   }
-  void combine(int r, Rank& rank) const {
+  void combine(int r, CommBenchRank& rank) const {
     const DeviceExchange& exchange = exchanges_[static_cast<size_t>(r)];
     const A2aRound& round = rounds_[static_cast<size_t>(r)];
     exchange.give_back(round, {.y_bf16 = rank.y.as<bf16>(), .row_of_slot = rank.row_of_slot.as<int32_t>()});
@@ -350,18 +218,18 @@ class Exchange {
   const A2aShape& shape() const { return size_.shape; }
 
  private:
-  const Ranks& all_;
+  const CommBenchRanks& all_;
   int64_t tokens_;
   DeviceExchangeSize size_;
   std::vector<DeviceExchange> exchanges_;
   std::vector<A2aRound> rounds_;
 };
 
-Result<Row> bench_dispatch(const Ranks& all, const CommBenchOptions& o, const std::string& rows,
+Result<Row> bench_dispatch(const CommBenchRanks& all, const CommBenchOptions& o, const std::string& rows,
                            int64_t tokens) {
   const Exchange exchange(all, o, format_of(rows), tokens);
   Row row{.op = "dispatch " + rows, .tokens = tokens};
-  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int r, Rank& rank) {
+  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int r, CommBenchRank& rank) {
                             exchange.dispatch(r, rank);
                             return Status();
                           }));
@@ -372,12 +240,12 @@ Result<Row> bench_dispatch(const Ranks& all, const CommBenchOptions& o, const st
   return row;
 }
 
-Result<Row> bench_combine(const Ranks& all, const CommBenchOptions& o, int64_t tokens) {
+Result<Row> bench_combine(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
   Exchange exchange(all, o, A2aRowFormat::kBf16, tokens);
   FP4MOE_RETURN_IF_ERROR(exchange.prepare_combine());
   FP4MOE_RETURN_IF_ERROR(exchange.prepare_rows());
   Row row{.op = "combine " + o.a2a, .tokens = tokens};
-  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int r, Rank& rank) {
+  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int r, CommBenchRank& rank) {
                             exchange.combine(r, rank);
                             return Status();
                           }));
@@ -387,7 +255,7 @@ Result<Row> bench_combine(const Ranks& all, const CommBenchOptions& o, int64_t t
   return row;
 }
 
-Status measure(const Ranks& all, const CommBenchOptions& o, std::vector<Row>& rows) {
+Status measure(const CommBenchRanks& all, const CommBenchOptions& o, std::vector<Row>& rows) {
   const auto wants = [&](const char* op) { return std::find(o.ops.begin(), o.ops.end(), op) != o.ops.end(); };
   Status status;
   const auto keep = [&](Result<Row> row) {
@@ -407,7 +275,7 @@ Status measure(const Ranks& all, const CommBenchOptions& o, std::vector<Row>& ro
   return {};
 }
 
-void print(const Ranks& all, const CommBenchOptions& o, const std::vector<Row>& rows) {
+void print(const CommBenchRanks& all, const CommBenchOptions& o, const std::vector<Row>& rows) {
   fmt::print("machine: {}; {} ranks, {} per GPU\n", describe_cuda(all.gpus[0]), all.size(), ranks_per_gpu());
   fmt::print(
       "H {}, top_k {}, {} experts; us per operation on the slowest rank, in a graph of {}; NCCL: {}\n\n",
@@ -422,7 +290,7 @@ void print(const Ranks& all, const CommBenchOptions& o, const std::vector<Row>& 
                row.nccl > 0 ? fmt::format("{:.2f}", row.nccl) : "-");
 }
 
-json to_json(const Ranks& all, const CommBenchOptions& o, const std::vector<Row>& rows) {
+json to_json(const CommBenchRanks& all, const CommBenchOptions& o, const std::vector<Row>& rows) {
   json list = json::array();
   for (const Row& row : rows) {
     json entry = {{"op", row.op},      {"tokens", row.tokens}, {"p50_us", row.p50},
@@ -446,7 +314,7 @@ Status bench_comm(const CommBenchOptions& options) {
   if (options.top_k > options.num_experts)
     return unsupported("--top-k " + std::to_string(options.top_k) + " must be at most --num-experts " +
                        std::to_string(options.num_experts));
-  FP4MOE_ASSIGN_OR_RETURN(const Ranks all, make_ranks(options));
+  FP4MOE_ASSIGN_OR_RETURN(const CommBenchRanks all, make_comm_bench_ranks(options));
   std::vector<Row> rows;
   FP4MOE_RETURN_IF_ERROR(measure(all, options, rows));
   if (options.as_json)

@@ -46,7 +46,7 @@ Status DecodeNode::enter(uint64_t room, const Request& request) {
   std::string payload = encode_prefill(request);
   if (std::ssize(payload) > kMaxKvMessageBytes)
     return does_not_fit("the request to the prefill node has " + std::to_string(payload.size()) +
-                        " bytes; legal: at most " + std::to_string(kMaxKvMessageBytes));
+                        " bytes; the maximum is " + std::to_string(kMaxKvMessageBytes));
   forget_idle_peers();
   const auto found = peers_.find(name);
   Peer* peer = found != peers_.end() ? found->second.get() : nullptr;

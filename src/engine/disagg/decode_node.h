@@ -22,45 +22,45 @@ struct KvEvent {
   enum class Kind { kFirstToken, kArrived, kFailed };
   Kind kind = Kind::kFailed;
   uint64_t room = 0;
-  std::string id;    // the request's
+  std::string id;    // of the request
   FirstToken first;  // kFirstToken
   Status status;     // kFailed; names the prefill node
 };
 
 struct DecodeNodeOptions {
   KvHello hello;
-  int64_t max_page_bytes = 0;  // of a page's payload
+  int64_t max_page_bytes = 0;  // largest payload of a kPage frame
   NodeLinkOptions link;
 };
 
-// Connects to a prefill node on its first request, and again on the first request after a failure. At most
-// options.link.max_connections prefill nodes are remembered: a further one replaces one that failed, or the
-// one that has had no rooms for longest, and is refused if all have rooms. Nodes without rooms for
-// kIdleSeconds are forgotten at the next request.
-// ask(), take() and release() are called by one thread, check() by any.
+// Connects to a prefill node when a request first names it, and reconnects at the first request after a
+// failure. Keeps at most options.link.max_connections prefill nodes. A new node replaces one whose connection
+// has failed, or the one that has had no rooms for longest; if all have rooms, its request is refused. Nodes
+// without rooms for kIdleSeconds are dropped at the next request.
+// Call ask(), take() and release() from one thread; check() is thread-safe.
 class DecodeNode {
  public:
   static constexpr double kIdleSeconds = 600;
 
-  // on_event is called on this object's threads, until its destructor returns.
+  // on_event is called on this object's threads until the destructor returns.
   DecodeNode(DecodeNodeOptions options, std::function<void(KvEvent)> on_event);
   ~DecodeNode();
 
   // Whether a request may name this prefill node. kInvalidArgument if it is not an address or not in
   // --disaggregation-allowed-hosts. Host names are not resolved.
   Status check(const std::string& prefill_node) const;
-  // Sends the request, which must have a seed, to its prefill node. Returns the room in which it is computed;
-  // what happens there is reported as KvEvent. Errors as check(); kDoesNotFit: the request is too large for a
-  // message; kUnavailable: too many prefill nodes, too much data queued for this one, or no thread.
+  // Sends the request, which must have a seed, to its prefill node and returns its room; on_event reports the
+  // progress. Errors: those of check(); kDoesNotFit: the request is too large for a message; kUnavailable:
+  // too many prefill nodes, too much data queued for this one, or no thread could be created.
   Result<uint64_t> ask(const Request& request);
-  // After the first token: fills the lease's pages from page `first` (which must exist) on. Reports kArrived
-  // when all have arrived; the room is then released.
+  // Call after kFirstToken. Requests the pages from index `first` on (that page must exist) and writes them
+  // to the lease. Reports kArrived when all have arrived; the room is then released.
   void take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
-  // The request has left its room: no further events except those already queued. Released rooms are ignored.
+  // Ends the room: no further events except those already queued. No effect if it is already released.
   void release(uint64_t room);
 
   int64_t page_bytes_received() const { return page_bytes_.load(); }
-  int num_peers() const { return static_cast<int>(peers_.size()); }  // for the thread that calls ask()
+  int num_peers() const { return static_cast<int>(peers_.size()); }  // call on ask()'s thread
 
  private:
   class Peer;

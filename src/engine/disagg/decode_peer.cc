@@ -69,7 +69,7 @@ void DecodeNode::Peer::run() noexcept {
   end(status);
 }
 
-// Steps for which there is no memory are skipped; the rooms end in any case.
+// Skips steps for which there is no memory; the rooms end in any case.
 void DecodeNode::Peer::end(const Status& status) noexcept {
   Status error(StatusCode::kUnavailable, "no memory");
   static_cast<void>(guarded([&]() -> Status {
@@ -157,7 +157,7 @@ Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::span<c
   const KvPageShape shape = found.pages->shape();
   FP4MOE_ASSIGN_OR_RETURN(const KvPageHeader page, decode_page(payload, shape));
   if (page.index != found.next_page)
-    return data_loss("page " + std::to_string(page.index) + ", expected page " +
+    return data_loss("received page " + std::to_string(page.index) + ", expected page " +
                      std::to_string(found.next_page));
   node_.page_bytes_.fetch_add(page.num_tokens * shape.token_bytes);
   if (const Status status = found.pages->write(page.index, payload.subspan(sizeof page)); !status.ok()) {

@@ -1,4 +1,4 @@
-// DecodeNode::Peer: one connection to a prefill node, from creation to its end, which ends all its rooms.
+// DecodeNode::Peer: one connection to a prefill node. When the connection ends, all its rooms end.
 #pragma once
 
 #include <chrono>
@@ -25,14 +25,14 @@ class DecodeNode::Peer {
   ~Peer();  // ends the connection; may wait for a connect in progress
 
   void start();  // throws std::system_error if no thread can be created
-  // kEnded: the connection has ended, this object cannot be used and the payload is unchanged. kFull: too
-  // much data is queued.
+  // kEnded: the connection has ended; the payload is unchanged and needs a new Peer. kFull: too much data is
+  // queued.
   Asked ask(uint64_t room, const std::string& id, std::string&& payload);
   void take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
   void release(uint64_t room);
 
   State state();
-  // When its last room was closed; time_point::max() while it has rooms or connects.
+  // When the last room was closed; time_point::max() while there are rooms or the connection is being made.
   Clock::time_point idle_since();
   // Only valid once the connection has ended.
   const std::string& last_error() const { return last_error_; }
@@ -40,7 +40,7 @@ class DecodeNode::Peer {
  private:
   struct Room {
     std::string id;
-    std::shared_ptr<KvLease> pages;  // after take()
+    std::shared_ptr<KvLease> pages;  // set by take()
     int64_t next_page = 0;
   };
 

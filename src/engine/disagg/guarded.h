@@ -1,4 +1,4 @@
-// guarded(): runs the body of a connection's thread, so that an exception fails the connection instead of the
+// guarded(): runs part of a connection's work so that an exception fails the connection instead of the
 // process.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace fp4moe {
 
-// Returns f()'s Status; kUnavailable if memory or a thread is refused (std::system_error), kInternal for any
-// other exception.
+// Returns f()'s Status; kUnavailable for std::bad_alloc and std::system_error (no memory, no thread),
+// kInternal for any other exception.
 template <class F>
 Status guarded(const F& f) noexcept {
   const Status no_memory(StatusCode::kUnavailable, "no memory");  // short enough not to allocate

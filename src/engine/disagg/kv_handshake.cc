@@ -31,17 +31,17 @@ KvChallenge challenge_of(const NodeSecret& secret) {
   return {.has_secret = secret.is_set() ? 1u : 0u, .nonce = random_nonce()};
 }
 
-// Both nodes must have the same protocol, and either both or neither must have a secret.
+// Both nodes must have the same protocol version, and either both or neither must have a secret.
 Status compare_challenges(const KvChallenge& ours, const KvChallenge& theirs, NodeRole their_role) {
   const std::string name = name_of(their_role);
   if (theirs.protocol != ours.protocol)
-    return unsupported("the protocol is " + std::to_string(theirs.protocol) + " on the " + name + " and " +
-                       std::to_string(ours.protocol) + " on this node; they must be the same");
+    return unsupported("the protocol version is " + std::to_string(theirs.protocol) + " on the " + name +
+                       " and " + std::to_string(ours.protocol) + " on this node; they must be the same");
   if ((theirs.has_secret != 0) == (ours.has_secret != 0)) return {};
   return unsupported(
       ours.has_secret != 0
-          ? "the " + name + " has no secret, this node has one: both need the same " + kSecretFile
-          : "the " + name + " has a secret, this node has none: both need the same " + kSecretFile);
+          ? "the " + name + " has no secret but this node has one; both need the same " + kSecretFile
+          : "the " + name + " has a secret but this node has none; both need the same " + kSecretFile);
 }
 
 Status respond_to_decode_node(KvSocket& socket, const KvHello& ours, const NodeSecret& secret,
@@ -72,13 +72,13 @@ Result<KvHello> open_hello(std::span<const uint8_t> payload, const NodeSecret& s
                            const KvNonces& nonces) {
   NodeProof proof;
   if (payload.size() < proof.size())
-    return data_loss("a hello of " + std::to_string(payload.size()) + " bytes; legal: at least " +
+    return data_loss("a hello of " + std::to_string(payload.size()) + " bytes; expected at least " +
                      std::to_string(proof.size()));
   std::ranges::copy(payload.first(proof.size()), proof.begin());
   const std::span<const uint8_t> text = payload.subspan(proof.size());
   if (!secret.verify(proof, role, nonces.prefill, nonces.decode, text))
     return unsupported(std::string("the ") + name_of(role) +
-                       " does not prove this node's secret: both need the " + "same " + kSecretFile);
+                       " did not prove this node's secret; both need the " + "same " + kSecretFile);
   return decode_kv_hello(text);
 }
 
@@ -95,7 +95,7 @@ Result<KvHello> greet_prefill_node(KvSocket& socket, const KvHello& ours, const 
   FP4MOE_ASSIGN_OR_RETURN(const KvFrame second, receive(socket, KvStage::kHello, end_by));
   FP4MOE_ASSIGN_OR_RETURN(KvHello hello, open_hello(second.payload, secret, NodeRole::kPrefill, nonces));
   FP4MOE_RETURN_IF_ERROR(compare_hello(hello, ours));
-  if (hello.epoch == 0) return data_loss("the prefill node's epoch=0; legal: any other number");
+  if (hello.epoch == 0) return data_loss("the prefill node's epoch is 0; expected any other number");
   return hello;
 }
 

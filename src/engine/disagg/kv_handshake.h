@@ -1,10 +1,11 @@
-// The first frames of a connection: both nodes prove the shared secret and compare what they serve.
+// The handshake of a connection: both nodes prove that they know the shared secret and compare their facts
+// (KvHello).
 //
 // Each node sends a challenge with a fresh nonce, then a hello whose proof is an HMAC-SHA256 under the secret
-// over its role, both nonces and the hello's text. The decode node proves first: a stranger that connects to
-// a prefill node receives nothing made with the secret. A proof is verified before its hello is parsed. Later
-// frames carry a checksum, not a MAC: the secret keeps strangers out but does not protect a connection
-// against a machine on its path.
+// over its role, both nonces and the hello's text. The decode node sends its proof first, so a stranger that
+// connects to a prefill node receives nothing derived from the secret. A proof is verified before its hello
+// is parsed. Later frames carry a checksum, not a MAC: the secret keeps strangers out but does not protect a
+// connection against a machine on its path.
 #pragma once
 
 #include <functional>
@@ -28,13 +29,13 @@ Result<KvHello> open_hello(std::span<const uint8_t> payload, const NodeSecret& s
                            const KvNonces& nonces);
 
 // The decode node's side. Returns the prefill node's hello, which holds the connection's epoch. Errors: the
-// prefill node's refusal, an invalid proof or a fact that differs (kUnsupported), malformed frames, or the
-// socket's.
+// prefill node's refusal, an invalid proof or differing facts (kUnsupported), malformed frames, or the
+// socket's errors.
 Result<KvHello> greet_prefill_node(KvSocket& socket, const KvHello& ours, const NodeSecret& secret,
                                    KvSocket::Clock::time_point end_by);
 
-// The prefill node's side; `ours` holds the connection's epoch. A decode node that proves the secret and
-// serves the same is admitted if `admit` returns OK. A refusal is also sent to the decode node.
+// The prefill node's side; `ours` holds the connection's epoch. A decode node that proves the secret and has
+// the same facts is admitted if `admit` returns OK. A refusal is also sent to the decode node.
 Status greet_decode_node(KvSocket& socket, const KvHello& ours, const NodeSecret& secret,
                          KvSocket::Clock::time_point end_by, const std::function<Status()>& admit);
 

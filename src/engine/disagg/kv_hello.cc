@@ -9,8 +9,8 @@
 namespace fp4moe {
 namespace {
 
-// The same on every machine with the same files, whatever their paths. Only some tensors' bytes are sampled:
-// reading all of them would take as long as loading.
+// The fingerprint is equal on all machines with the same files, whatever their paths. Only some tensors'
+// bytes are sampled: reading all of them would take as long as loading.
 std::string fingerprint(const Checkpoint& checkpoint) {
   constexpr size_t kSampledTensors = 256;
   constexpr int64_t kSampleBytes = 64;

@@ -1,4 +1,4 @@
-// What two nodes must have in common for one to use the other's KV pages.
+// make_hello(): the facts that must match before one node can use another's KV pages.
 #pragma once
 
 #include "engine/disagg/kv_wire.h"
@@ -7,8 +7,8 @@
 
 namespace fp4moe {
 
-// Facts: the protocol, the checkpoint's tensors (names, types, shapes, samples of their bytes), and the
-// format of KV pages. Runners, threads and ranks may differ.
+// The facts are the protocol, the checkpoint's tensors (names, types, shapes, samples of their bytes) and the
+// format of KV pages. Runners, threads and ranks can differ.
 KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, DType kv_dtype,
                    const Executor& executor);
 

@@ -1,4 +1,4 @@
-// KvLease: the KV pages of one sequence while another thread than the engine's reads or fills them.
+// KvLease: the KV pages of one sequence while a thread other than the engine's reads or fills them.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,8 @@
 
 namespace fp4moe {
 
-// The engine's thread creates the lease and ends it before the pages return to the pool; until then no step
-// writes to the pages, nor uses pages that are being filled. read() and write() are called by any other
-// thread.
+// The engine's thread creates the lease and ends it before the pages return to the pool. Until then no step
+// writes to the pages or uses pages that are being filled. Any other thread can call read() and write().
 class KvLease {
  public:
   KvLease(Executor& executor, int group, std::vector<int32_t> pages, int64_t num_tokens)

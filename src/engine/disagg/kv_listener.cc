@@ -79,8 +79,8 @@ KvListener::Accepted KvListener::accept() {
   return {Event::kEnded};
 }
 
-// The connection must leave the queue, otherwise poll() would return immediately forever. It is kept if a
-// descriptor has become free in the meantime.
+// The pending connection must be accepted, otherwise poll() would return at once forever. The connection is
+// kept if a descriptor has become free in the meantime.
 KvListener::Accepted KvListener::accept_on_spare() {
   if (spare_ >= 0) {
     ::close(spare_);

@@ -8,7 +8,7 @@
 
 namespace fp4moe {
 
-// accept() is called by one thread; wake() and shut_down() by any.
+// Call accept() from one thread; wake() and shut_down() are thread-safe.
 class KvListener {
  public:
   enum class Event { kConnection, kWoken, kNoDescriptors, kEnded };

@@ -1,5 +1,5 @@
-// The JSON payloads of KvWire. A float is sent as the integer value of its bits: exact, and valid JSON for
-// NaN and infinity too.
+// The JSON payloads of KvWire. A float is sent as the integer value of its bits, which is exact and valid
+// JSON even for NaN and infinity.
 #include <bit>
 #include <limits>
 #include <mutex>
@@ -18,7 +18,7 @@ namespace {
 constexpr size_t kMaxFacts = 16, kMaxFactNameBytes = 64, kMaxFactBytes = 256, kMaxFailureBytes = 1024;
 constexpr size_t kSentFailureBytes = 960;  // leaves room for the truncation note within kMaxFailureBytes
 
-// The deepest legal payload is a first token: object, scored, token, alternatives, alternative.
+// The deepest valid payload is a first token: object, scored, token, alternatives, alternative.
 constexpr JsonLimits kSmall{.max_depth = 4, .max_values = 64, .max_containers = 32, .max_keys = 8};
 constexpr JsonLimits kOfPrefill{
     .max_depth = 4, .max_values = 1 << 22, .max_containers = 1 << 19, .max_keys = 32};
@@ -173,7 +173,7 @@ Result<KvHello> decode_kv_hello(std::span<const uint8_t> payload) {
   });
 }
 
-// The structured bindings make this fail to compile until a new parameter is sent too.
+// The structured bindings fail to compile when Request gains a field, so that it is not left unsent.
 std::string encode_prefill(const Request& request) {
   const auto& [id, input_ids, sampling, client, timeout_seconds, prompt_logprobs_from, routed_experts_from,
                priority, prefill_node] = request;
@@ -245,7 +245,7 @@ Result<Request> decode_prefill(std::span<const uint8_t> payload) {
     const Json& grammar = tuple_of(field_of(j, "grammar"), 2, "grammar");
     const auto kind = whole_number<int32_t>(grammar[0], "grammar");
     if (kind < 0 || kind > static_cast<int>(GrammarSpec::Kind::kStructuralTag))
-      throw std::out_of_range("grammar: kind " + std::to_string(kind));
+      throw std::out_of_range("grammar: unknown kind " + std::to_string(kind));
     s.grammar = {static_cast<GrammarSpec::Kind>(kind), text_of(grammar[1], "grammar")};
     return request;
   });

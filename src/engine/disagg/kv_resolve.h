@@ -16,7 +16,8 @@ class KvAddresses {
   KvAddresses(const KvAddresses&) = delete;
   KvAddresses& operator=(const KvAddresses&) = delete;
 
-  // Calls getaddrinfo with AI_* `flags`, for TCP. Call once. kInvalidArgument: the host has no address.
+  // Calls getaddrinfo for TCP with AI_* `flags`. Call once per object. kInvalidArgument: the host has no
+  // address.
   Status resolve(const std::string& host, int port, int flags);
   const addrinfo* first() const { return first_; }
 
@@ -24,7 +25,7 @@ class KvAddresses {
   addrinfo* first_ = nullptr;
 };
 
-// 127.0.0.0/8, also as IPv4-mapped IPv6 addresses, and ::1.
+// True for 127.0.0.0/8, including IPv4-mapped IPv6 addresses, and for ::1.
 bool is_loopback(const sockaddr& address);
 
 }  // namespace fp4moe

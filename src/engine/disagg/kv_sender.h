@@ -1,4 +1,4 @@
-// KvSender: sends one node's frames of a connection in order, on a dedicated thread.
+// KvSender: sends one node's frames on a connection, in order, on a dedicated thread.
 #pragma once
 
 #include <atomic>
@@ -19,7 +19,7 @@ namespace fp4moe {
 
 class KvSender {
  public:
-  // Limits of queued payload bytes and queued items.
+  // Limits on queued payload bytes and queued items.
   static constexpr int64_t kMaxQueuedBytes = 256 << 20;
   static constexpr size_t kMaxQueuedItems = 1 << 16;
 

@@ -131,7 +131,7 @@ Result<std::unique_ptr<KvSocket>> KvSocket::connect(const NodeAddress& address, 
   for (const addrinfo* a = addresses.first(); a != nullptr; a = a->ai_next) {
     if (only_loopback && !is_loopback(*a->ai_addr)) continue;
     const int descriptor = ::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (descriptor < 0) {  // such as an IPv6 address on a host without IPv6
+    if (descriptor < 0) {  // for example an IPv6 address on a host without IPv6
       error = errno;
       continue;
     }
@@ -195,9 +195,9 @@ Result<KvFrame> KvSocket::receive(const KvLegal& legal, Clock::time_point end_by
     for (int64_t done = 0, next = kFirstAllocation; done < num_bytes; next *= 2) {
       next = std::min(next, num_bytes);
       if (is_budgeted && next > kFirstAllocation && !options_.budget->raise(frame.lease, next))
-        return unavailable(
-            "no room for a message of " + std::to_string(num_bytes) +
-            " bytes; legal for all messages together: " + std::to_string(options_.budget->num_bytes()));
+        return unavailable("no room for a message of " + std::to_string(num_bytes) +
+                           " bytes; the limit for all messages together is " +
+                           std::to_string(options_.budget->num_bytes()));
       frame.payload.resize(static_cast<size_t>(next));
       FP4MOE_RETURN_IF_ERROR(read_all(std::span(frame.payload).subspan(static_cast<size_t>(done)), progress));
       done = next;

@@ -22,25 +22,25 @@ struct KvFrame {
 };
 
 struct KvSocketOptions {
-  // Seconds that sending or receiving one frame may take, plus one second per kKvBytesPerSecond transferred;
-  // also the longest pause between bytes. A peer that drips bytes is cut off after about this time, while a
-  // large page may take longer on a slow network.
+  // Time limit in seconds for sending or receiving one frame, extended by one second per kKvBytesPerSecond
+  // transferred; also the longest pause between bytes. A peer that sends only a few bytes at a time is cut
+  // off after about this time, while a large page can take longer on a slow network.
   double timeout_seconds = 10;
-  std::shared_ptr<ByteBudget> budget;  // for received payloads over 1 MiB other than pages; null: unlimited
+  std::shared_ptr<ByteBudget> budget;  // for received payloads over 1 MiB, except pages; null: no limit
 };
 constexpr double kKvBytesPerSecond = 256 << 10;
 
-// One thread sends, another receives, any thread may shut down. Every call returns kUnavailable if the peer
-// has died, sends or receives a frame too slowly, or its machine is unreachable.
+// One thread sends, another receives, and any thread may shut down. Every call returns kUnavailable if the
+// peer has died, is unreachable, or sends or receives a frame too slowly.
 class KvSocket {
  public:
   using Clock = std::chrono::steady_clock;
-  KvSocket(int descriptor, KvSocketOptions options);  // takes the descriptor over
+  KvSocket(int descriptor, KvSocketOptions options);  // takes ownership of the descriptor
   ~KvSocket();
   KvSocket(const KvSocket&) = delete;
   KvSocket& operator=(const KvSocket&) = delete;
-  // Tries each address of the host for at most 5 s, and at most options.timeout_seconds. only_loopback: other
-  // addresses are skipped. kUnavailable, or kInvalidArgument if the host has no permitted address.
+  // Tries each address of the host, each for at most 5 s and at most options.timeout_seconds. only_loopback:
+  // skips other addresses. kUnavailable, or kInvalidArgument if the host has no permitted address.
   static Result<std::unique_ptr<KvSocket>> connect(const NodeAddress& address, bool only_loopback,
                                                    KvSocketOptions options);
 

@@ -16,7 +16,7 @@ uint64_t checksum_of(KvFrameHeader header, std::span<const uint8_t> payload) {
   return hash64(payload.data(), static_cast<int64_t>(payload.size()), seed);
 }
 
-constexpr size_t kShownFactBytes = 80;  // of a fact
+constexpr size_t kShownFactBytes = 80;  // of a fact, in messages
 
 struct Legality {
   KvFrameType type;
@@ -54,14 +54,14 @@ std::string names_of(std::span<const Legality> types) {
 }
 
 Status bad(const std::string& what, uint64_t value, const std::string& legal) {
-  return data_loss("a frame's " + what + "=" + std::to_string(value) + "; legal: " + legal);
+  return data_loss("a frame's " + what + " is " + std::to_string(value) + "; expected " + legal);
 }
 
 template <class T>
 Result<T> read_fixed(std::span<const uint8_t> payload, const char* what) {
   if (payload.size() < sizeof(T))
     return data_loss(std::string(what) + " of " + std::to_string(payload.size()) +
-                     " bytes; legal: at least " + std::to_string(sizeof(T)));
+                     " bytes; expected at least " + std::to_string(sizeof(T)));
   T value;
   std::memcpy(&value, payload.data(), sizeof value);
   return value;
@@ -98,7 +98,7 @@ std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, s
 
 Result<KvFrameHeader> read_kv_header(std::span<const uint8_t> bytes, const KvLegal& legal) {
   FP4MOE_ASSIGN_OR_RETURN(const KvFrameHeader header, read_fixed<KvFrameHeader>(bytes, "a frame's header"));
-  // The value is not shown: it may be the first bytes of an unrelated client.
+  // The value is not shown: it may be the first bytes that an unrelated client sent.
   if (header.magic != kKvMagic) return data_loss("a frame's magic is not that of an fp4moe node");
   const std::span<const Legality> types = legal_types(legal.stage);
   const auto found = std::ranges::find(types, header.type, &Legality::type);
@@ -108,7 +108,7 @@ Result<KvFrameHeader> read_kv_header(std::span<const uint8_t> bytes, const KvLeg
     return bad("epoch", header.epoch, "this connection's, " + std::to_string(legal.epoch));
   const int64_t most = header.type == KvFrameType::kPage ? legal.max_page_bytes : found->most_bytes;
   if (header.num_bytes < 0 || header.num_bytes > most)
-    return data_loss("a frame's payload has " + std::to_string(header.num_bytes) + " bytes; legal: 0 to " +
+    return data_loss("a frame's payload has " + std::to_string(header.num_bytes) + " bytes; expected 0 to " +
                      std::to_string(most));
   return header;
 }
@@ -117,8 +117,8 @@ Status check_kv_payload(KvFrameHeader header, std::span<const uint8_t> payload) 
   FP4MOE_CHECK(std::ssize(payload) == header.num_bytes, std::to_string(payload.size()) + " bytes");
   const uint64_t computed = checksum_of(header, payload);
   if (computed == header.checksum) return {};
-  return data_loss("a frame's checksum=" + std::to_string(header.checksum) + ", its " +
-                   std::to_string(payload.size()) + " bytes have " + std::to_string(computed));
+  return data_loss("a frame's checksum is " + std::to_string(header.checksum) + ", but its " +
+                   std::to_string(payload.size()) + " bytes have checksum " + std::to_string(computed));
 }
 
 std::string encode_challenge(const KvChallenge& challenge) {
@@ -147,14 +147,14 @@ Status compare_hello(const KvHello& prefill_node, const KvHello& decode_node) {
 }
 
 Result<int64_t> decode_take(std::span<const uint8_t> payload) {
-  return read_fixed<int64_t>(payload, "the number of a page");
+  return read_fixed<int64_t>(payload, "a page number");
 }
 
 Result<KvPageHeader> decode_page(std::span<const uint8_t> payload, const KvPageShape& shape) {
   FP4MOE_ASSIGN_OR_RETURN(const KvPageHeader page, read_fixed<KvPageHeader>(payload, "a page"));
   if (page.index < 0 || page.index >= shape.num_pages())
     return data_loss("page " + std::to_string(page.index) + " of a prompt of " +
-                     std::to_string(shape.num_tokens) + " tokens; legal: 0 to " +
+                     std::to_string(shape.num_tokens) + " tokens; expected 0 to " +
                      std::to_string(shape.num_pages() - 1));
   if (page.num_tokens != shape.tokens_of(page.index))
     return data_loss("page " + std::to_string(page.index) + " has " + std::to_string(page.num_tokens) +

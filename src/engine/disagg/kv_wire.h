@@ -1,8 +1,8 @@
 // KvWire: the TCP protocol between a prefill node and a decode node (docs/disaggregation.md).
 //
 // A decode node connects to a prefill node. Each sends a challenge, then a hello that proves the shared
-// secret over both nonces (engine/disagg/kv_handshake.h); a node that finds a difference refuses. The decode
-// node then requests prompts, each under a room number that it never reuses:
+// secret over both nonces (engine/disagg/kv_handshake.h). A node refuses the connection if the hellos' facts
+// differ. The decode node then requests prompts, each under a room number that it never reuses:
 //
 //   decode node                      prefill node
 //   kChallenge                    ->
@@ -18,12 +18,12 @@
 //                                 <- kFailed      room and error; room 0: the whole connection
 //
 // A page is sent in canonical form (KvCache::read_page), which is independent of ranks: [layers, tensors,
-// tokens, KV heads, head_dim] in the KV cache's type. `tensors` are keys and values, or with latent attention
-// the one latent.
+// tokens, KV heads, head_dim] in the KV cache's type. `tensors` is 2 (keys, values), or 1 (the latent) with
+// latent attention.
 //
 // Every frame is a header and a payload under one checksum. It carries the epoch that the prefill node chose
-// at random for this connection: frames of another connection, or from before a node's restart, are refused.
-// Frames for a released room are dropped.
+// at random for this connection, so that frames of another connection, or from before a node's restart, are
+// refused. Frames for a released room are dropped.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,7 @@ enum class KvFrameType : uint32_t {
   kChallenge = 8,
 };
 
-// Which frame types a node accepts next.
+// The stage of a connection: the frame types that a node accepts next.
 enum class KvStage {
   kChallenge,  // either node: kChallenge, kFailed
   kHello,      // either node: kHello, kFailed
@@ -68,7 +68,7 @@ enum class KvStage {
 struct KvFrameHeader {
   uint32_t magic = kKvMagic;
   KvFrameType type = KvFrameType::kHello;
-  uint64_t epoch = 0;  // 0 in a challenge, a hello, and a refusal in place of one
+  uint64_t epoch = 0;  // 0 in kChallenge, kHello and a kFailed sent in place of one
   uint64_t room = 0;
   int64_t num_bytes = 0;  // of the payload
   uint64_t checksum = 0;  // hash64 of this header with checksum = 0, then of the payload
@@ -80,47 +80,49 @@ struct KvPageHeader {
   int64_t num_tokens = 0;  // page_size, or fewer in the last page
 };
 
-// A whole frame.
+// Builds a whole frame.
 std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room,
                               std::span<const uint8_t> payload);
 std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, std::string_view payload);
-// A frame with space for num_bytes of payload; the caller fills it and then calls seal_kv_frame().
+// Builds a frame with space for num_bytes of payload, which the caller fills before it calls
+// seal_kv_frame().
 std::vector<uint8_t> open_kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, int64_t num_bytes);
 void seal_kv_frame(std::vector<uint8_t>& frame);
 inline std::span<uint8_t> kv_payload(std::vector<uint8_t>& frame) {
   return std::span(frame).subspan(sizeof(KvFrameHeader));
 }
 
-// What a receiver accepts.
+// The headers that a receiver accepts.
 struct KvLegal {
   KvStage stage = KvStage::kChallenge;
   uint64_t epoch = 0;
   int64_t max_page_bytes = 0;  // of a kPage payload
 };
 
-// Validates a header before anything is allocated. kDataLoss names the field, its value and the legal values.
+// Validates a header before anything is allocated. kDataLoss names the field, its value and the allowed
+// values.
 Result<KvFrameHeader> read_kv_header(std::span<const uint8_t> bytes, const KvLegal& legal);
 Status check_kv_payload(KvFrameHeader header, std::span<const uint8_t> payload);
 
 // ---- payloads -------------------------------------------------------------------------------------
-// kPrefill, kHello, kFirstToken and kFailed payloads are JSON; a kHello's follows its proof. Decoding limits
-// depth, values and keys before it builds anything, and returns kDataLoss for malformed input. Error messages
-// quote at most a short escaped excerpt of what the peer sent.
+// kPrefill, kHello, kFirstToken and kFailed payloads are JSON; in kHello the JSON follows the proof. Decoding
+// limits depth, values and keys before it builds anything, and returns kDataLoss for malformed input. Error
+// messages quote at most a short escaped excerpt of the peer's data.
 
 struct KvChallenge {
   uint32_t protocol = kKvProtocol;
-  uint32_t has_secret = 0;  // 1: the other node must prove it
+  uint32_t has_secret = 0;  // 1: the sender has a secret and requires a proof of it
   NodeNonce nonce{};
 };
 static_assert(sizeof(KvChallenge) == 40);
 std::string encode_challenge(const KvChallenge& challenge);
-// Only the length is checked: the protocol may be another version.
+// Checks only the length: the peer's protocol version can differ.
 Result<KvChallenge> decode_challenge(std::span<const uint8_t> payload);
 
 struct KvHello {
   uint64_t epoch = 0;  // chosen by the prefill node; used by all later frames
-  // What must be the same on both nodes, in order of comparison. At most 16 facts; names of at most 64 bytes,
-  // values of at most 256.
+  // Facts that must be equal on both nodes, in order of comparison: at most 16, with names of at most 64
+  // bytes and values of at most 256.
   std::vector<std::pair<std::string, std::string>> facts;
 };
 std::string encode_kv_hello(const KvHello& hello);
@@ -134,7 +136,7 @@ std::string encode_prefill(const Request& request);
 Result<Request> decode_prefill(std::span<const uint8_t> payload);
 
 struct FirstToken {
-  SampledToken token;                // bytes of tokens are left empty, also in `scored`
+  SampledToken token;                // `bytes` stays empty, here and in `scored`
   std::vector<SampledToken> scored;  // scores of the prompt's tokens, if requested
   std::vector<int32_t> experts;      // as in Sequence, if requested
   int64_t cached_tokens = 0;         // prompt tokens found in the prefill node's prefix cache
@@ -147,8 +149,6 @@ std::string encode_failure(const Status& status);
 Status decode_failure(std::span<const uint8_t> payload);  // never OK
 
 Result<int64_t> decode_take(std::span<const uint8_t> payload);
-// Returns the header; the page's bytes follow it in `payload`. Checks the number of bytes against num_tokens,
-// that the index is valid, and that the page has the number of tokens that `shape` gives it.
 struct KvPageShape {
   int64_t num_tokens = 0;   // of the prompt
   int64_t token_bytes = 0;  // of one token in a canonical page
@@ -158,6 +158,8 @@ struct KvPageShape {
     return page + 1 < num_pages() ? page_size : num_tokens - page * page_size;
   }
 };
+// Returns the header; the page's bytes follow it in `payload`. Checks that the index is valid, that the page
+// has the number of tokens that `shape` gives it, and that the number of bytes fits num_tokens.
 Result<KvPageHeader> decode_page(std::span<const uint8_t> payload, const KvPageShape& shape);
 
 }  // namespace fp4moe

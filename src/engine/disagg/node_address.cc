@@ -17,7 +17,7 @@ constexpr size_t kShownAddressBytes = 80;
 
 Status not_an_address(std::string_view text, const char* legal) {
   return invalid_argument("\"" + printable(text, kShownAddressBytes) +
-                          "\" is not an address; legal: " + legal);
+                          "\" is not a valid address; expected " + legal);
 }
 
 // Letters, digits and "-._" of names, ":" of IPv6 addresses, "%" of their scope ids.
@@ -28,7 +28,7 @@ bool is_host(std::string_view host) {
   });
 }
 
-// 0 if it is not a valid port.
+// Returns 0 if `digits` is not a valid port.
 int port_of(std::string_view digits) {
   if (digits.empty() || digits.size() > 5) return 0;
   int port = 0;
@@ -39,7 +39,8 @@ int port_of(std::string_view digits) {
   return port <= 65535 ? port : 0;
 }
 
-// "[address]" without its brackets, or a name or IPv4 address unchanged; empty if it is neither.
+// Returns "[address]" without its brackets, a name or IPv4 address unchanged, or an empty text for anything
+// else.
 std::string host_of(std::string_view text) {
   const bool is_bracketed = text.size() > 2 && text.front() == '[' && text.back() == ']';
   if (is_bracketed) text = text.substr(1, text.size() - 2);
@@ -47,7 +48,8 @@ std::string host_of(std::string_view text) {
   return std::string(text);
 }
 
-// Equal for all spellings of one address, and for names that differ only in case or a final dot.
+// Returns the same text for all spellings of one address, and for names that differ only in case or a final
+// dot.
 std::string canonical_host(std::string host) {
   std::array<char, INET6_ADDRSTRLEN> text;
   std::array<uint8_t, 16> bytes;

@@ -1,4 +1,4 @@
-// Addresses of prefill nodes: how a request names one, and which ones a decode node may connect to.
+// Addresses of prefill nodes: their syntax, and which of them a decode node may connect to.
 #pragma once
 
 #include <string>
@@ -16,19 +16,19 @@ struct NodeAddress {
   int port = 0;
 };
 
-// Parses "host:port" or "[address]:port". kInvalidArgument: too long, no port, or characters that occur in no
-// name or address; the message shows a short escaped excerpt.
+// Parses "host:port" or "[address]:port". kInvalidArgument: too long, no port, or characters that are invalid
+// in names and addresses; the message shows a short escaped excerpt.
 Result<NodeAddress> parse_node_address(std::string_view text);
 
-// "localhost", 127.0.0.0/8 or ::1, as written: names are not resolved.
+// True for "localhost", 127.0.0.0/8 and ::1. Names are not resolved.
 bool is_loopback_name(const std::string& host);
 
 // The prefill nodes that a request may name.
 class AllowedHosts {
  public:
   AllowedHosts() = default;  // loopback names on any port
-  // Each entry is HOST, HOST:PORT, [ADDRESS]:PORT or *; no entries: the default. kInvalidArgument for
-  // anything else.
+  // Each entry is HOST, HOST:PORT, [ADDRESS]:PORT or *; without entries, the default applies.
+  // kInvalidArgument for anything else.
   static Result<AllowedHosts> parse(const std::vector<std::string>& entries);
 
   // kInvalidArgument, naming the host and --disaggregation-allowed-hosts, unless an entry matches. Names are

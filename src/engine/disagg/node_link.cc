@@ -12,7 +12,7 @@ constexpr const char* kNeedsSecret =
     "without --disaggregation-secret-file, any machine that reaches the port would be trusted; nearest legal "
     "choices: a secret file, or ";
 
-// Every address that the host resolves to counts: the listener binds one of them.
+// Checks every address that the host resolves to: the listener binds one of them.
 Status check_listener(const std::string& host) {
   KvAddresses addresses;
   FP4MOE_RETURN_IF_ERROR(
@@ -32,11 +32,11 @@ Result<NodeLinkOptions> node_link_options(const EngineConfig& config) {
   const std::string& mode = config.disaggregation_mode;
   if (mode == "null") return options;
   if (options.max_connections < 1)
-    return invalid_argument("--disaggregation-max-connections " + std::to_string(options.max_connections) +
-                            "; legal: at least 1");
+    return invalid_argument("--disaggregation-max-connections is " + std::to_string(options.max_connections) +
+                            "; it must be at least 1");
   if (!(options.timeout_seconds >= 0.1 && options.timeout_seconds <= 1e6))
-    return invalid_argument("--disaggregation-io-timeout " + std::to_string(options.timeout_seconds) +
-                            "; legal: 0.1 to 1e6 seconds");
+    return invalid_argument("--disaggregation-io-timeout is " + std::to_string(options.timeout_seconds) +
+                            "; it must be between 0.1 and 1e6 seconds");
   if (!config.disaggregation_secret_file.empty()) {
     Result<NodeSecret> secret = NodeSecret::load(config.disaggregation_secret_file);
     if (!secret.ok()) return secret.status().with_context("--disaggregation-secret-file");

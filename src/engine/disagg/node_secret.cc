@@ -22,18 +22,19 @@ static_assert(sizeof(NodeProof) == crypto_auth_hmacsha256_BYTES);
 // Thread-safe and idempotent.
 void init_sodium() { FP4MOE_CHECK(sodium_init() >= 0, "sodium_init failed"); }
 
-// Readable by the group is legal: orchestrators mount secrets as root:GROUP 0440.
+// The group may read the file: orchestrators mount secrets as root:GROUP 0440.
 Status check_permissions(const struct stat& file) {
   if (!S_ISREG(file.st_mode)) return invalid_argument("is not a regular file");
   if (file.st_uid != 0 && file.st_uid != geteuid())
-    return invalid_argument("belongs to user " + std::to_string(file.st_uid) + "; legal: root and user " +
-                            std::to_string(geteuid()) + ", which runs this process");
+    return invalid_argument("belongs to user " + std::to_string(file.st_uid) +
+                            "; it must belong to root or to user " + std::to_string(geteuid()) +
+                            ", which runs this process");
   const mode_t mode = file.st_mode & 0777;
   if ((mode & (S_IWGRP | S_IRWXO)) == 0) return {};
   char octal[8];
   std::snprintf(octal, sizeof octal, "%04o", static_cast<unsigned>(mode));
   return invalid_argument(std::string("has mode ") + octal +
-                          "; legal: no access by others and no write access by the group (chmod 600)");
+                          "; it must not be accessible to others or writable by its group (chmod 600)");
 }
 
 }  // namespace
@@ -47,9 +48,9 @@ NodeNonce random_nonce() {
 
 Result<NodeSecret> NodeSecret::make(std::span<const uint8_t> bytes) {
   if (bytes.size() < kLeastBytes || bytes.size() > kMostBytes)
-    return invalid_argument("a secret of " + std::to_string(bytes.size()) +
-                            " bytes; legal: " + std::to_string(kLeastBytes) + " to " +
-                            std::to_string(kMostBytes) + ", such as `openssl rand -hex 32` prints");
+    return invalid_argument("the secret has " + std::to_string(bytes.size()) + " bytes; expected " +
+                            std::to_string(kLeastBytes) + " to " + std::to_string(kMostBytes) +
+                            ", such as the output of `openssl rand -hex 32`");
   init_sodium();
   NodeSecret secret;
   secret.bytes_.assign(bytes.begin(), bytes.end());
@@ -89,7 +90,7 @@ NodeProof NodeSecret::prove(NodeRole role, const NodeNonce& prefill_nonce, const
                             std::span<const uint8_t> message) const {
   NodeProof proof{};
   if (!is_set()) return proof;
-  // Label, role and nonces have fixed sizes: two different inputs never give the same bytes.
+  // Label, role and nonces have fixed sizes, so two different inputs never hash the same bytes.
   crypto_auth_hmacsha256_state state;
   crypto_auth_hmacsha256_init(&state, bytes_.data(), bytes_.size());
   crypto_auth_hmacsha256_update(&state, reinterpret_cast<const uint8_t*>(kLabel.data()), kLabel.size());

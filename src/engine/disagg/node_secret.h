@@ -16,8 +16,8 @@ using NodeProof = std::array<uint8_t, 32>;  // HMAC-SHA256
 
 NodeNonce random_nonce();
 
-// The role that made a proof. A proof of one role is never valid for the other, so a node cannot replay the
-// proof that it received.
+// The role of the node that made a proof. A proof for one role is never valid for the other, so a node cannot
+// replay the proof that it received.
 enum class NodeRole : uint8_t { kPrefill = 1, kDecode = 2 };
 
 // The secret's bytes exist only in this object, which zeroes them on destruction. Thread-safe.

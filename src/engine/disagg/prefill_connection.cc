@@ -55,7 +55,7 @@ void PrefillNode::Connection::run() noexcept {
   if (sending_.joinable()) sending_.join();
   static_cast<void>(guarded([&]() -> Status {
     node_.log(LogLevel::kInfo, "decode node " + peer_ + ": " +
-                                   (was_ended ? "closed by this node, which is stopping or needs the place"
+                                   (was_ended ? "closed by this node, which is stopping or needs the slot"
                                               : status.message()));
     return {};
   }));
@@ -121,7 +121,7 @@ Status PrefillNode::Connection::submit(uint64_t room, std::span<const uint8_t> p
   return loop_.submit_prompt(std::move(request), on_held, on_delta).status();
 }
 
-// On the engine's thread.
+// Called on the engine's thread.
 void PrefillNode::Connection::on_held(uint64_t room, HeldPrompt prompt) {
   const Status status = guarded([&] { return send_first_token(room, prompt); });
   if (status.ok()) return;
@@ -139,7 +139,7 @@ Status PrefillNode::Connection::send_first_token(uint64_t room, HeldPrompt& prom
   std::string payload = encode_first_token(prompt.first);
   if (std::ssize(payload) > kMaxKvMessageBytes)
     return does_not_fit("the prompt's log-probabilities and experts have " + std::to_string(payload.size()) +
-                        " bytes; legal: at most " + std::to_string(kMaxKvMessageBytes));
+                        " bytes; the maximum is " + std::to_string(kMaxKvMessageBytes));
   std::lock_guard lock(mutex_);
   const auto found = rooms_.find(room);
   if (found == rooms_.end()) return {};
@@ -148,7 +148,7 @@ Status PrefillNode::Connection::send_first_token(uint64_t room, HeldPrompt& prom
   return {};
 }
 
-// On the engine's thread: scores of the prompt, or the end of a request without a release.
+// Called on the engine's thread with scores of the prompt, or when the request ends without a release.
 void PrefillNode::Connection::on_delta(uint64_t room, const Delta& delta) {
   if (delta.finish_reason != FinishReason::kNone) return fail_room(room, {delta.error_code, delta.error});
   std::lock_guard lock(mutex_);
@@ -162,7 +162,7 @@ void PrefillNode::Connection::fail_room(uint64_t room, const Status& status) {
   if (leave(room)) post(KvFrameType::kFailed, room, encode_failure(status));
 }
 
-// Returns false if there is no such room.
+// Returns false if the room does not exist.
 bool PrefillNode::Connection::leave(uint64_t room) {
   std::lock_guard lock(mutex_);
   if (rooms_.erase(room) == 0) return false;
@@ -183,7 +183,7 @@ Status PrefillNode::Connection::send_pages(uint64_t room, std::span<const uint8_
   if (pages == nullptr) return data_loss("pages were requested before the first token was sent");
   if (std::exchange(found->second.is_taken, true)) return data_loss("pages were requested twice");
   if (const int64_t num_pages = pages->shape().num_pages(); first < 0 || first >= num_pages)
-    return data_loss("page " + std::to_string(first) + " was requested; legal: 0 to " +
+    return data_loss("page " + std::to_string(first) + " was requested; expected 0 to " +
                      std::to_string(num_pages - 1));
   const auto on_failure = [weak = weak_from_this(), room](const Status& status) {
     const auto self = weak.lock();

@@ -23,13 +23,13 @@ class PrefillNode::Connection : public std::enable_shared_from_this<Connection> 
 
   Connection(PrefillNode& node, std::unique_ptr<KvSocket> socket);
   void start();  // throws std::system_error if no thread can be created
-  // Ends it soon; in kEnding it only counts towards the limit of threads.
+  // Starts to end the connection. In kEnding it counts only towards the limit on threads.
   void shut_down();
   void join() { thread_.join(); }
   State state() const { return state_.load(); }
-  // kGreeting -> kOpen; false if it is ending.
+  // kGreeting -> kOpen. Returns false if the connection is ending.
   bool open();
-  // When its last room was closed; time_point::max() while it has rooms.
+  // When the last room was closed; time_point::max() while there are rooms.
   Clock::time_point idle_since();
   int64_t page_bytes_sent() const { return sender_.page_bytes_sent(); }
 

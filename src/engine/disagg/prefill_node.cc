@@ -56,7 +56,7 @@ void PrefillNode::accept() noexcept {
   }
 }
 
-// Bounds the CPU time that a flood of strangers takes from the model, and gives each connection time for its
+// Limits the CPU time that a flood of strangers takes from the model, and gives each connection time for its
 // hello.
 void PrefillNode::wait_to_accept() {
   const auto now = Connection::Clock::now();
@@ -64,7 +64,7 @@ void PrefillNode::wait_to_accept() {
   std::this_thread::sleep_until(accepts_from_);
 }
 
-// Throws if memory or a thread is refused; the connection is then closed.
+// Throws if there is no memory or no thread; the connection is then closed.
 void PrefillNode::add(int descriptor) {
   std::unique_ptr<KvSocket> socket;
   try {
@@ -77,7 +77,7 @@ void PrefillNode::add(int descriptor) {
   if (num_greeting() >= kMaxGreeting) end_oldest_greeting();
   const auto connection = std::make_shared<Connection>(*this, std::move(socket));
   std::lock_guard lock(mutex_);
-  // Ending connections count here too, so that the number of threads is bounded.
+  // Ending connections count here too, which bounds the number of threads.
   if (connections_.size() >= static_cast<size_t>(options_.max_connections) + 2 * kMaxGreeting)
     throw std::system_error(EAGAIN, std::generic_category(), "earlier connections are still closing");
   connections_.reserve(connections_.size() + 1);
@@ -102,8 +102,8 @@ size_t PrefillNode::num_greeting() const {
                                                 [](const auto& c) { return c->state(); }));
 }
 
-// Keeps the port usable under a flood: a decode node's hello takes two round trips, while a stranger's lasts
-// until it is ended.
+// Keeps the port usable under a flood: a decode node's hello takes two round trips, while a stranger stays in
+// its hello until its connection is ended.
 void PrefillNode::end_oldest_greeting() {
   std::lock_guard lock(mutex_);
   const auto oldest =
@@ -111,7 +111,7 @@ void PrefillNode::end_oldest_greeting() {
   if (oldest != connections_.end()) (*oldest)->shut_down();
 }
 
-// On the connection's thread, after its hello.
+// Called on the connection's thread after its hello.
 Status PrefillNode::admit(Connection& connection) {
   std::lock_guard lock(mutex_);
   const auto is_open = [](const auto& c) { return c->state() == Connection::State::kOpen; };

@@ -19,14 +19,15 @@
 
 namespace fp4moe {
 
-// Two threads per connection, one before its hello. When a connection ends, all its prompts are released.
+// A connection has two threads, and only one until its hello is complete. When it ends, all its prompts are
+// released.
 //
 // Limits that keep strangers on the port from exhausting the process:
-// - after kAcceptBurst connections at once, one is accepted every kAcceptInterval; a decode node needs one;
-// - at most kMaxGreeting connections are in their hello, which must end within options.timeout_seconds; one
-//   more ends the oldest of them;
-// - at most options.max_connections are open after their hello; one more ends the one that has had no rooms
-//   for longest, or is refused if all have rooms;
+// - after a burst of kAcceptBurst, one connection is accepted every kAcceptInterval; a decode node needs one;
+// - at most kMaxGreeting connections are in their hello, which must end within options.timeout_seconds;
+//   another one ends the oldest of them;
+// - at most options.max_connections are open after their hello; another one replaces the one that has had no
+//   rooms for longest, or is refused if all have rooms;
 // - without a free file descriptor, the oldest connection in its hello ends, and new ones are closed until
 //   descriptors are free;
 // - a connection for which there is no thread or no memory ends, without affecting others;
@@ -67,7 +68,7 @@ class PrefillNode {
   const std::shared_ptr<ByteBudget> budget_ = ByteBudget::make(kMessageBytes);
   KvListener listener_;
   LogLimit log_limit_;
-  std::chrono::steady_clock::time_point accepts_from_;  // when the last connection's interval ends
+  std::chrono::steady_clock::time_point accepts_from_;  // end of the last connection's accept interval
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Connection>> connections_;  // oldest first
   int64_t ended_bytes_ = 0;                               // pages sent by connections that have ended

@@ -13,32 +13,32 @@
 
 namespace fp4moe {
 
-// What one call into a grammar backend may use before it fails. Steps count work (automaton states and edges,
-// parser states, tokens tried), never time: the same call with the same budget ends the same way on every
-// machine.
+// Limits of one call into a grammar backend; a call that exceeds one fails. Steps count work (automaton
+// states and edges, parser states, tokens tried), never time: the same call with the same budget ends the
+// same way on every machine.
 struct GrammarBudget {
   int64_t max_steps = 0;
   int64_t max_bytes = 0;                            // allocated by a compilation, or held by a matcher
   const std::atomic<bool>* is_cancelled = nullptr;  // null: the call cannot be cancelled
 };
-// A step takes 2 to 9 ns of one core, so these are at most 28 s, 180 ms and 180 ms, and typically a third of
-// that. Strings of up to 1000 characters with a vocabulary of 200 000 tokens take two thirds of a
-// compilation's steps.
+// A step takes 2 to 9 ns on one core, so the budgets allow at most 28 s, 180 ms and 180 ms, and typically a
+// third of that. A schema with strings of up to 1000 characters, with a vocabulary of 200 000 tokens, takes
+// two thirds of a compilation's steps.
 inline constexpr GrammarBudget kCompileBudget{.max_steps = 3'000'000'000, .max_bytes = 256 << 20};
 inline constexpr GrammarBudget kMaskBudget{.max_steps = 20'000'000, .max_bytes = 128 << 20};
 inline constexpr GrammarBudget kAcceptBudget{.max_steps = 20'000'000, .max_bytes = 128 << 20};
 
-// The state of one output in a grammar. Used by one thread at a time. After fill_allowed() or accept() has
-// failed, the matcher may only be destroyed; other matchers of its grammar are not affected.
+// The state of one output in a grammar. Not thread-safe. After fill_allowed() or accept() has failed, the
+// matcher can only be destroyed; other matchers of its grammar are not affected.
 class GrammarMatcher {
  public:
   virtual ~GrammarMatcher() = default;
-  // The ids that may come next: bit id % 32 of word id / 32, [ceil(V / 32)]; bits from V on are undefined.
-  // End tokens are allowed where the text is complete; ids without a token, and special tokens that the
-  // grammar does not name, never are. kInvalidArgument: over the budget's steps or bytes; kCancelled:
-  // is_cancelled was set.
+  // Sets the bits of the ids that can come next: bit id % 32 of word id / 32, [ceil(V / 32)]; bits from V on
+  // are undefined. End tokens are allowed where the text is complete. Ids without a token are never allowed,
+  // and special tokens only if the grammar names them. kInvalidArgument: the steps or bytes exceed the
+  // budget; kCancelled: is_cancelled was set.
   virtual Status fill_allowed(std::span<uint32_t> allowed, const GrammarBudget& budget) = 0;
-  // Consumes the next token. kInternal if it was not allowed; kInvalidArgument and kCancelled as
+  // Consumes the next token. kInternal if it was not allowed; kInvalidArgument and kCancelled as for
   // fill_allowed().
   virtual Status accept(int32_t id, const GrammarBudget& budget) = 0;
   // Whether the text is complete and nothing can follow: after an end token or, if the model has none, as
@@ -54,15 +54,15 @@ class Grammar {
   virtual ~Grammar() = default;
   virtual std::unique_ptr<GrammarMatcher> make_matcher() const = 0;
   virtual int64_t num_bytes() const = 0;
-  // Steps that its compilation took.
+  // Steps that the compilation took.
   virtual int64_t num_steps() const = 0;
 };
 
 class GrammarCompiler {
  public:
   virtual ~GrammarCompiler() = default;
-  // Callable from any thread; runs on the caller's thread only and may take seconds. kInvalidArgument: the
-  // grammar is malformed, no text matches it, a part of it would have to be ignored, or it is over the budget
+  // Callable from any thread; runs only on the caller's thread and can take seconds. kInvalidArgument: the
+  // grammar is malformed, no text matches it, a part of it would have to be ignored, or it exceeds the budget
   // (the message names the part); kCancelled: is_cancelled was set.
   virtual Result<std::shared_ptr<const Grammar>> compile(const GrammarSpec& spec,
                                                          const GrammarBudget& budget) = 0;
@@ -71,8 +71,8 @@ class GrammarCompiler {
 // Whether this build includes xgrammar.
 bool has_grammar_backend();
 
-// The tokenizer is borrowed until the first compile() has returned. Grammars for JSON allow no white space
-// between its parts. Returns null in a build without xgrammar.
+// The tokenizer is borrowed until the first compile() has returned. JSON grammars allow no white space
+// outside strings. Returns null in a build without xgrammar.
 std::unique_ptr<GrammarCompiler> make_grammar_compiler(const Tokenizer& tokenizer, int64_t vocab_size,
                                                        std::vector<int32_t> eos_token_ids);
 

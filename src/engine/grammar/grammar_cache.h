@@ -14,7 +14,7 @@
 
 namespace fp4moe {
 
-// LRU cache by grammar text; the most recently used entry is in front.
+// LRU cache, keyed by grammar text; the most recently used entry is first.
 class GrammarCache {
  public:
   using GrammarPtr = std::shared_ptr<const Grammar>;
@@ -28,7 +28,7 @@ class GrammarCache {
     return entries_.front().grammar;
   }
 
-  // Returns the evicted grammars, so that the caller frees them outside of locks: they may be large.
+  // Returns the evicted grammars, which can be large, so that the caller can free them outside of locks.
   std::vector<GrammarPtr> add(const std::string& key, GrammarPtr grammar) {
     std::vector<GrammarPtr> gone;
     if (by_key_.contains(key)) return gone;

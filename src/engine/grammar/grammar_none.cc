@@ -1,4 +1,4 @@
-// The build without xgrammar.
+// Replaces grammar_xgrammar.cc in builds without xgrammar.
 #include "engine/grammar/grammar.h"
 
 namespace fp4moe {

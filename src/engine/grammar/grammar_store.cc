@@ -21,8 +21,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Seconds = std::chrono::duration<double>;
 
-// A compilation takes seconds for a large vocabulary. At this nice value it gets a seventh of a core where
-// the engine's threads use all of them.
+// A compilation takes seconds for a large vocabulary. At this nice value it gets a seventh of a core when the
+// engine's threads use all cores.
 constexpr int kCompileNice = 8;
 
 std::string key_of(const GrammarSpec& spec) {
@@ -33,14 +33,14 @@ std::string key_of(const GrammarSpec& spec) {
 struct Job {
   std::string key;
   GrammarSpec spec;
-  std::vector<std::string> clients;  // clients in whose queues it is
+  std::vector<std::string> clients;  // clients whose queues hold the job
   std::weak_ptr<GrammarTicket::Wait> wait;
   std::promise<GrammarResult> promise;
   std::shared_future<GrammarResult> result = promise.get_future().share();
   std::atomic<bool> is_cancelled{false};
   bool is_delivered = false;
   // Set while it runs.
-  std::string client;  // the client whose turn it used
+  std::string client;  // the client whose turn the job used
   Clock::time_point deadline;
   std::thread thread;
 };
@@ -80,7 +80,7 @@ class JobQueue {
  public:
   explicit JobQueue(const GrammarLimits& limits) : limits_(limits) {}
 
-  // OK, or why the client's job is refused.
+  // Returns OK, or the reason why the client's job is refused.
   Status check_room(const std::string& client, int64_t num_bytes) const {
     const auto own = clients_.find(client);
     const int64_t number = own == clients_.end() ? 0 : std::ssize(own->second.jobs);
@@ -103,7 +103,7 @@ class JobQueue {
     waiting_bytes_ += text_bytes(*job);
   }
 
-  // Removes it from all queues.
+  // Removes the job from all queues.
   void remove(const JobPtr& job) {
     for (const std::string& client : std::exchange(job->clients, {})) {
       Client& own = clients_[client];
@@ -117,8 +117,8 @@ class JobQueue {
     }
   }
 
-  // Dequeues the next job whose client may compile; that client then goes to the end of the turn order. Null
-  // if there is none.
+  // Dequeues the next job whose client may compile; that client moves to the end of the turn order. Returns
+  // null if no client may.
   JobPtr take_next() {
     const auto may_run = [&](const std::string& client) {
       return clients_[client].num_compiling < limits_.max_compiling_of_client;
@@ -195,7 +195,7 @@ struct GrammarStore::State {
   std::function<void()> on_ready;
   GrammarCache cache;
   GrammarFailures failures;
-  std::map<std::string, JobPtr> jobs;  // by key; not yet deliver
+  std::map<std::string, JobPtr> jobs;  // by key; not yet delivered
   JobQueue waiting;
   std::vector<JobPtr> compiling;
   std::vector<std::thread> ended;  // threads of ended jobs, to be joined
@@ -230,11 +230,11 @@ void GrammarStore::State::manage() {
   }
 }
 
-// Fails compilations over their deadline; returns when to check again.
+// Fails compilations that have passed their deadline; returns the time of the next check.
 Clock::time_point GrammarStore::State::watch(Clock::time_point now) {
   auto next = Clock::time_point::max();
   for (const JobPtr& job : compiling) {
-    if (job->is_delivered) continue;  // it was cancelled and will end
+    if (job->is_delivered) continue;  // cancelled; it ends soon
     if (now >= job->deadline) {
       char text[64];
       std::snprintf(text, sizeof text, "the grammar was not compiled within %g s",
@@ -258,7 +258,7 @@ void GrammarStore::State::start(const JobPtr& job, Clock::time_point now) {
   } catch (const std::exception& error) {
     std::erase(compiling, job);
     waiting.end(*job);
-    deliver(*job, unavailable(std::string("no thread to compile a grammar: ") + error.what()));
+    deliver(*job, unavailable(std::string("cannot start a thread to compile the grammar: ") + error.what()));
   }
 }
 
@@ -272,7 +272,7 @@ void GrammarStore::State::compile(const JobPtr& job) {
                                            .max_bytes = limits.max_compile_bytes,
                                            .is_cancelled = &job->is_cancelled});
   } catch (const std::exception& error) {  // out of memory
-    result = unavailable(std::string("the grammar's compilation: ") + error.what());
+    result = unavailable(std::string("compiling the grammar failed: ") + error.what());
   }
   if (result.ok() && (*result)->num_bytes() > limits.max_grammar_bytes)
     result = invalid_argument("the compiled grammar takes " + std::to_string((*result)->num_bytes()) +
@@ -340,7 +340,7 @@ GrammarTicket GrammarStore::ask(const GrammarSpec& spec, const std::string& clie
   State& s = *state_;
   const auto size = static_cast<int64_t>(spec.text.size());
   if (size > s.limits.max_text_bytes)
-    return ready_ticket(invalid_argument("a grammar of " + std::to_string(size) + " bytes; at most " +
+    return ready_ticket(invalid_argument("the grammar has " + std::to_string(size) + " bytes; at most " +
                                          std::to_string(s.limits.max_text_bytes) + " are allowed"));
   std::string key = key_of(spec);
   std::shared_ptr<GrammarTicket::Wait> wait;
@@ -350,7 +350,7 @@ GrammarTicket GrammarStore::ask(const GrammarSpec& spec, const std::string& clie
     return ready_ticket(std::move(failure));
   const auto same = s.jobs.find(key);
   if (same != s.jobs.end()) wait = same->second->wait.lock();
-  if (wait != nullptr && same->second->clients.empty()) return GrammarTicket(std::move(wait));  // it runs
+  if (wait != nullptr && same->second->clients.empty()) return GrammarTicket(std::move(wait));  // running
   if (Status room = s.waiting.check_room(client, size); !room.ok()) return ready_ticket(std::move(room));
   if (wait != nullptr) {
     s.waiting.add(same->second, client);

@@ -1,4 +1,4 @@
-// GrammarStore: compiles grammars on its own threads and caches the most recently used.
+// GrammarStore: compiles grammars on background threads and caches the most recently used.
 #pragma once
 
 #include <chrono>
@@ -20,9 +20,9 @@ struct GrammarLimits {
   std::chrono::milliseconds timeout{60000};      // of one compilation, from its start
   int max_compiling = 2;                         // at the same time
   int max_compiling_of_client = 1;
-  int max_waiting = 1000, max_waiting_of_client = 250;                          // for a compilation
-  int64_t max_waiting_bytes = 32 << 20, max_waiting_bytes_of_client = 8 << 20;  // of grammar text
-  // How long failed compilations are remembered, how many, and with how many bytes of text.
+  int max_waiting = 1000, max_waiting_of_client = 250;                          // queued compilations
+  int64_t max_waiting_bytes = 32 << 20, max_waiting_bytes_of_client = 8 << 20;  // their grammar text
+  // Cache of failed compilations: lifetime of an entry, number of entries, bytes of text.
   std::chrono::milliseconds failure_time{60000};
   int max_failures = 1000;
   int64_t max_failure_bytes = 8 << 20;
@@ -31,7 +31,7 @@ struct GrammarLimits {
 using GrammarResult = Result<std::shared_ptr<const Grammar>>;
 
 // A grammar that a request waits for. When the last ticket of a compilation is destroyed, the compilation is
-// cancelled. For one thread at a time; may outlive the store.
+// cancelled. Not thread-safe; may outlive the store.
 class GrammarTicket {
  public:
   struct Wait;
@@ -40,15 +40,14 @@ class GrammarTicket {
   bool valid() const { return wait_ != nullptr; }
   // Both require valid().
   bool is_ready() const;
-  const GrammarResult& get() const;  // waits; the reference is valid as long as the ticket
+  const GrammarResult& get() const;  // waits; the reference stays valid as long as the ticket
 
  private:
   std::shared_ptr<Wait> wait_;
 };
 
 // Clients take turns: however many grammars a client queues, it delays another client's next grammar only by
-// the compilations that are already running, at most max_compiling_of_client per client. All methods are
-// thread-safe.
+// the compilations that are already running, at most max_compiling_of_client per client. Thread-safe.
 class GrammarStore {
  public:
   // on_ready is called, with the store's lock held, whenever a pending ticket becomes ready.
@@ -56,9 +55,9 @@ class GrammarStore {
                std::function<void()> on_ready);
   ~GrammarStore();  // cancels compilations; pending tickets get kUnavailable
 
-  // Returns a cached result at once, otherwise compiles. Errors of the ticket: kInvalidArgument (see
-  // GrammarCompiler; text too long, compiled grammar too large, or over the budget), kDeadline, kUnavailable
-  // (out of memory or too many waiting).
+  // Returns a cached result at once, otherwise compiles. The ticket's errors: kInvalidArgument (see
+  // GrammarCompiler; also if the text is too long or the compiled grammar too large), kDeadline, kUnavailable
+  // (out of memory or too many compilations queued).
   GrammarTicket ask(const GrammarSpec& spec, const std::string& client);
 
  private:

@@ -18,7 +18,7 @@ namespace {
 using Json = nlohmann::json;
 using Kind = GrammarSpec::Kind;
 
-constexpr int kMaxNesting = 256;      // of brackets; parsers recurse
+constexpr int kMaxNesting = 256;      // levels of brackets; parsers recurse
 constexpr double kNotableSize = 100;  // estimated states that a part must add to be named
 constexpr size_t kMaxQuoted = 60;     // bytes of client text in a message
 
@@ -35,7 +35,7 @@ Status check_nesting(std::string_view text) {
     if (c == '(' || c == '[' || c == '{') ++depth;
     if (c == ')' || c == ']' || c == '}') depth = std::max(0, depth - 1);
     if (depth > kMaxNesting)
-      return invalid_argument("it nests deeper than " + std::to_string(kMaxNesting) + " brackets");
+      return invalid_argument("the grammar nests deeper than " + std::to_string(kMaxNesting) + " brackets");
   }
   return {};
 }
@@ -117,7 +117,7 @@ Status check_bounds(const Json& schema, const std::string& pointer) {
   return {};
 }
 
-// The schema's $ref, if it points into its own document; keywords beside it are ignored.
+// The schema's $ref, if it points into its own document; keywords next to the $ref are ignored.
 std::optional<std::string> local_ref(const Json& schema) {
   if (!schema.is_object()) return {};
   const auto ref = schema.find("$ref");
@@ -126,7 +126,7 @@ std::optional<std::string> local_ref(const Json& schema) {
   return ref->get<std::string>();
 }
 
-// Refuses a chain of schemas that are only $refs to each other and form a cycle: it describes no value.
+// Refuses a chain of schemas that consist only of $refs and form a cycle: such a chain describes no value.
 class RefCheck {
  public:
   explicit RefCheck(const Json& root) : root_(root) {}
@@ -141,7 +141,7 @@ class RefCheck {
             "needs another alternative");
       try {
         ref = local_ref(root_.at(Json::json_pointer(ref->substr(1))));
-      } catch (const Json::exception&) {  // the place does not exist: the compiler reports it
+      } catch (const Json::exception&) {  // the target does not exist: the compiler reports it
         break;
       }
     }
@@ -151,7 +151,7 @@ class RefCheck {
 
  private:
   const Json& root_;
-  std::set<std::string> followed_;  // refs known to end, so that each chain is followed once
+  std::set<std::string> followed_;  // refs whose chains end, so that each chain is followed once
 };
 
 Status check_schema(const Json& root) {
@@ -172,8 +172,8 @@ void consider(Part& costliest, double size, const std::function<std::string()>& 
   if (size > costliest.size) costliest = {size, text()};
 }
 
-// Finds counted repetitions in a regular expression or EBNF; a nested repetition multiplies the counts of
-// those around it.
+// Finds counted repetitions in a regular expression or EBNF. The count of a nested repetition is multiplied
+// by those of the repetitions around it.
 class RepetitionScan {
  public:
   RepetitionScan(std::string_view text, bool is_ebnf) : text_(text), is_ebnf_(is_ebnf) {}
@@ -206,7 +206,7 @@ class RepetitionScan {
   struct Atom {
     size_t begin = 0;
     double product = 1;  // of the counts of nested repetitions
-    int depth = 0;       // how deep they nest
+    int depth = 0;       // of their nesting
   };
 
   size_t skip_atom(size_t i) const {
@@ -236,7 +236,7 @@ class RepetitionScan {
       const std::string text = in_quotes(text_.substr(atom_.begin, end - atom_.begin));
       return atom_.depth > 1 ? "its repetition " + text +
                                    " contains counted repetitions; use lower counts, or do not nest them"
-                             : "its repetition " + text + " has a large count; use a lower one, or none";
+                             : "its repetition " + text + " has a large count; use a lower count, or none";
     });
     return end;
   }
@@ -249,7 +249,7 @@ class RepetitionScan {
   std::string_view text_;
   bool is_ebnf_;
   bool has_atom_ = false;
-  Atom atom_;                 // what the next repetition would repeat
+  Atom atom_;                 // operand of the next repetition
   std::vector<Atom> groups_;  // open groups
 };
 
@@ -270,7 +270,7 @@ void consider_schema(const Json& root, Part& costliest) {
       if (const auto count = schema.find(key); count != schema.end() && count->is_number_unsigned())
         consider(costliest, count->get<double>(), [&] {
           return std::string(key) + " " + count->dump() + " of " + place(pointer) +
-                 " is large; use a lower one, or none";
+                 " is large; use a lower value, or none";
         });
     return Status();
   });

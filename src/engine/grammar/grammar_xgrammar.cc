@@ -16,11 +16,10 @@
 namespace fp4moe {
 namespace {
 
-// xgrammar's warnings from the compilation on this thread; each names something that it would ignore.
+// xgrammar's warnings from the compilation on this thread; each names a part that it would ignore.
 thread_local std::vector<std::string>* warnings = nullptr;
 
-// "Check failed: (condition) is false: what is wrong" without the condition, which only helps xgrammar's
-// authors.
+// Removes the condition from "Check failed: (condition) is false: message"; it only helps xgrammar's authors.
 std::string without_condition(const std::string& message) {
   constexpr std::string_view kEnd = " is false: ";
   const size_t end = message.find(kEnd);
@@ -80,7 +79,7 @@ class XgrammarMatcher final : public GrammarMatcher {
     if (!status.ok() || std::any_of(allowed.begin(), allowed.end(), [](uint32_t word) { return word != 0; }))
       return status;
     return invalid_argument(
-        "the text so far is a dead end in the grammar: no token may follow and the text may not end");
+        "the text so far is a dead end in the grammar: no token can follow and the text cannot end");
   }
 
   Status accept(int32_t id, const GrammarBudget& budget) override {
@@ -148,8 +147,8 @@ class XgrammarCompiler final : public GrammarCompiler {
 
  private:
   // Sorting a large vocabulary takes a tenth of a second, so it happens at the first grammar, not at startup.
-  // Special tokens get a leading byte that occurs in no text: only a structural tag that names their ids
-  // allows them.
+  // Special tokens get a leading byte that occurs in no text, so that they are allowed only by a structural
+  // tag that names their ids.
   void prepare() {
     std::vector<std::string> texts(static_cast<size_t>(vocab_size_));
     for (int32_t id = 0; id < vocab_size_; ++id)
@@ -157,12 +156,12 @@ class XgrammarCompiler final : public GrammarCompiler {
           (tokenizer_.is_special(id) ? "\xFF" : "") + std::string(tokenizer_.token_bytes(id));
     const xgrammar::TokenizerInfo info(texts, xgrammar::VocabType::RAW, static_cast<int>(vocab_size_),
                                        eos_token_ids_);
-    // One thread: a budget belongs to its thread, and the store decides how many compile at once.
+    // One thread: a budget belongs to its thread, and the store limits the number of concurrent compilations.
     compiler_.emplace(info, /*max_threads=*/1, /*cache_enabled=*/false);
   }
 
-  // Includes a matcher's first step: every output takes it, so it must be within the budget or the grammar is
-  // refused.
+  // Also runs a matcher's first step, which every output takes: a grammar whose first step exceeds the budget
+  // is refused.
   std::shared_ptr<XgrammarGrammar> compile_checked(const GrammarSpec& spec, const std::string& part) {
     auto grammar = std::make_shared<XgrammarGrammar>(compile_kind(spec), part);
     const xgrammar::WorkBudget first_step(kAcceptBudget.max_steps, kAcceptBudget.max_bytes, nullptr);

@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-// A tenth of a core for each slow thread where the engine's threads use all of them.
+// At this nice value each slow-lane thread gets a tenth of a core when the engine's threads use all cores.
 constexpr int kSlowLaneNice = 10;
 
 }  // namespace
@@ -32,7 +32,7 @@ void OutputGrammar::hand_over(std::optional<int32_t> id) {
   state_.store(State::kWorking, std::memory_order_release);
 }
 
-// A matcher cannot be used after an error: the next call creates another, which accepts the same tokens.
+// After an error the matcher cannot be used: the next call creates a new one, which accepts the same tokens.
 Status OutputGrammar::work(GrammarBudget budget) {
   budget.is_cancelled = &is_cancelled_;
   if (matcher_ == nullptr) {
@@ -151,7 +151,7 @@ void MaskThreads::work(Lane& lane, OutputPtr output) {
   try {
     status = output->work({.max_steps = max_steps, .max_bytes = limits_.max_bytes});
   } catch (const std::exception& error) {
-    status = unavailable(std::string("the grammar: ") + error.what());  // out of memory
+    status = unavailable(std::string("the grammar's mask: ") + error.what());  // out of memory
   }
   const bool over_budget = status.code() == StatusCode::kInvalidArgument;
   if (lane.is_slow && status.ok()) count_cheap(*output, output->matcher_->num_steps() - steps_before);

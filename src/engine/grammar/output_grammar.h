@@ -1,6 +1,6 @@
-// OutputGrammar: the position of one request's output in its grammar. Only MaskThreads work on it: a call
-// into a grammar backend can take seconds, so the engine's thread never makes one and only waits for one with
-// a deadline.
+// OutputGrammar: the position of one request's output in its grammar. Only MaskThreads call into it, because
+// a call into a grammar backend can take seconds: the engine's thread never makes one, and waits for one only
+// with a deadline.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ namespace fp4moe {
 class OutputGrammar {
  public:
   enum class State {
-    kWorking,  // a mask thread owns it; nothing else is known
+    kWorking,  // a mask thread owns the object; the result is pending
     kReady,    // the mask of the next token is ready
     kEnded,    // the text is complete and nothing can follow (GrammarMatcher::has_ended)
     kFailed,   // status() has the reason
@@ -37,9 +37,10 @@ class OutputGrammar {
   State state() const { return state_.load(std::memory_order_acquire); }
   // Mask of the next token, [ceil(V / 32)] as in GrammarMatcher. Requires kReady; valid until advance().
   std::span<const uint32_t> allowed() const;
-  // Requires kFailed. kInvalidArgument: over the budget (the message names the part of the grammar).
+  // Requires kFailed. kInvalidArgument: a call exceeded its budget (the message names the part of the
+  // grammar).
   const Status& status() const { return status_; }
-  // Whether the slow lane serves it.
+  // Whether the slow lane serves this output.
   bool is_slow() const { return is_slow_.load(std::memory_order_relaxed); }
   // Time from start() or advance() to the most recent mask; 0 before the first mask.
   std::chrono::nanoseconds last_duration() const { return last_duration_.load(std::memory_order_relaxed); }
@@ -59,7 +60,7 @@ class OutputGrammar {
   std::atomic<std::chrono::nanoseconds> last_duration_{std::chrono::nanoseconds(0)};
 
   // Owned by the mask thread that works on it; by the engine's thread otherwise.
-  std::unique_ptr<GrammarMatcher> matcher_;  // null: to be created, then to accept accepted_ again
+  std::unique_ptr<GrammarMatcher> matcher_;  // null: must be created, then accept accepted_ again
   std::vector<int32_t> accepted_;
   std::optional<int32_t> next_id_;  // to be accepted before the mask is filled
   std::vector<uint32_t> allowed_;
@@ -69,21 +70,22 @@ class OutputGrammar {
 };
 
 struct MaskLimits {
-  int num_fast_threads = 2;  // at least two: one expensive call does not delay cheap ones
+  int num_fast_threads = 2;  // at least two, so that one expensive call does not delay cheap ones
   int num_slow_threads = 1;
-  // Budget of one call in the fast lane, a few milliseconds; above it the output moves to the slow lane.
+  // Budget of one call in the fast lane, a few milliseconds. An output that exceeds it moves to the slow
+  // lane.
   int64_t max_fast_steps = 1'000'000;
-  // Budget of each accept() and each mask in the slow lane; above it the output fails.
+  // Budget of each accept() and each mask in the slow lane. An output that exceeds it fails.
   int64_t max_steps = kMaskBudget.max_steps;
   int64_t max_bytes = kMaskBudget.max_bytes;
 };
 
 // Two lanes, each first come, first served; an output has at most one call in progress. The fast lane's
 // threads run at the process's priority. A call that exceeds max_fast_steps is abandoned there and repeated
-// in the slow lane, whose threads only use CPU time that no other thread wants. Later calls of that output
-// stay in the slow lane until kPromoteAfter of them in a row were cheap, and later outputs with the same
-// grammar start there. A hostile grammar thus delays a cheap mask by at most one short call, and never delays
-// the model's threads.
+// in the slow lane, whose threads run at a lower priority. Later calls of that output stay in the slow lane
+// until kPromoteAfter of them in a row were cheap, and later outputs with the same grammar start there. A
+// hostile grammar thus delays a cheap mask by at most one short call, and takes little CPU time from the
+// model's threads.
 class MaskThreads {
  public:
   static constexpr int kPromoteAfter = 16;
@@ -98,8 +100,8 @@ class MaskThreads {
   void start(const std::shared_ptr<OutputGrammar>& output, std::optional<int32_t> first_id = std::nullopt);
   // Accepts `id` and fills the mask of the following token. Requires kReady.
   void advance(const std::shared_ptr<OutputGrammar>& output, int32_t id);
-  // Cancels the call in progress, if any, without waiting for it. A mask thread frees the object: a parser
-  // can have many states.
+  // Cancels the call in progress, if any, without waiting for it. A mask thread destroys the object, which
+  // can take long: a parser can have many states.
   void retire(std::shared_ptr<OutputGrammar> output);
   // Waits until none of `outputs` is in kWorking, at most until the deadline.
   void wait_for(std::span<OutputGrammar* const> outputs, std::chrono::steady_clock::time_point deadline);
@@ -127,7 +129,7 @@ class MaskThreads {
   mutable std::mutex mutex_;
   Lane fast_, slow_;
   std::condition_variable done_;
-  std::vector<OutputGrammar*> running_;  // being worked on now
+  std::vector<OutputGrammar*> running_;  // with a call in progress
   // Grammars that caused a demotion; expired ones are removed when one is added.
   std::map<std::weak_ptr<const Grammar>, bool, std::owner_less<>> slow_grammars_;
   bool stopping_ = false;

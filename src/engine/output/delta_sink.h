@@ -17,7 +17,7 @@ class DeltaSink {
     std::lock_guard lock(mutex_);
     send_locked(delta);
   }
-  // For threads other than the usual sender: returns false if that one is in the callback now.
+  // For threads other than the usual sender. Returns false if that sender is in the callback now.
   bool try_send(const Delta& delta) {
     std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock.owns_lock()) send_locked(delta);

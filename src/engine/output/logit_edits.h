@@ -29,7 +29,7 @@ class LogitEdits {
     int32_t token_id;
     int64_t count = 0;  // occurrences in the output
     float bias = 0;
-    bool ends = false;  // it would end the output
+    bool ends = false;  // the token ends the output
   };
   Entry& entry(int32_t token_id);
 
@@ -41,7 +41,7 @@ class LogitEdits {
   std::unordered_map<int32_t, size_t> places_;  // token id -> index in entries_
 };
 
-// Upper limit on edits in a step of num_rows rows whose sequences have num_tokens tokens in total.
+// Upper limit on the edits in a step of num_rows rows whose sequences have num_tokens tokens in total.
 int64_t max_logit_edits(int64_t num_rows, int64_t num_tokens, int64_t num_eos_ids);
 
 // Applies `edit` to logit x.

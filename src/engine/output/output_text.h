@@ -11,17 +11,17 @@
 
 namespace fp4moe {
 
-// Finds the stop string that is completed first in a text that arrives in pieces; if several end at the same
-// byte, the longest. The result does not depend on how the text was split into pieces.
+// Finds the stop string that is completed first in a text that arrives in pieces. If several end at the same
+// byte, the longest one wins. The result does not depend on how the text was split into pieces.
 class StopMatcher {
  public:
-  // Stop strings are valid UTF-8 and not empty.
+  // Stop strings must be valid UTF-8 and not empty.
   explicit StopMatcher(const std::vector<std::string>& stops);
 
-  // Appends a piece and returns the text that can no longer be part of a stop string; whole UTF-8 if the
-  // pieces are. After a match, pieces are ignored.
+  // Appends a piece and returns the text that can no longer be part of a stop string; whole UTF-8 characters
+  // if the pieces are. After a match, pieces are ignored.
   std::string push(std::string_view piece);
-  // The text held back; empty after a match.
+  // Returns the text held back; empty after a match.
   std::string finish();
   // The stop string that matched, or empty.
   const std::string& matched() const { return matched_; }
@@ -38,7 +38,7 @@ class StopMatcher {
   std::string matched_;
 };
 
-// Stop strings are matched first; expressions see the text that they leave.
+// Stop strings are matched first; regular expressions see only the text that the stop matcher releases.
 class OutputText {
  public:
   OutputText(const Tokenizer& tokenizer, bool skip_special_tokens, const std::vector<std::string>& stops,
@@ -46,13 +46,17 @@ class OutputText {
       : detokenizer_(tokenizer, skip_special_tokens),
         stop_matcher_(stops),
         stop_regex_(std::move(patterns)) {}
-  // Returns the text that has become final. With may_stop false, a stop string that began earlier or in this
-  // token is plain text.
+  // Returns the text that has become final. With may_stop false, the token's text is final at once: no stop
+  // string or match of an expression can begin or end in it.
   std::string push(int32_t token_id, bool may_stop = true);
-  // The remaining text, at the end of the output.
+  // Returns the remaining text at the end of the output.
   std::string finish();
-  // Whether the text has ended, what ended it, and any error.
+  // Whether a stop string or expression has matched, which text matched, and any error.
   bool is_stopped() const { return stop_regex_.has_matched() || !stop_matcher_.matched().empty(); }
+  // The text that ended the output, and the stop string or expression that it matched.
+  const std::string& stop_pattern() const {
+    return stop_regex_.has_matched() ? stop_regex_.expression() : stop_matcher_.matched();
+  }
   const std::string& matched_stop() const {
     return stop_regex_.has_matched() ? stop_regex_.matched() : stop_matcher_.matched();
   }

@@ -25,10 +25,10 @@ uint64_t mix64(uint64_t z) {
 
 struct Maximum {
   float value = -kInfinity;
-  bool has_bad = false;  // NaN or +infinity somewhere
+  bool has_bad = false;  // the row contains NaN or +infinity
 };
 
-// Independent lanes let the loop vectorise.
+// Independent lanes allow the loop to be vectorised.
 Maximum find_maximum(std::span<const float> x) {
   constexpr size_t kLanes = 16;
   float lane[kLanes];
@@ -86,11 +86,11 @@ double sum_of(std::span<const float> logits, Softmax softmax) {
   return sum;
 }
 
-// Yields ids in rank order (largest logit first, equal ones by lower id); only as many as are popped get
-// ordered.
+// Yields ids in rank order (largest logit first, equal ones by lower id). Orders only the ids that are
+// popped.
 class Ranking {
  public:
-  // Only ids with a logit of at least `floor` take part; -infinity never does.
+  // Ranks only ids with a logit of at least `floor`, and never -infinity.
   explicit Ranking(std::span<const float> logits, double floor = kLowest) : ranks_after_{logits} {
     for (size_t i = 0; i < logits.size(); ++i)
       if (logits[i] >= std::max(floor, kLowest)) heap_.push_back(static_cast<int32_t>(i));
@@ -125,7 +125,8 @@ std::vector<int32_t> first_ranked(std::span<const float> logits, int32_t count) 
   return ids;
 }
 
-// The shortest run of ids from next() (until -1) that weighs at least `wanted`; at least one id.
+// Returns the shortest run of ids from next() (-1 at its end) whose weights sum to at least `wanted`; at
+// least one id.
 template <class Next, class WeightOf>
 std::vector<int32_t> shortest_run(Next next, WeightOf weight_of, double wanted) {
   std::vector<int32_t> ids;
@@ -137,7 +138,7 @@ std::vector<int32_t> shortest_run(Next next, WeightOf weight_of, double wanted) 
   return ids;
 }
 
-// The ids that top_k and top_p keep, ranked; ids below min_p may already be missing.
+// Returns the ids that top_k and top_p keep, ranked; ids below min_p may already be missing.
 template <class WeightOf>
 std::vector<int32_t> ranked_ids(std::span<const float> logits, const Softmax& softmax,
                                 const SamplingParams& params, WeightOf weight_of) {
@@ -150,8 +151,8 @@ std::vector<int32_t> ranked_ids(std::span<const float> logits, const Softmax& so
     auto next = [it = ids.begin(), end = ids.end()]() mutable { return it == end ? -1 : *it++; };
     return shortest_run(next, weight_of, top_p * total);
   }
-  // Ids that each weigh less than a V-th of what top_p drops do not matter even together, so they need no
-  // ranking; nor do ids below min_p. The slack covers the rounding of exp and log.
+  // Ids whose weight is less than 1/V of the weight that top_p drops cannot matter even together, so they are
+  // not ranked. Ids below min_p are not ranked either. The slack covers the rounding of exp and log.
   const double total = sum_of(logits, softmax);
   const double dispensable =
       std::max((1 - top_p) * total / static_cast<double>(logits.size()), double{params.min_p});
@@ -160,7 +161,7 @@ std::vector<int32_t> ranked_ids(std::span<const float> logits, const Softmax& so
   return shortest_run([&] { return ranking.pop(); }, weight_of, top_p * total);
 }
 
-// The ids that all cuts keep, ranked; at least one. The best id weighs 1.
+// Returns the ids that top_k, top_p and min_p keep, ranked; at least one. The best id has weight 1.
 template <class WeightOf>
 std::vector<int32_t> kept_ids(std::span<const float> logits, const Softmax& softmax,
                               const SamplingParams& params, WeightOf weight_of) {
@@ -216,7 +217,7 @@ Sampler::Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids)
 
 void Sampler::read(std::span<float> logits, float maximum, int32_t top_logprobs, SampledToken& sampled,
                    double& log_total) const {
-  // The normaliser is computed before masking: it is the model's own.
+  // The normaliser is computed before masking, because log-probabilities are those of the unmodified model.
   if (top_logprobs >= 0) log_total = maximum + std::log(sum_of(logits, Softmax{maximum, 1}));
   for (const int32_t id : masked_ids_) logits[static_cast<size_t>(id)] = -kInfinity;
   if (top_logprobs <= 0) return;
@@ -235,7 +236,7 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingPara
   double log_total = 0;
   read(logits, unmasked.value, params.top_logprobs, sampled, log_total);
 
-  std::vector<float> own;  // the model's logits of the edited ids
+  std::vector<float> own;  // logits of the edited ids before the edits
   for (const LogitEdit& edit : edits) {
     float& logit = logits[static_cast<size_t>(edit.token_id)];
     own.push_back(logit);

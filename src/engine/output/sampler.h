@@ -12,10 +12,10 @@
 namespace fp4moe {
 
 // The random number for one token: uniform in [0, 1), a pure function of the request's seed and the token's
-// position in its sequence, so that text does not depend on other requests. It is element `position` of the
-// SplitMix64 stream that starts at the mixed seed.
+// position in its sequence, so that a request's text does not depend on other requests. It is element
+// `position` of the SplitMix64 stream that starts at the mixed seed.
 double token_random(uint64_t seed, int64_t position);
-// The seed for the n-th request if it specifies none.
+// The seed of the n-th request if that request has none.
 uint64_t derived_seed(uint64_t random_seed, uint64_t n);
 
 struct SampledToken {
@@ -24,31 +24,32 @@ struct SampledToken {
   std::vector<TokenLogprob> top;  // best first; `bytes` is left empty
 };
 
-// Errors of a row without a token: kInternal.
+// kInternal errors for a row from which no token can be chosen.
 Status bad_logits();  // a logit is NaN or infinity
 Status no_token();    // every id is masked or at -infinity
 
-// The edits change logits; then temperature scales them; top_k keeps the k largest; top_p keeps the shortest
-// run of the largest whose probability (renormalised) reaches top_p, at least one token; min_p drops tokens
-// with less than min_p times the best probability. Equal logits rank by lower id. Temperature 0 takes the
-// first token of this order. Sums are in double, in a fixed order.
+// The order of operations: edits change the logits, temperature scales them, top_k keeps the k largest, top_p
+// keeps the most likely tokens until their renormalised probabilities reach top_p (at least one token), and
+// min_p drops tokens with less than min_p times the highest probability. Equal logits rank by lower id.
+// Temperature 0 takes the first token of this order. Sums are in double, in a fixed order.
 class Sampler {
  public:
   // masked_ids (ids without a token) are never sampled or listed in `top`, but they count in the normaliser
-  // of the log-probabilities, which are the model's own.
+  // of the log-probabilities, which are those of the unmodified model.
   Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids);
 
   // Samples one token. logits [V] are overwritten (masked ids become -infinity). If `allowed` is not empty,
   // bit id % 32 of word id / 32 marks the ids that may be sampled; `top` ignores it. Thread-safe. kInternal
-  // if the row contains NaN or +infinity, or no id to sample has a finite logit.
+  // if the row contains NaN or +infinity, or if no id that may be sampled has a finite logit.
   Result<SampledToken> sample(std::span<float> logits, const SamplingParams& params, double random,
                               std::span<const LogitEdit> edits = {},
                               std::span<const uint32_t> allowed = {}) const;
-  // The log-probabilities of a given token, with top_logprobs >= 0; otherwise as sample().
+  // Returns the log-probabilities of a given token; top_logprobs must be at least 0. Overwrites logits and
+  // fails as sample() does.
   Result<SampledToken> score(std::span<float> logits, int32_t token_id, int32_t top_logprobs) const;
 
  private:
-  // Masks the row, whose largest logit was `maximum`, and fills in its normaliser and best ids.
+  // Masks the row, whose largest logit was `maximum`, and computes its normaliser and best ids.
   void read(std::span<float> logits, float maximum, int32_t top_logprobs, SampledToken& sampled,
             double& log_total) const;
 

@@ -9,9 +9,9 @@
 namespace fp4moe {
 namespace {
 
-// Steps of one search, after each new character. A search that must look at all text held back takes about
-// one step for each of its bytes; one that backtracks exponentially takes any number. kMaxSteps take a
-// millisecond, and all expressions of a request share them.
+// Limits on the PCRE2 steps of one search; a search runs after each new character. A search that looks at all
+// text held back takes about one step per byte; one that backtracks exponentially can take any number.
+// kMaxSteps take about a millisecond, and all expressions of a request share them.
 constexpr size_t kLeastSteps = 2000, kMaxSteps = 20000, kStepsOfByte = 16;
 constexpr uint32_t kMaxHeapKib = 4096;
 
@@ -39,7 +39,8 @@ bool begins_character(char c) { return (static_cast<unsigned char>(c) & 0xc0) !=
 }  // namespace
 
 struct StopPatterns::Code {
-  std::string name;  // for errors
+  std::string name;  // for error messages
+  std::string expression;
   std::unique_ptr<pcre2_code, Free<pcre2_code_free>> code;
 };
 
@@ -51,6 +52,7 @@ Result<StopPatterns> StopPatterns::compile(const std::vector<std::string>& expre
   for (const std::string& expression : expressions) {
     auto made = std::make_shared<Code>();
     made->name = "stop_regex[" + std::to_string(patterns.codes_.size()) + "]";
+    made->expression = expression;
     int error = 0;
     PCRE2_SIZE offset = 0;
     made->code.reset(pcre2_compile(reinterpret_cast<PCRE2_SPTR>(expression.data()), expression.size(),
@@ -80,8 +82,8 @@ std::string StopRegex::push(std::string_view piece) {
   return text_.substr(before, certain_ - before);
 }
 
-// text_ has grown by a character. Advances certain_ to the earliest possible start of a match, or to the
-// match.
+// Call after text_ has grown by a character. Advances certain_ to the earliest possible start of a match, or
+// to the start of the match.
 void StopRegex::look() {
   size_t begin = text_.size();
   const std::unique_ptr<pcre2_match_data, Free<pcre2_match_data_free>> data(
@@ -104,6 +106,7 @@ void StopRegex::look() {
     }
     const size_t found = std::clamp(pcre2_get_ovector_pointer(data.get())[0], certain_, text_.size());
     if (rc >= 0 && !has_matched_) begin = text_.size();  // an earlier partial match would complete too late
+    if (rc >= 0 && (!has_matched_ || found < begin)) expression_ = code->expression;
     if (rc >= 0 || !has_matched_) begin = std::min(begin, found);
     has_matched_ |= rc >= 0;
   }

@@ -24,21 +24,22 @@ class StopPatterns {
 };
 
 // The text ends at the first character at which an expression matches; among matches that end there, the one
-// that begins first counts. The result does not depend on how the text was split into pieces. A match may
-// take a bounded number of steps; beyond that, failure() is set.
+// that begins first counts. The result does not depend on how the text was split into pieces. Each search may
+// take a limited number of steps; a search that exceeds the limit sets failure().
 class StopRegex {
  public:
   explicit StopRegex(StopPatterns patterns);
 
-  // Appends a piece, whole UTF-8, and returns the text that can no longer be part of a match; matched text is
-  // never returned. After a match or a failure, pieces are ignored.
+  // Appends a piece of whole UTF-8 characters and returns the text that can no longer be part of a match;
+  // matched text is never returned. After a match or a failure, pieces are ignored.
   std::string push(std::string_view piece);
-  // Appends text in which no match may begin, ahead of later pieces.
+  // Appends text in which no match can begin or end. Call before later pieces.
   void pass(std::string_view text);
-  // The text held back; empty after a match.
+  // Returns the text held back; empty after a match.
   std::string finish();
 
-  const std::string& matched() const { return matched_; }  // empty: no match yet
+  const std::string& matched() const { return matched_; }        // empty: no match yet
+  const std::string& expression() const { return expression_; }  // that matched; empty: no match yet
   bool has_matched() const { return has_matched_; }
   const Status& failure() const { return failure_; }
 
@@ -46,9 +47,10 @@ class StopRegex {
   void look();
 
   StopPatterns patterns_;
-  std::string text_;     // the whole text: expressions may look back
+  std::string text_;     // the whole text, because expressions can look behind
   size_t certain_ = 0;   // number of its bytes already returned
   std::string matched_;  // may be empty if \K moves the start of a match
+  std::string expression_;
   bool has_matched_ = false;
   Status failure_;
 };

@@ -101,7 +101,7 @@ class GpuGroup final : public RankGroup {
  private:
   // One group's part of a step.
   struct Group {
-    Batch batch;                     // with ids of chosen tokens as its ranks count them
+    Batch batch;                     // ids ~r of chosen tokens count from the group's first row
     std::vector<int32_t> token_ids;  // of `batch`
     int64_t num_logit_rows = 0;      // of the last step
     int64_t first_chosen = 0;        // index of its first row in the last start_sample()
@@ -124,7 +124,7 @@ class GpuGroup final : public RankGroup {
   RankThreads threads_;
   std::vector<Group> groups_;
   std::deque<std::vector<int64_t>> sampled_;  // rows of each group, for each start_sample() not yet taken
-  std::vector<float> logits_;                 // of several groups
+  std::vector<float> logits_;                 // used with several groups
 };
 
 template <class Function>
@@ -248,7 +248,7 @@ Status GpuGroup::take_sampled(std::span<SampledRow> out) {
     counts = std::move(sampled_.front());
     sampled_.pop_front();
   }
-  std::vector<SampledRow> others;  // of a group's other ranks: the same
+  std::vector<SampledRow> others;  // samples of a group's other ranks, equal to those of its first
   size_t first = 0;
   for (int g = 0; g < layout_.dp; ++g) {
     const auto count = static_cast<size_t>(counts[static_cast<size_t>(g)]);

@@ -21,7 +21,7 @@ std::string model_line(const StartupFacts& facts) {
 std::string experts_line(const StartupFacts& facts) {
   const ModelConfig& m = facts.model;
   std::ostringstream line;
-  line << "experts    " << m.num_experts << " a layer, top " << m.top_k << ", intermediate size "
+  line << "experts    " << m.num_experts << " per layer, top " << m.top_k << ", intermediate size "
        << m.intermediate_size << ", " << facts.info.quantization << " in groups of " << m.quant.group_size
        << " (" << m.quant.declared_by << ")";
   return line.str();
@@ -38,8 +38,8 @@ std::string context_line(const StartupFacts& facts) {
   const EngineConfig& flags = facts.flags;
   std::ostringstream line;
   line << "context    " << facts.info.context_length << " tokens; " << flags.max_running_requests
-       << " requests at once, prefill " << flags.chunked_prefill_size << " tokens a request and "
-       << flags.max_prefill_tokens << " a step";
+       << " requests at once, prefill " << flags.chunked_prefill_size << " tokens per request and "
+       << flags.max_prefill_tokens << " per step";
   return line.str();
 }
 

@@ -180,10 +180,10 @@ void Delivery::end(Sequence& sequence, Delta delta) {
 
   delta.text += sequence.output.text.finish();
   count_end(delta);
-  if (const std::string& stop = sequence.output.text.matched_stop(); sequence.output.text.is_stopped()) {
+  if (const OutputText& text = sequence.output.text; text.is_stopped()) {
     delta.finish_reason = FinishReason::kStop;
-    delta.matched_stop = stop;
-    if (sequence.request.sampling.no_stop_trim) delta.text += stop;
+    delta.matched_stop = text.stop_pattern();
+    if (sequence.request.sampling.no_stop_trim) delta.text += text.matched_stop();
   }
 
   parts_.inbox.release_id(sequence.id);

@@ -118,7 +118,7 @@ LoopInput Inbox::wait(bool can_step, bool has_requests) {
   is_flushing_ = input_.flushes;
   LoopInput taken = std::exchange(input_, {});
   input_.flushes = taken.flushes;  // until publish()
-  input_.failure = taken.failure;  // this and the rest are permanent
+  input_.failure = taken.failure;  // this and the next two are permanent
   input_.aborts = taken.aborts;
   input_.stops = taken.stops;
   return taken;

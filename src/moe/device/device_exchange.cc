@@ -29,7 +29,7 @@ A2aRowFormat row_format(Payload payload) {
   return A2aRowFormat::kBf16;
 }
 
-// A deterministic sum rounds as a single rank does: to the type of the experts' outputs.
+// A deterministic sum rounds like a single rank: to the type of the experts' outputs.
 A2aResultFormat result_format(const MoePlan& plan) {
   const A2aSettings& settings = plan.a2a_settings();
   if (settings.combine_payload == CombinePayload::kFp8) return A2aResultFormat::kFp8;
@@ -81,7 +81,8 @@ int64_t DeviceExchange::num_rounds(const ExchangeTokens& tokens) const {
 
 A2aRound DeviceExchange::send(const ExchangeTokens& tokens, int64_t round) const {
   const int64_t first = round * size_.max_tokens, own = std::min(first, tokens.num_own);
-  FP4MOE_CHECK(first < tokens.num_lane_tokens && tokens.num_own <= tokens.num_lane_tokens, "no such round");
+  FP4MOE_CHECK(first < tokens.num_lane_tokens && tokens.num_own <= tokens.num_lane_tokens,
+               "the round does not exist, or num_own exceeds num_lane_tokens");
   const int64_t h = size_.shape.hidden_size, k = size_.shape.top_k;
   const int64_t num_tokens = std::min(size_.max_tokens, tokens.num_lane_tokens - first);
   const A2aRound made{.group = world_->exchange_group(),

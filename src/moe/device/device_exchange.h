@@ -1,5 +1,5 @@
-// DeviceExchange: a GPU rank's a2a. A layer's tokens go to the ranks of their experts and results come back
-// (kernels/device_a2a.h), in rounds whose number depends only on the number of tokens.
+// DeviceExchange: a GPU rank's a2a. It sends a layer's tokens to the ranks of their experts and returns the
+// results (kernels/device_a2a.h). The number of rounds depends only on the number of tokens.
 #pragma once
 
 #include <cstdint>
@@ -11,15 +11,15 @@
 
 namespace fp4moe {
 
-// Whether the plan's layers exchange rows: an a2a, several data-parallel groups, or deterministic ranks,
-// which sum a token's results at its source.
+// Whether the plan's layers exchange rows: with several ranks, if there is an a2a or several data-parallel
+// groups, or if inference is deterministic, which sums a token's results at its source.
 bool exchanges_rows(const MoePlan& plan);
 
-// Sizes for batches of up to max_group_rows tokens of a group. kDoesNotFit: --a2a-memory-budget is too small
-// for one token, with the bytes that it needs.
+// Sizes for batches of up to max_group_rows tokens of a group. kDoesNotFit if --a2a-memory-budget is too
+// small for one token; the message has the number of bytes needed.
 struct DeviceExchangeSize {
   A2aShape shape;
-  int64_t max_tokens = 0;  // of a rank, in one round
+  int64_t max_tokens = 0;  // per rank and round
   A2aArea area;
 };
 Result<DeviceExchangeSize> device_exchange_size(const MoePlan& plan, int64_t max_group_rows);
@@ -27,17 +27,18 @@ Result<DeviceExchangeSize> device_exchange_size(const MoePlan& plan, int64_t max
 // A rank's tokens in a layer.
 struct ExchangeTokens {
   int layer = 0;
-  int64_t num_lane_tokens = 0;          // of the rank that has most: the same on all ranks
-  int64_t num_own = 0;                  // this rank's
-  int64_t first = 0;                    // of these in the group's batch, to which num_filled refers
-  const int32_t* num_filled = nullptr;  // device memory, or null: tokens of the batch before padding
+  int64_t num_lane_tokens = 0;          // num_own of the rank with most tokens; the same on all ranks
+  int64_t num_own = 0;                  // tokens of this rank
+  int64_t first = 0;                    // index of the first of them in the group's batch
+  const int32_t* num_filled = nullptr;  // [1] in device memory: tokens of the group's batch
+                                        // that are not padding; null: all
   const bf16* x = nullptr;              // [num_own, H]
   const int32_t* ids = nullptr;         // [num_own, K]
   const float* weights = nullptr;       // [num_own, K]
   const float* nvfp4_scale = nullptr;   // A2aRound::nvfp4_scale
 };
 
-// The rows that arrived, as the batch of a layer.
+// The rows that arrived, as a layer's batch.
 struct LaneBatch {
   ActRows x;                            // [R T, H] bf16
   bool x_is_nvfp4 = false;              // x holds NVFP4 values: code * block scale
@@ -51,25 +52,25 @@ int64_t lane_batch_bytes(const MoePlan& plan, int64_t max_tokens);
 
 class DeviceExchange {
  public:
-  // `world`: of all ranks, with area.num_bytes of exchange memory. It must outlive the exchange.
+  // `world` connects all ranks and has area.num_bytes of exchange memory. It must outlive the exchange.
   DeviceExchange(const DeviceExchangeSize& size, const DeviceCommunicator& world)
       : size_(size), world_(&world) {}
 
   const A2aShape& shape() const { return size_.shape; }
-  // Most tokens of a batch of lanes.
+  // Maximum number of tokens in a batch of lanes.
   int64_t max_batch_tokens() const { return world_->size() * size_.max_tokens; }
 
   int64_t num_rounds(const ExchangeTokens& tokens) const;
-  // Sends the tokens of round `round`; then, in this order: wait(), the experts on the batch, give_back() and
-  // add(). All only enqueue.
+  // Sends the tokens of round `round`. The caller then calls wait(), runs the experts on the batch, and calls
+  // give_back() and add(), in this order. All of these only enqueue work.
   A2aRound send(const ExchangeTokens& tokens, int64_t round) const;
-  // Rows that arrive as NVFP4 become bf16 values; with `takes_nvfp4`, their tensor scales are not applied but
-  // returned (if each row has one). The batch is in the lanes and in scratch memory.
+  // Waits for the round's rows and decodes them to bf16. With `takes_nvfp4`, the tensor scales of NVFP4 rows
+  // are not applied; if each row has one, they are returned. The batch is in the lanes and in scratch memory.
   LaneBatch wait(const A2aRound& round, bool takes_nvfp4, Arena& scratch) const;
   void give_back(const A2aRound& round, const A2aResults& results) const;
-  // The round for a layer that gives its rows back itself (DeviceMoeArgs::give_back).
+  // Returns the round for a layer that gives its rows back itself (DeviceMoeArgs::give_back).
   A2aRound returning(const A2aRound& round) const;
-  // out [num_own, H] f32, of all the layer's tokens: the round's are added to.
+  // Adds the round's results to out [num_own, H] f32, which has all of this rank's tokens of the layer.
   void add(const A2aRound& round, float* out) const;
 
  private:

@@ -9,7 +9,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kMostSummedTokens = 16;  // few_tokens takes up to 8
+constexpr int64_t kMostSummedTokens = 16;  // few_tokens accepts up to 8
 
 }  // namespace
 
@@ -46,7 +46,7 @@ DeviceMoeArgs DeviceExpertRunner::layer_args(const ActRows& x, const DeviceSlots
           .workspace = scratch.take<uint8_t>(layer_workspace_bytes(*ops_, t, slots.num_tokens, slots.topk))};
 }
 
-// The one timed as fastest, unless it does not fit these arguments.
+// Returns the tactic timed as fastest if it fits these arguments, else the default tactic.
 const DeviceMoeTactic& DeviceExpertRunner::tactic(const DeviceMoeArgs& args) const {
   if (const std::optional<size_t> timed = tactics_.of(args.num_tokens); timed.has_value())
     if (const DeviceMoeTactic& found = ops_->tactics[*timed]; found.fits(args)) return found;
@@ -100,7 +100,8 @@ void DeviceExpertRunner::run_on_lanes(const DeviceExchange& exchange, const A2aR
     const A2aRound back = exchange.returning(round);
     const DeviceMoeTactic* chosen = &tactic(args);
     args.give_back = &back;
-    // A tactic that cannot send its rows back makes the weighted sums of its few tokens first.
+    // A tactic that cannot send its rows back first writes the weighted sums of its few tokens; give_back()
+    // then returns the sums.
     const bool sums_first =
         !chosen->fits(args) && !exchange.shape().slots_return && slots.num_tokens <= kMostSummedTokens;
     if (sums_first) {

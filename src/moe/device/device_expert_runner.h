@@ -14,25 +14,25 @@ namespace fp4moe {
 
 class DeviceExpertRunner {
  public:
-  // `ops` must be for the experts' scheme and outlive the runner. `tactics` were timed for layers of this
-  // size; empty: the table's default rule.
+  // `ops` must be for the experts' scheme and outlive the runner. `tactics` must have been timed for layers
+  // of this size; if empty, the table's default rule applies.
   static Result<DeviceExpertRunner> make(const DeviceMoeOps& ops, DeviceExperts experts,
                                          DeviceTactics tactics = {});
 
   int64_t weight_bytes() const { return experts_.num_bytes(); }
   int64_t scratch_bytes(int64_t max_tokens, int64_t topk) const;
-  // out [T, H] f32 (+)= the experts' weighted sums for x [T, H] bf16; weights [T, topk], null: all 1. All in
-  // device memory; enqueued on the current stream.
+  // out [T, H] f32 (+)= the experts' weighted sums for x [T, H] bf16; weights [T, topk], null: all 1. All
+  // arrays are in device memory; the work is enqueued on the current stream.
   void run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out,
                           bool accumulate, Arena& scratch) const;
   // Waits for a round's rows, runs the experts on them (slots.ids and num_tokens are taken from the round),
-  // and gives the results back to the tokens' ranks. It needs scratch_bytes() and lane_batch_bytes() of the
-  // batch, and returned_sums_bytes().
+  // and gives the results back to the tokens' ranks. Takes up to scratch_bytes() and lane_batch_bytes() for
+  // the batch, plus returned_sums_bytes(), from scratch.
   void run_on_lanes(const DeviceExchange& exchange, const A2aRound& round, DeviceSlots slots,
                     Arena& scratch) const;
   int64_t returned_sums_bytes() const;
-  // The scale with which w4a4 quantises x, [1] in device memory; null if each row has one, and in other
-  // schemes.
+  // The scalar scale with which w4a4 quantises x, [1] in device memory; null if a1 is not scalar, and in
+  // other schemes.
   const float* nvfp4_scale() const;
 
  private:

@@ -116,7 +116,8 @@ Result<DeviceExperts> DeviceExperts::make(const MoeProblem& p, const Numerics& n
 
 Result<DeviceExperts> DeviceExperts::make_linear(const LinearWeightsView& weights, const Numerics& numerics,
                                                  ThreadPool& pool) {
-  // As on a CPU, a linear layer takes the scales of an expert's up projection; here the down GEMM runs it.
+  // As on a CPU, a linear layer uses the scales of an expert's up projection, although here the down GEMM
+  // runs it.
   ExpertWeightsView expert;
   expert.up = weights.fp4;
   expert.up_input_scale = weights.input_scale;

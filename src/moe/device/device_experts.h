@@ -15,11 +15,13 @@ namespace fp4moe {
 
 class DeviceExperts {
  public:
-  // As RunnerRow::pack, into tiles (kernels/cuda/layout/tile_layout.h; w4a8: fp8_tile_layout.h). kDoesNotFit
-  // if GPU memory is too small, kUnsupported for scales that the tiles cannot represent.
+  // Like RunnerRow::pack, but into tiles in GPU memory (kernels/cuda/layout/tile_layout.h; w4a8:
+  // fp8_tile_layout.h). kDoesNotFit if GPU memory is too small, kUnsupported for scales that the tiles cannot
+  // represent.
   static Result<DeviceExperts> make(const MoeProblem& problem, const Numerics& numerics,
                                     const MoeWeightsView& weights, ThreadPool& pool);
-  // One [N, K] matrix as the down projection of a single expert: hidden_size is N, intermediate_size K.
+  // Packs one [N, K] matrix as the down projection of a single expert: hidden_size is N, intermediate_size is
+  // K.
   static Result<DeviceExperts> make_linear(const LinearWeightsView& weights, const Numerics& numerics,
                                            ThreadPool& pool);
 

@@ -1,5 +1,5 @@
-// GPU layers: a rank's part of a MoE layer, enqueued on the current stream without transport or readback; a
-// gated MLP, run as a layer with one expert; an FP4 linear layer.
+// GPU layers: a rank's part of a MoE layer, enqueued on the current stream, without a Transport or readback;
+// a gated MLP, run as a layer with one expert; an FP4 linear layer.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -58,10 +58,11 @@ Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape
                                  const DenseOps& ops) {
   FP4MOE_RETURN_IF_ERROR(check_router(weights, shape));
   if (shape.num_experts > kMaxDeviceExperts || shape.top_k > kMaxDeviceTopk || shape.hidden_size % 32 != 0)
-    return unsupported("a router of " + std::to_string(shape.num_experts) + " experts, top_k " +
-                       std::to_string(shape.top_k) + " and hidden size " + std::to_string(shape.hidden_size) +
-                       " on a GPU; legal: at most " + std::to_string(kMaxDeviceExperts) + " and " +
-                       std::to_string(kMaxDeviceTopk) + ", and a multiple of 32");
+    return unsupported("a router with " + std::to_string(shape.num_experts) + " experts, top_k=" +
+                       std::to_string(shape.top_k) + " and hidden_size=" + std::to_string(shape.hidden_size) +
+                       " is not supported on a GPU; use at most " + std::to_string(kMaxDeviceExperts) +
+                       " experts, top_k of at most " + std::to_string(kMaxDeviceTopk) +
+                       ", and a hidden_size that is a multiple of 32");
   DeviceRouter router;
   router.hidden_size = shape.hidden_size;
   router.rule = routing_rule(weights, shape);
@@ -105,7 +106,7 @@ class DeviceLayer final : public MoeLayer {
       return {};
     }
     float* const sum = args.partial != nullptr ? args.partial : args.residual;
-    // The shared expert's output is added first, as by ranks that exchange rows.
+    // Without `partial`, the shared expert's output is added first, as on ranks that exchange rows.
     const Shard rows = {0, args.x.rows};
     if (args.partial == nullptr) add_shared(args, rows, sum, scratch, pool);
     DeviceSlots slots = local_slots();
@@ -124,8 +125,8 @@ class DeviceLayer final : public MoeLayer {
             .num_routed_experts = plan_.problem().num_experts};
   }
 
-  // Each rank of a group dispatches a share of its rows. Without args.partial, only this share of the
-  // residual is then complete.
+  // Each rank of a group dispatches its share of the group's rows. Without args.partial, only this share of
+  // the residual is complete afterwards.
   void run_exchanged(const MoeForwardArgs& args, const Routes& routes, Arena& scratch,
                      ThreadPool& pool) const {
     const RankLayout& layout = plan_.problem().layout;
@@ -133,7 +134,7 @@ class DeviceLayer final : public MoeLayer {
     const int64_t h = args.x.cols, k = router_.rule.top_k;
     const Shard own = shard_blocks(args.x.rows, 1, ranks, layout.attention_rank());
     FP4MOE_CHECK(ranks == 1 || args.partial != nullptr || plan_.a2a_settings().deterministic,
-                 "a group of several ranks without a partial sum");
+                 "a group of several ranks needs args.partial unless it is deterministic");
     if (args.partial != nullptr) cuda_a2a_ops()->clear(args.partial, args.x.rows * h);
     float* const sum = (args.partial != nullptr ? args.partial : args.residual) + own.first * h;
     const ExchangeTokens tokens{.layer = args.layer,
@@ -148,7 +149,7 @@ class DeviceLayer final : public MoeLayer {
     const int64_t rounds = args.exchange->num_rounds(tokens);
     for (int64_t i = 0; i < rounds; ++i) {
       const A2aRound round = args.exchange->send(tokens, i);
-      if (i == 0) add_shared(args, own, sum, scratch, pool);  // while rows are on their way
+      if (i == 0) add_shared(args, own, sum, scratch, pool);  // while the rows are in flight
       experts_.run_on_lanes(*args.exchange, round, local_slots(), scratch);
       args.exchange->add(round, sum);
     }
@@ -200,7 +201,7 @@ class DeviceLinear final : public Fp4Linear {
   void forward_fp4_linear(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
                           ThreadPool& pool) const override {
     const int64_t n = weights_.tiles().hidden_size;
-    FP4MOE_CHECK(out_stride == n, "rows of a GPU linear layer are contiguous");
+    FP4MOE_CHECK(out_stride == n, "the output rows of a GPU linear layer must be contiguous");
     float* y = accumulate ? scratch.take<float>(x.rows * n) : out;
     linear_pass(ops_, weights_, x, y, scratch);
     if (accumulate) dense_.add({y, out, x.rows * n}, pool);

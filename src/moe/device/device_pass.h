@@ -14,7 +14,7 @@ namespace fp4moe {
 struct DeviceSlots {
   const int32_t* ids = nullptr;  // [T, topk] in device memory; null: all slots go to the first expert
   int64_t num_tokens = 0, topk = 1, first_expert = 0;
-  int64_t num_routed_experts = 0;  // DeviceMoeArgs
+  int64_t num_routed_experts = 0;  // see DeviceMoeArgs
   int64_t num_slots() const { return num_tokens * topk; }
 };
 
@@ -23,7 +23,7 @@ int64_t device_rows_bytes(int64_t num_slots, int64_t num_experts);
 // Sorts the slots by expert; the result is in scratch memory.
 DeviceRows sort_rows(const DeviceMoeOps& ops, const DeviceSlots& slots, int64_t num_experts, Arena& scratch);
 
-// The input of w4a4's layers: rows of bf16, or of NVFP4 values with the scales that multiply their sums.
+// The input of a w4a4 layer: bf16 rows, or rows of NVFP4 values and the scales that multiply their sums.
 struct QuantisedPassInput {
   ActRows x;                // [T, H] bf16
   bool x_is_nvfp4 = false;  // code * block scale
@@ -31,13 +31,13 @@ struct QuantisedPassInput {
       nullptr;  // [T], only with x_is_nvfp4; null: the layer's scalar a1, as part of alpha
 };
 
-// Both GEMMs of w4a4 over sorted rows of `input`. Returns the rows' outputs [num_slots, H] f32, without
-// router weights, in scratch memory.
+// Runs both GEMMs of w4a4 over the sorted rows of `input`. Returns the rows' outputs [num_slots, H] f32,
+// without router weights, in scratch memory.
 int64_t quantised_pass_bytes(const DeviceExperts& experts, int64_t max_tokens, int64_t topk);
 const float* quantised_pass(const DeviceMoeOps& ops, const DeviceExperts& experts, const DeviceSlots& slots,
                             const DeviceRows& rows, const QuantisedPassInput& input, Arena& scratch);
 
-// The down GEMM of one matrix on the tokens in order, in any scheme: out [T, N] f32 = x W^T + bias.
+// Runs the down GEMM with one matrix on the tokens in order, in any scheme: out [T, N] f32 = x W^T + bias.
 int64_t linear_pass_bytes(const DeviceExperts& matrix, int64_t max_tokens);
 void linear_pass(const DeviceMoeOps& ops, const DeviceExperts& matrix, const ActRows& x, float* out,
                  Arena& scratch);

@@ -61,7 +61,7 @@ class HostLayer final : public MoeLayer {
   void check_rows(const MoeForwardArgs& args) const {
     FP4MOE_CHECK(args.x.dtype == problem_.act_dtype && args.x.cols == problem_.hidden_size,
                  std::string("x is ") + dtype_name(args.x.dtype) + " with H=" + std::to_string(args.x.cols) +
-                     ", the plan has " + dtype_name(problem_.act_dtype) +
+                     ", but the plan has " + dtype_name(problem_.act_dtype) +
                      " with H=" + std::to_string(problem_.hidden_size));
   }
 
@@ -76,7 +76,7 @@ class HostLayer final : public MoeLayer {
     return own.count < group_rows || problem_.layout.attention_rank() == 0;
   }
 
-  // NVFP4 rows on the wire are quantised as w4a4 does: with the layer's scalar scale, or one scale per row.
+  // NVFP4 rows on the wire are quantised as in w4a4, with the layer's scalar scale or with one scale per row.
   TransportInput exchange_input(const MoeForwardArgs& args, Shard own, const Routes& routes) const {
     const PackedExperts& experts = routed_.experts();
     const Numerics& n = experts.numerics;
@@ -90,7 +90,7 @@ class HostLayer final : public MoeLayer {
             .nvfp4_scale = has_scalar ? experts.scales.front().a1 : EncodeScale{}};
   }
 
-  // out [own rows, H] = the shared expert's output; zeros for rows for which this rank does not run it.
+  // out [own rows, H] = the shared expert's output, or zero in rows for which this rank does not run it.
   void run_shared(const MoeForwardArgs& args, Shard own, float* out, Arena& scratch, ThreadPool& pool) const {
     const Shard rows = shared_rows(own);
     const int64_t h = problem_.hidden_size;

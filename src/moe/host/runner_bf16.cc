@@ -1,5 +1,5 @@
-// The runner of bf16 experts: the CPU's dense linears, one expert after the other. It serves a checkpoint
-// before `fp4moe quantize` and records the largest activations for calibration.
+// The runner of bf16 experts. It runs the CPU's dense linear op on one expert after another. It serves
+// checkpoints that are not quantised, and records the largest activations when `fp4moe quantize` calibrates.
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -16,7 +16,7 @@ const DenseOps& ops_of(const MoeProblem& p) { return cpu_dense_ops(p.isa); }
 
 int64_t matrices(const MoeProblem& p) { return is_gated(p.activation.kind) ? 2 : 1; }
 
-// Writes parts of matrices as row-major bf16, one below the other.
+// Writes parts of matrices as row-major bf16, one after another.
 struct Rows {
   bf16* at;
   void append(const Bf16MatrixView& m, Shard rows, Shard cols) {
@@ -34,15 +34,15 @@ void append_bias(const bf16* bias, int64_t stride, Shard rows, std::vector<float
 Status check_matrix(const Bf16MatrixView& m, int64_t rows, int64_t cols, size_t expert, const char* name) {
   if (m.rows == rows && m.cols == cols) return {};
   return invalid_argument("expert " + std::to_string(expert) + ": " + name + " is bf16 [" +
-                          std::to_string(m.rows) + ", " + std::to_string(m.cols) + "], the plan has [" +
+                          std::to_string(m.rows) + ", " + std::to_string(m.cols) + "], but the plan has [" +
                           std::to_string(rows) + ", " + std::to_string(cols) + "]");
 }
 
 Status check_weights(const MoeProblem& p, const MoeWeightsView& weights) {
   const std::vector<Bf16ExpertView>& experts = weights.bf16_experts;
   if (weights.format != Fp4Format::kNone || static_cast<int64_t>(experts.size()) != p.num_experts)
-    return invalid_argument("weights of " + std::to_string(experts.size()) + " bf16 experts, the plan has " +
-                            std::to_string(p.num_experts));
+    return invalid_argument("the weights have " + std::to_string(experts.size()) +
+                            " bf16 experts, but the plan has " + std::to_string(p.num_experts));
   for (size_t e = 0; e < experts.size(); ++e) {
     if (is_gated(p.activation.kind))
       FP4MOE_RETURN_IF_ERROR(check_matrix(experts[e].gate, p.intermediate_size, p.hidden_size, e, "gate"));

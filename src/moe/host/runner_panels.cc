@@ -1,5 +1,5 @@
-// The panel runner of the CPU: two parallel phases over an ExpertOps table's panels, gate/up with the
-// activation, then down; w4a4 and w4a8 quantise the input rows before each phase. The threads share the
+// The CPU's panel runner. It has two parallel phases over an ExpertOps table's panels: gate/up with the
+// activation, then down. w4a4 and w4a8 quantise the input rows before each phase. The threads share the
 // chunks of all active experts.
 #include <algorithm>
 #include <span>
@@ -155,13 +155,13 @@ Operand input_operand(const PanelPass& pass) {
     const bool in_alpha = quantised && pass.numerics().a1 == ActScaleChoice::kScalar;
     return {batch.x, in_alpha ? nullptr : batch.x_row_scales};
   }
-  FP4MOE_CHECK(!quantised || batch.x_row_scales == nullptr, "rows with scales that are not NVFP4");
+  FP4MOE_CHECK(!quantised || batch.x_row_scales == nullptr, "rows with scales must be NVFP4");
   const ActRows out =
       take_rows(pass.scratch, batch.x.rows, batch.x.cols, quantised_dtype(pass.p, pass.numerics()));
   Operand x = quantize(pass, batch.x, out, quant_kind(pass, pass.numerics().a1),
                        [&](int64_t e) { return pass.scales(e).a1; });
   if (batch.x_row_scales == nullptr) return x;
-  // w4a8 on NVFP4 rows: the rows' tensor scales are still to be applied.
+  // w4a8 on NVFP4 rows: the rows' tensor scales must still be applied.
   if (x.row_scales == nullptr) {
     x.row_scales = batch.x_row_scales;
   } else {

@@ -13,7 +13,7 @@ Status check_counts(const MoeProblem&, const MoeChoice& c) {
   constexpr int kMax = 1024;
   for (const auto& [name, n] : {std::pair{"tp", c.tp}, {"ep", c.ep}, {"dp", c.dp}})
     if (n < 1 || n > kMax)
-      return invalid_argument(value(name, n) + " is not in the range 1 to " + std::to_string(kMax));
+      return invalid_argument(value(name, n) + " must be between 1 and " + std::to_string(kMax));
   return {};
 }
 
@@ -26,9 +26,10 @@ Status check_dp_divides_tp(const MoeProblem&, const MoeChoice& c) {
 
 Status check_dp_attention(const MoeProblem&, const MoeChoice& c) {
   if (c.dp == 1 || c.enable_dp_attention) return {};
-  return refuse(value("dp", c.dp),
-                "without enable_dp_attention would be " + std::to_string(c.dp) + " servers",
-                "--dp " + std::to_string(c.dp) + " --enable-dp-attention");
+  return refuse(
+      value("dp", c.dp),
+      "requires enable_dp_attention (without it, dp would start " + std::to_string(c.dp) + " servers)",
+      "--dp " + std::to_string(c.dp) + " --enable-dp-attention");
 }
 
 Status check_flashinfer_dp(const MoeProblem&, const MoeChoice& c) {
@@ -68,31 +69,32 @@ Status check_shard_blocks(const MoeProblem& p, const MoeChoice& c) {
 Status check_deepep_mode(const MoeProblem&, const MoeChoice& c) {
   if (c.deepep_mode == "auto" || c.deepep_mode == "low_latency") return {};
   if (c.deepep_mode != "normal")
-    return invalid_argument("unknown deepep_mode '" + c.deepep_mode + "': auto or low_latency");
+    return invalid_argument("unknown deepep_mode '" + c.deepep_mode + "'; use auto or low_latency");
   return refuse("deepep_mode=normal", "has no masked batches, which FP4 runners require from deepep",
                 "--deepep-mode low_latency");
 }
 
-// What ranks on GPUs do not do yet.
+// Refuses combinations that ranks on GPUs do not support yet.
 Status check_gpu_ranks(const MoeProblem& p, const MoeChoice& c) {
   if (p.device != DeviceKind::kCuda || c.tp == 1) return {};
   if (p.compute_capability / 10 != 9)
     return refuse(value("tp", c.tp), "needs GPUs of compute capability 9.0", "--tp 1");
   if (c.fabric == "mpi")
-    return refuse("fabric=mpi", "on device=cuda: this version's GPUs belong to one process",
+    return refuse("fabric=mpi", "is not supported on device=cuda, where one process drives all GPUs",
                   "--fabric threads");
   return {};
 }
 
 Status check_gpu_checksum(const MoeProblem& p, const MoeChoice& c) {
   if (p.device != DeviceKind::kCuda || !c.a2a_checksum) return {};
-  return refuse("a2a_checksum", "on device=cuda: the links check what they carry", "no --a2a-checksum");
+  return refuse("a2a_checksum", "is not supported on device=cuda, where the links detect transfer errors",
+                "omit --a2a-checksum");
 }
 
 Status check_dense_quant(const MoeProblem& p, const MoeChoice& c) {
   if (p.device != DeviceKind::kCuda || c.dense_quant == "none") return {};
-  return refuse("dense_quant=" + c.dense_quant, "on device=cuda: a GPU's dense layers are bf16",
-                "--dense-quant none");
+  return refuse("dense_quant=" + c.dense_quant,
+                "is not supported on device=cuda, where dense layers are bf16", "--dense-quant none");
 }
 
 constexpr LegalityRule kRules[] = {

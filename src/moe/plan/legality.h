@@ -10,18 +10,20 @@ namespace fp4moe {
 
 struct LegalityRule {
   const char* name;  // short and stable
-  const char* text;  // what the rule refuses
+  const char* text;  // the combinations that the rule refuses
   Status (*check)(const MoeProblem& problem, const MoeChoice& choice);
 };
 
-// In the order in which they are checked. Each may assume that the earlier ones hold.
+// Returns the rules in the order in which they are checked. A rule can assume that all earlier rules hold.
 std::span<const LegalityRule> legality_rules();
 
-// The first violated rule: kUnsupported, naming both values and the nearest legal choice (kInvalidArgument
-// for a number out of range or an unknown name). `choice` is the user's, unresolved.
+// Returns the error of the first violated rule: kUnsupported with both values and the nearest legal choice,
+// or kInvalidArgument for a number out of range or an unknown name. `choice` holds the user's flags,
+// unresolved.
 Status check_legality(const MoeProblem& problem, const MoeChoice& choice);
 
-// "<what> <why>; nearest legal choice: <nearest>", kUnsupported: the form of every refusal.
+// Returns kUnsupported with the message "<what> <why>; nearest legal choice: <nearest>". Every refusal has
+// this form.
 Status refuse(const std::string& what, const std::string& why, const std::string& nearest);
 
 // The effective --ep. Every a2a protocol except none moves rows to whole experts, and deterministic inference

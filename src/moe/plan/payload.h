@@ -1,4 +1,4 @@
-// How rows travel in an a2a exchange.
+// Encodings of rows and settings of an a2a exchange.
 #pragma once
 
 #include <cstdint>

@@ -22,7 +22,7 @@ std::string one_of(const std::vector<std::string>& names) {
 
 Status check_name(const char* flag, const std::string& name, const std::vector<std::string>& known) {
   if (std::find(known.begin(), known.end(), name) != known.end()) return {};
-  return invalid_argument(std::string("unknown ") + flag + " '" + name + "': " + one_of(known));
+  return invalid_argument(std::string("unknown ") + flag + " '" + name + "'; use " + one_of(known));
 }
 
 Status check_names(const MoeChoice& c) {
@@ -42,19 +42,20 @@ Status check_problem(const MoeProblem& p) {
   const auto check_dim = [&](const char* name, int64_t value) -> Status {
     constexpr int64_t kMax = 1 << 20;
     if (value >= block && value <= kMax && value % block == 0) return {};
-    return invalid_argument(std::string(name) + "=" + number(value) + " is not a multiple of " +
-                            fp4_format_name(p.format) + "'s block of " + number(block) + " from " +
-                            number(block) + " to " + number(kMax));
+    return invalid_argument(std::string(name) + "=" + number(value) + " must be a multiple of " +
+                            fp4_format_name(p.format) + "'s block size " + number(block) + " and between " +
+                            number(block) + " and " + number(kMax));
   };
   FP4MOE_RETURN_IF_ERROR(check_dim("hidden_size", p.hidden_size));
   FP4MOE_RETURN_IF_ERROR(check_dim("intermediate_size", p.intermediate_size));
   if (p.num_experts < 1 || p.num_experts > 65536)
-    return invalid_argument("num_experts=" + number(p.num_experts) + " is not in the range 1 to 65536");
+    return invalid_argument("num_experts=" + number(p.num_experts) + " must be between 1 and 65536");
   if (p.top_k < 1 || p.top_k > p.num_experts)
     return invalid_argument("top_k=" + number(p.top_k) +
-                            " is not in the range 1 to num_experts=" + number(p.num_experts));
+                            " must be between 1 and num_experts=" + number(p.num_experts));
   if (p.act_dtype != DType::kBF16 && p.act_dtype != DType::kF32)
-    return invalid_argument(std::string("activations of ") + dtype_name(p.act_dtype) + ": BF16 or F32");
+    return invalid_argument(std::string("activation type ") + dtype_name(p.act_dtype) +
+                            " is not supported; use BF16 or F32");
   return {};
 }
 
@@ -70,7 +71,7 @@ const RunnerRow* find_row(const std::string& name) {
   return nullptr;
 }
 
-// The row with the given name and number of ranks.
+// Returns the row for the requested name and number of ranks.
 Result<const A2aRow*> choose_a2a(const MoeChoice& c) {
   for (const A2aRow& row : a2a_rows())
     if (c.a2a == row.name && row.min_ranks <= c.tp && c.tp <= row.max_ranks) return &row;
@@ -82,7 +83,7 @@ std::string why_not_a2a(const A2aRow& row, const MoeChoice& c) {
   if (c.a2a != row.name) return "a2a=" + c.a2a + " was requested";
   return "connects " + number(row.min_ranks) +
          (row.max_ranks == row.min_ranks ? "" : " to " + number(row.max_ranks)) +
-         " ranks, tp=" + number(c.tp);
+         " ranks, but tp=" + number(c.tp);
 }
 
 // The numerics that the runner's name implies, or those of fp4_compute; fp4_act_scales overrides the scales.
@@ -125,7 +126,7 @@ Status check_alias_format(const MoeProblem& p, const MoeChoice& c) {
 }
 
 // Encoding of dispatched rows. By default, rows that every runner would quantise to NVFP4 with one scale are
-// sent as NVFP4 where SGLang does so; this loses nothing.
+// sent as NVFP4 where SGLang does so; this loses no precision.
 Payload choose_payload(const MoeChoice& c, const Numerics& n, const A2aRow& a2a) {
   const bool quantised = n.scheme == Scheme::kW4A4 && n.a1 == ActScaleChoice::kScalar;
   const Payload implied = quantised && a2a.payloads.has(Payload::kNvfp4) ? Payload::kNvfp4 : Payload::kAct;
@@ -142,7 +143,7 @@ Result<A2aSettings> choose_a2a_settings(const MoeChoice& c, const Numerics& n, c
                        .memory_budget = c.a2a_memory_budget};
   if (!a2a.payloads.has(settings.payload))
     return refuse(std::string("payload ") + payload_name(settings.payload),
-                  "is not carried by a2a=" + c.a2a + " in this version",
+                  "is not supported by a2a=" + c.a2a + " in this version",
                   "--" + c.a2a + "-dispatcher-output-dtype bf16");
   if (c.a2a == "flashinfer" && c.flashinfer_combine == "fp8") settings.combine_payload = CombinePayload::kFp8;
   if (c.a2a_memory_budget < 1)
@@ -150,26 +151,26 @@ Result<A2aSettings> choose_a2a_settings(const MoeChoice& c, const Numerics& n, c
   return settings;
 }
 
-// Why the row cannot run the problem; empty if it can.
+// Returns the reason why the row cannot run the problem; empty if it can.
 std::string why_not(const RunnerRow& row, const MoeProblem& p, Scheme scheme, const A2aRow& a2a) {
   if (row.device != p.device)
-    return std::string("runs on ") + device_kind_name(row.device) + ", the device is " +
+    return std::string("runs on ") + device_kind_name(row.device) + ", but the device is " +
            device_kind_name(p.device);
   if (row.device == DeviceKind::kCuda &&
       (p.compute_capability < row.min_compute || p.compute_capability > row.max_compute))
     return "needs compute capability " + compute_capability_text(row.min_compute) +
-           (row.max_compute == row.min_compute ? "" : " or more") + ", this GPU has " +
+           (row.max_compute == row.min_compute ? "" : " or more") + ", but this GPU has " +
            compute_capability_text(p.compute_capability);
   if (row.device == DeviceKind::kCuda && p.intermediate_size % 32 != 0)
-    return "needs intermediate_size in multiples of 32, not " + number(p.intermediate_size);
+    return "needs an intermediate_size that is a multiple of 32, got " + number(p.intermediate_size);
   if (row.isa > p.isa)
-    return std::string("needs ") + isa_name(row.isa) + ", this CPU offers " + isa_name(p.isa);
+    return std::string("needs ") + isa_name(row.isa) + ", but this CPU has " + isa_name(p.isa);
   if (!row.formats.has(p.format)) return std::string("does not read ") + fp4_format_name(p.format);
   if (!row.schemes.has(scheme)) return std::string("does not compute ") + scheme_name(scheme);
   if (!row.act_dtypes.has(p.act_dtype))
-    return std::string("takes no ") + dtype_name(p.act_dtype) + " activations, only " +
+    return std::string("does not accept ") + dtype_name(p.act_dtype) + " activations, only " +
            dtype_name(row.act_dtypes.has(DType::kBF16) ? DType::kBF16 : DType::kF32);
-  // A GPU's layers take the rows that arrive as a batch of tokens.
+  // GPU layers ignore batch layouts: they process the rows that arrive as a batch of tokens.
   if (row.device == DeviceKind::kCpu && !row.layouts.meets(a2a.layouts))
     return std::string("accepts no batch layout that a2a=") + a2a.name + " produces";
   return {};
@@ -182,8 +183,8 @@ std::string notes(const MoeChoice& c, const MoePlan& plan) {
   if (find_alias(c.runner) != nullptr)
     add(c.runner + " is " + numerics_text(plan.numerics()) + ", which runs here as " + plan.runner()->name);
   if (resolved_ep(c) != c.ep)
-    add("ep=" + number(c.ep) + " raised to tp=" + number(c.tp) + ", as " +
-        (c.a2a == "none" ? "deterministic inference adds no partial sums of an expert's shards"
+    add("ep=" + number(c.ep) + " raised to tp=" + number(c.tp) + " because " +
+        (c.a2a == "none" ? "deterministic inference must not add partial sums of an expert's shards"
                          : "a2a=" + c.a2a + " moves rows to whole experts"));
   return text;
 }
@@ -250,9 +251,9 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
 }
 
 const DeviceMoeOps& MoePlan::device_ops() const {
-  FP4MOE_CHECK(runner_ != nullptr && runner_->device_ops != nullptr, "not a plan for a GPU");
+  FP4MOE_CHECK(runner_ != nullptr && runner_->device_ops != nullptr, "the plan is not for a GPU");
   const DeviceMoeOps* ops = runner_->device_ops(scheme());
-  FP4MOE_CHECK(ops != nullptr, "a plan for a GPU in a build without CUDA");
+  FP4MOE_CHECK(ops != nullptr, "the plan is for a GPU, but this build has no CUDA support");
   return *ops;
 }
 
@@ -269,8 +270,9 @@ MoePlan MoePlan::with_tactics(const DeviceTactics& tactics) const {
 }
 
 MoePlan MoePlan::at_rank(int rank) const {
-  FP4MOE_CHECK(rank >= 0 && rank < problem_.layout.tp,
-               "rank " + number(rank) + " of " + number(problem_.layout.tp));
+  FP4MOE_CHECK(
+      rank >= 0 && rank < problem_.layout.tp,
+      "rank " + number(rank) + " does not exist; the number of ranks is " + number(problem_.layout.tp));
   MoePlan plan = *this;
   plan.problem_.layout.rank = rank;
   return plan;

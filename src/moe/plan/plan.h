@@ -1,4 +1,5 @@
-// The plan of a model's MoE layers: which table rows run them, decided before weights are read, with reasons.
+// The plan for a model's MoE layers: which table rows run them, and why. It is made before any weight is
+// read.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@
 
 namespace fp4moe {
 
-// Facts of the checkpoint, the activations and the machine.
+// Properties of the checkpoint, the activations and the machine.
 struct MoeProblem {
   int64_t hidden_size = 0;        // H
   int64_t intermediate_size = 0;  // I, of one expert
@@ -36,8 +37,8 @@ struct MoeProblem {
 
   int gpu() const { return gpu_of_rank(layout.rank); }  // ordinal of this rank's GPU
 
-  // Columns of I that stay together: 64, the unit of GPU tiles, if that divides I into enough parts, else a
-  // scale block. The same on every device.
+  // Number of adjacent columns of I that sharding does not split: 64, the unit of GPU tiles, if I has enough
+  // such blocks for all shards, else one scale block. The same on every device.
   int64_t shard_block() const {
     constexpr int64_t kTile = 64;
     const bool is_tiled = intermediate_size % kTile == 0 && intermediate_size / kTile >= layout.moe_tp();
@@ -96,21 +97,22 @@ class MoePlan {
   const A2aSettings& a2a_settings() const { return a2a_settings_; }
   // Every row of the table that was not chosen, best first.
   const std::vector<RowVerdict>& verdicts() const { return verdicts_; }
-  // How the user's choice was resolved (an SGLang name, ep raised to tp); empty if it was taken as given.
+  // How the user's choice was resolved (an SGLang name, ep raised to tp); empty if it was used unchanged.
   const std::string& note() const { return note_; }
   // The same plan for another rank of the job.
   MoePlan at_rank(int rank) const;
   // The same plan with other tactics; results are bit-identical.
   MoePlan with_tactics(const Tactics& tactics) const;
   const Tactics& tactics() const { return tactics_; }
-  // The same plan with other tactics for a GPU's routed experts, which differ in the last bits of sums.
+  // The same plan with other tactics for a GPU's routed experts. These tactics differ in the last bits of
+  // sums.
   MoePlan with_tactics(const DeviceTactics& tactics) const;
   const DeviceTactics& device_tactics() const { return device_tactics_; }
   // Whether the shared expert is sharded over all ranks, because each rank's layer output is a partial sum.
   // Otherwise each rank has the whole shared expert and runs it for its own rows.
   bool shared_expert_is_sharded() const;
-  // Whether every rank has all rows and the whole shared expert, but runs it for a part of the rows only; the
-  // shared expert's output for other ranks' rows is zero here.
+  // Whether every rank has all rows and the whole shared expert, but runs it for only part of the rows; this
+  // rank's shared-expert output is zero for all other rows.
   bool shared_expert_rows_are_split() const;
 
  private:
@@ -142,10 +144,10 @@ const char* runner_name(const MoePlan& plan);
 std::string describe(const MoePlan& plan);
 
 // The plan in one line: "w4a16 by cpu_avx2 over a2a none, fabric local; not cpu_avx512:
-// needs avx512, this CPU offers avx2; runner-up cpu_scalar".
+// needs avx512, but this CPU has avx2; runner-up cpu_scalar".
 std::string summary(const MoePlan& plan);
 
-// Legal names. Runners: "auto", the table's names, best first, then SGLang's names.
+// Valid flag values. Runners: "auto", the table's names, best first, then SGLang's names.
 std::vector<std::string> runner_names();
 std::vector<std::string> a2a_names();
 

@@ -5,13 +5,14 @@
 namespace fp4moe {
 namespace {
 
-// The protocol and every setting that is not the default: "deepep, nvfp4 rows, fp8 back, deterministic".
+// The protocol and all settings that differ from the default: "deepep, nvfp4 rows, fp8 results,
+// deterministic".
 std::string a2a_text(const MoePlan& plan) {
   const A2aSettings& a2a = plan.a2a_settings();
   std::string text = plan.a2a()->name;
   if (a2a.payload != Payload::kAct) text += std::string(", ") + payload_name(a2a.payload) + " rows";
   if (a2a.combine_payload != CombinePayload::kAct)
-    text += std::string(", ") + combine_payload_name(a2a.combine_payload) + " back";
+    text += std::string(", ") + combine_payload_name(a2a.combine_payload) + " results";
   if (a2a.deterministic) text += ", deterministic";
   if (a2a.checksum) text += ", checksums";
   return text;
@@ -41,7 +42,8 @@ const char* runner_name(const MoePlan& plan) {
 
 namespace {
 
-// A row for another device, or for unquantised experts when they are FP4: the summary omits it.
+// Returns whether the row is for another device, or for unquantised experts although the experts are FP4. The
+// summary omits such rows.
 bool is_far_off(const std::string& runner, const MoePlan& plan) {
   const MoeProblem& p = plan.problem();
   for (const RunnerRow& row : runner_rows())

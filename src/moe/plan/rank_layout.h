@@ -5,13 +5,13 @@
 
 namespace fp4moe {
 
-// The range [first, first + count) of something that is split among ranks.
+// The range [first, first + count) of a dimension that is split among ranks.
 struct Shard {
   int64_t first = 0, count = 0;
 };
 
 // Part `index` of `total` split into `parts`, in whole blocks and as evenly as possible: the first parts may
-// have one block more. 2880 in blocks of 64 over 4: 768, 704, 704, 704.
+// have one block more. Example: 2880 in blocks of 64, split into 4 parts, gives 768, 704, 704, 704.
 constexpr Shard shard_blocks(int64_t total, int64_t block, int64_t parts, int64_t index) {
   const int64_t blocks = total / block, each = blocks / parts, more = blocks % parts;
   const int64_t first = index * each + (index < more ? index : more);

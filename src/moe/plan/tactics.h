@@ -1,5 +1,5 @@
-// Tactics: how a runner does its work. On a CPU: the chunk sizes, which affect time only, never a bit of the
-// results; on a GPU: which kernels run.
+// Tactics: the choices that autotuning makes for a runner. On a CPU they are chunk sizes, which affect only
+// speed and never a bit of the results; on a GPU they select the kernels that run.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,8 @@ constexpr std::array<int64_t, 4> kChunkBytes = {384 << 10, 96 << 10, 24 << 10, 1
 enum class TacticOp : uint8_t { kGateUp, kDown };
 constexpr int kNumTacticOps = 2;
 
-// Buckets by rows per active expert: up to 1, up to 4, up to 32, more. The last is timed with 128.
+// Buckets by rows per active expert: up to 1, up to 4, up to 32, more than 32. The last is timed with 128
+// rows.
 constexpr std::array<int64_t, 4> kTacticRows = {1, 4, 32, 128};
 constexpr int tactic_bucket(int64_t rows_per_expert) {
   int bucket = 0;
@@ -35,8 +36,9 @@ struct Tactics {
   bool operator==(const Tactics&) const = default;
 };
 
-// GPU: the tactic (an index of the table in kernels/device_moe.h) of a layer of routed experts, by number of
-// tokens. Tactics differ in the last bits, so steps of one size always use the same one, in a graph or not.
+// GPU: the tactic of a layer of routed experts, chosen by number of tokens; an index of
+// DeviceMoeOps::tactics. Tactics differ in the last bits of the results, so steps of the same size always use
+// the same tactic, whether they run in a graph or not.
 struct DeviceTactics {
   std::vector<int64_t> buckets;  // largest number of tokens of each bucket, ascending
   std::vector<uint8_t> chosen;   // tactic of each bucket

@@ -27,17 +27,17 @@ Status budget_too_small(const TransportOptions& o, const CapacityRequest& reques
                       "s per rank x (bytes per row + returned rows x bytes per returned row))");
 }
 
-// Capacity for as many rows and their results as the budget allows.
+// Sets the capacities to as many rows and results as the budget allows.
 Status set_capacities(const TransportOptions& o, const CapacityRequest& request, ExchangeSetup& s) {
   ExchangeShape& shape = s.shape;
   const int64_t units = shape.units_per_rank(), K = shape.top_k;
   s.record_bytes = exchange_record_bytes(shape);
   s.rows_offset = align(2 * shape.num_ranks * 8);
-  // Areas start on whole cache lines.
+  // Areas start at cache-line boundaries.
   const int64_t fixed = s.rows_offset + Communicator::heap_bytes(shape.num_ranks, s.record_bytes, 0) + 2 * 64;
   const int64_t each = units * (s.row_bytes + request.returns_per_row * s.return_bytes);
   const int64_t rows = (o.memory_budget - fixed) / each;
-  const int64_t token = std::max(K, s.parts);  // most rows of one token
+  const int64_t token = std::max(K, s.parts);  // maximum number of rows of one token
   if (rows < token) return budget_too_small(o, request, s, fixed, fixed + token * each);
   const int64_t most = std::numeric_limits<int32_t>::max() / std::max<int64_t>(1, K * units);
   shape.unit_rows = std::min({rows, std::max(token, request.most_unit_rows), most});
@@ -80,15 +80,16 @@ Result<ExchangePort> ExchangePort::make(Communicator* world, int num_ranks, int6
   port.world_ = world;
   port.offset_ = offset;
   if (world == nullptr) {
-    FP4MOE_CHECK(num_ranks == 1, std::to_string(num_ranks) + " ranks without a communicator");
+    FP4MOE_CHECK(num_ranks == 1, std::to_string(num_ranks) + " ranks need a communicator");
     FP4MOE_ASSIGN_OR_RETURN(port.own_, Buffer::make(num_bytes));
     port.region_ = port.own_.data();
     return port;
   }
   FP4MOE_CHECK(world->size() == num_ranks, "the communicator has " + std::to_string(world->size()) +
-                                               " ranks, the layout " + std::to_string(num_ranks));
+                                               " ranks, but the layout has " + std::to_string(num_ranks));
   FP4MOE_CHECK(offset % 64 == 0 && offset + num_bytes <= world->endpoint().heap_bytes(),
-               "region [" + std::to_string(offset) + ", +" + std::to_string(num_bytes) + ") of a heap of " +
+               "region [" + std::to_string(offset) + ", +" + std::to_string(num_bytes) +
+                   ") is not 64-byte aligned or exceeds the heap, whose size is " +
                    std::to_string(world->endpoint().heap_bytes()));
   port.region_ = world->endpoint().heap() + offset;
   return port;

@@ -1,6 +1,6 @@
 // deepep, low latency: one row per (token, slot), put directly into its expert's rows of a masked batch; each
-// row's result is returned, and the source weights and sums them in FP32 in top-k order. Any number of ranks
-// runs this code with the same rounding, so the results are bit-identical.
+// row's result is returned, and the source weights and sums them in FP32 in top-k order. The same code with
+// the same rounding runs on any number of ranks, so their results are bit-identical.
 #include <algorithm>
 
 #include "base/check.h"

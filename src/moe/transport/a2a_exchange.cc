@@ -11,7 +11,7 @@ namespace {
 
 enum Phase { kDispatch, kCombine };
 
-// Depends on the row's place too. Rows' hashes are summed, so their order does not matter.
+// The hash covers the row's position. The hashes of all rows are summed, so their order does not matter.
 uint64_t row_hash(const uint8_t* row, int64_t num_bytes, int64_t unit, int64_t place) {
   return hash64(row, num_bytes, static_cast<uint64_t>(unit) << 32 | static_cast<uint64_t>(place));
 }
@@ -77,10 +77,10 @@ Status ExchangeTransport::begin(const TransportInput& input, Arena& scratch, Thr
   input_ = input;
   if (input.group_rows < 0 || input.group_rows > options_.max_group_rows)
     return port_.fail(invalid_argument("a2a: a batch of " + std::to_string(input.group_rows) +
-                                       " tokens, legal: 0.." + std::to_string(options_.max_group_rows)));
+                                       " tokens; allowed: 0.." + std::to_string(options_.max_group_rows)));
   own_ = own_rows(input.group_rows);
   FP4MOE_CHECK(input.x.rows == own_.count, "x has " + std::to_string(input.x.rows) +
-                                               " rows, this rank owns " + std::to_string(own_.count));
+                                               " rows, but this rank owns " + std::to_string(own_.count));
   const ExchangeShape& shape = setup_.shape;
   sums_ = input.take_row ? nullptr : scratch.take<float>(own_.count * hidden());
   return_of_part_ = scratch.take<int32_t>(own_.count * setup_.parts);

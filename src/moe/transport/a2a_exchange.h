@@ -4,8 +4,8 @@
 // all ranks compute the same ExchangePlan. In each round rows are put at their final place in the
 // destination's region, the experts run, results are put into the source's return area, and the source sums
 // them. Tokens that do not fit into a record follow in further chunks. Buffers are reused safely because
-// phases alternate: a peer's results of a round imply that it has read its rows, and its next rows imply that
-// it has summed the results.
+// phases alternate: a peer's results for a round imply that it has read the round's rows, and its next rows
+// imply that it has summed the results.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct ExchangeSetup {
   WireFormat payload = WireFormat::kBf16, results = WireFormat::kBf16;
   bool with_ids = false;          // each row is followed by its ids [K] and weights [K]
   bool weights_at_source = true;  // the source multiplies returned rows by the router's weights
-  int64_t parts = 1;              // most rows that are returned for a token
+  int64_t parts = 1;              // maximum number of rows returned per token
   int64_t max_own_rows = 0;
   int64_t row_bytes = 0, return_bytes = 0;                        // of a row and of a result on the wire
   int64_t rows_offset = 0, returns_offset = 0, region_bytes = 0;  // in the transport's heap region
@@ -55,8 +55,8 @@ class ExchangePort {
   uint8_t* region_ = nullptr;
 };
 
-// What the exchanging protocols share. Large because a round's buffers and positions belong to all its
-// phases.
+// The common base of the exchanging protocols.
+// Large because all phases of a round share its buffers and positions.
 class ExchangeTransport : public Transport {
  public:
   ExchangeTransport(const TransportOptions& options, const ExchangeSetup& setup, ExchangePort port,
@@ -70,29 +70,30 @@ class ExchangeTransport : public Transport {
   Status finish(float* out, ThreadPool& pool) final;
 
  protected:
-  // Writes the rows that a token with these ids [K] sends to sends [max(K, parts)] and returns their number.
-  // Each unit gets at most one row per slot; invalid ids are dropped.
+  // Writes the rows to send for a token with these ids [K] into `sends` [max(K, parts)] and returns their
+  // number. Each unit gets at most one row per slot; invalid ids are dropped.
   virtual int64_t route(const int32_t* ids, Send* sends) const = 0;
-  // Makes the batch from the round's rows, which are all in the region.
+  // Makes the batch from the round's rows, which have all arrived in the region.
   virtual Status receive(ExpertBatch& batch, Arena& scratch, ThreadPool& pool) = 0;
-  // Row i of the results that `unit` (of this rank) returns to `source`: a pointer to it, or to tmp [H] after
-  // writing it there.
+  // Returns a pointer to row i of the results that `unit` (of this rank) returns to `source`; the row may be
+  // written to tmp [H] first.
   virtual const float* result_row(int source, int64_t unit, int64_t i, float* tmp) const = 0;
   // The unit of an expert id; -1 for an invalid id.
   virtual int64_t unit_of(int32_t id) const = 0;
 
   int rank() const { return options_.problem.layout.rank; }
   int64_t hidden() const { return options_.problem.hidden_size; }
-  const uint8_t* unit_data(int64_t unit) const;  // the arrived wire rows of one of this rank's units
+  const uint8_t* unit_data(int64_t unit) const;  // wire rows that arrived for one of this rank's units
   Shard round_tokens() const { return packer_.tokens(plan_.blocks(rank())); }
-  // Decodes n wire rows with stride row_bytes into x [n, H], and their tensor scales into scales [n] or null.
+  // Decodes n wire rows with stride row_bytes into x [n, H]. Writes their tensor scales to scales [n] unless
+  // it is null.
   void decode_rows(const uint8_t* wire, int64_t n, uint8_t* x, float* scales, ThreadPool& pool) const;
   Status bad_row(int source, const std::string& what) const;
 
   const TransportOptions options_;
   const ExchangeSetup setup_;
   ExchangePlan plan_;
-  const ExpertBatch* batch_ = nullptr;  // within combine()
+  const ExpertBatch* batch_ = nullptr;  // set only during combine()
 
  private:
   OpName op(const char* name) const;
@@ -136,16 +137,17 @@ constexpr int64_t kStagedRows = 16;
 // Capacities that a protocol requests.
 struct CapacityRequest {
   const char* protocol = "";    // for messages
-  int64_t slots_per_row = 1;    // slot capacity of a unit per row of its capacity
-  int64_t returns_per_row = 1;  // capacity of the return area per row of all units of a rank
-  int64_t most_unit_rows = 0, most_return_rows = 0;  // upper bounds: the largest batches need no more
+  int64_t slots_per_row = 1;    // slot capacity of a unit, per row of its row capacity
+  int64_t returns_per_row = 1;  // rows of the return area, per row of capacity of a rank's units
+  int64_t most_unit_rows = 0, most_return_rows = 0;  // upper bounds: the largest batch needs no more
 };
 // Completes `setup` from its shape (num_ranks, num_units, top_k, group_ranks, unit_name, slots_return),
-// formats and flags: wire sizes, capacities within the budget, offsets, and scratch bytes without the
-// protocol's own. kDoesNotFit with the formula.
+// formats and flags: wire sizes, capacities within the budget, offsets, and scratch bytes except the
+// protocol's own. kDoesNotFit, with the formula, if the budget is too small; kUnsupported if H or E does not
+// suit the payload or the ranks.
 Status fit_exchange(const TransportOptions& options, const CapacityRequest& request, ExchangeSetup& setup);
 
-// The protocols' setups, also for sizes in plans and tests. kUnsupported, kDoesNotFit.
+// Return the protocols' setups, also to size plans and tests; kUnsupported or kDoesNotFit as fit_exchange().
 Result<ExchangeSetup> deepep_setup(const TransportOptions& options);
 Result<ExchangeSetup> flashinfer_setup(const TransportOptions& options);
 Result<ExchangeSetup> none_setup(const TransportOptions& options);  // dp > 1

@@ -3,8 +3,8 @@
 // rounded to the wire format); the source adds the ranks' sums in ascending rank order. deterministic: each
 // slot's row is returned instead, and the source weights and sums them in top-k order.
 //
-// a2a none between DP groups runs this too, with f32 sums on the wire. With experts sharded along I (ep = 1)
-// every rank is a destination.
+// a2a none between DP groups also uses this code, with f32 sums on the wire. If experts are sharded along I
+// (ep = 1), every rank is a destination.
 #include <algorithm>
 #include <cstring>
 
@@ -28,7 +28,7 @@ class FlashinferTransport final : public ExchangeTransport {
     return id >= 0 && id < options_.problem.num_experts ? id / local_.count : -1;
   }
 
-  // One row to each rank that has an expert of the token, in ascending rank order.
+  // Sends one row to each rank that has an expert of the token, in ascending rank order.
   int64_t route(const int32_t* ids, Send* sends) const override {
     const MoeProblem& p = options_.problem;
     int64_t n = 0;
@@ -120,8 +120,8 @@ class FlashinferTransport final : public ExchangeTransport {
     }
   }
 
-  // Checks that the ids that arrived name exactly as many slots as announced, the number that buffers were
-  // sized for. Lists the batch's rows in slot order, source after source.
+  // Checks that the received ids name exactly the announced number of slots, for which the buffers were
+  // sized. Lists the batch's rows by source, and by slot within a source.
   Status check_slots(Arena& scratch) {
     const int64_t K = options_.problem.top_k;
     row_of_return_ = scratch.take<int32_t>(setup_.shape.unit_slots);
@@ -154,7 +154,7 @@ WireFormat act_format(const MoeProblem& p) {
   return p.act_dtype == DType::kBF16 ? WireFormat::kBf16 : WireFormat::kF32;
 }
 
-// Completes a setup that has its formats set.
+// Completes a setup whose formats are already set.
 Status complete(const TransportOptions& o, const char* protocol, ExchangeSetup& s) {
   const MoeProblem& p = o.problem;
   s.shape.num_ranks = static_cast<int>(p.layout.tp);
@@ -168,7 +168,7 @@ Status complete(const TransportOptions& o, const char* protocol, ExchangeSetup& 
   const int64_t K = p.top_k, ranks = p.layout.ep == 1 ? p.layout.tp : std::min<int64_t>(K, p.layout.tp);
   s.parts = s.shape.slots_return ? K : ranks;
   const int64_t own = shard_blocks(o.max_group_rows, 1, p.layout.attention_tp(), 0).count;
-  // The average number of slots of a row, plus a quarter.
+  // The average number of slots per row, rounded up, plus a quarter.
   const int64_t slots_per_row = std::min(K, K / p.layout.ep + 1 + K / (4 * p.layout.ep));
   FP4MOE_RETURN_IF_ERROR(fit_exchange(
       o,

@@ -1,7 +1,7 @@
 // none, one group: every rank has all rows and runs its experts, or its parts of all experts; the ranks' FP32
 // sums are all-reduced in rank order. deterministic (whole experts only): the slots' rows are all-reduced
 // instead (only one rank contributes to each), and every rank sums them in top-k order; this moves K times
-// the bytes. With several groups rows are exchanged: a2a_flashinfer.cc.
+// the bytes. With several groups, rows are exchanged instead (a2a_flashinfer.cc).
 #include <algorithm>
 #include <cstring>
 
@@ -17,7 +17,7 @@ constexpr int64_t kTokensPerReduce = 16;
 
 struct NoneSizes {
   bool slots_reduce = false;
-  int64_t round_slots = 0;  // most rows of a batch
+  int64_t round_slots = 0;  // maximum number of rows in a batch
   int64_t scratch_bytes = 0;
 };
 
@@ -27,7 +27,7 @@ NoneSizes none_sizes(const TransportOptions& o) {
   const int64_t act_row = H * dtype_bits(p.act_dtype) / 8, L = p.local_experts().count;
   NoneSizes s;
   s.slots_reduce = o.deterministic && p.layout.ep == p.layout.tp && p.layout.tp > 1;
-  // The budget limits the batch's rows and results; without a budget one round takes all of them.
+  // The budget limits the batch's rows and results; without a budget, one round holds all of them.
   const int64_t within = o.memory_budget > 0 ? o.memory_budget / (act_row + H * 4) : T * K;
   s.round_slots = std::clamp(within, K, std::max(K, T * K));
   s.scratch_bytes = Arena::padded((s.slots_reduce ? T * K : T) * H * 4) + Arena::padded((L + 1) * 8) +
@@ -50,7 +50,9 @@ class NoneTransport final : public Transport {
 
   Status begin(const TransportInput& input, Arena& scratch, ThreadPool&) override {
     FP4MOE_CHECK(input.x.rows == input.group_rows && input.group_rows <= options_.max_group_rows,
-                 std::to_string(input.x.rows) + " rows of a batch of " + std::to_string(input.group_rows));
+                 std::to_string(input.x.rows) +
+                     " rows are not the whole batch, or exceed its limit; the batch has " +
+                     std::to_string(input.group_rows));
     input_ = input;
     next_token_ = 0;
     const int64_t rows = input.x.rows * (sizes_.slots_reduce ? options_.problem.top_k : 1);
@@ -75,8 +77,8 @@ class NoneTransport final : public Transport {
   Communicator* world_;
   const Shard local_;
   TransportInput input_;
-  int64_t first_token_ = 0, next_token_ = 0;  // of the round
-  float* sums_ = nullptr;                     // [T, H], or [T * K, H] where slots are reduced
+  int64_t first_token_ = 0, next_token_ = 0;  // of the current round
+  float* sums_ = nullptr;                     // [T, H], or [T * K, H] with slots_reduce
 };
 
 uint32_t NoneTransport::geometry() const {
@@ -168,7 +170,7 @@ Status NoneTransport::combine(const ExpertBatch& batch, Arena&, ThreadPool& pool
   return {};
 }
 
-// out += the weighted slot rows of all ranks.
+// out += the weighted sum of the slot rows of all ranks.
 Status NoneTransport::sum_slots(float* out, ThreadPool& pool) {
   const int64_t K = options_.problem.top_k, T = input_.x.rows, E = options_.problem.num_experts;
   for (int64_t first = 0; first < T; first += kTokensPerReduce) {

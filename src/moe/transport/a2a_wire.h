@@ -25,7 +25,7 @@ struct WireEncoder {
   bool nvfp4_per_token = false;  // kNvfp4: a tensor scale per row instead of nvfp4_scale
   EncodeScale nvfp4_scale;
 
-  // Encodes x [cols] of `dtype` (kBF16 or kF32) to wire [wire_row_bytes()], 4-byte aligned.
+  // Encodes x [cols] of `dtype` (kBF16 or kF32) to wire [wire_row_bytes()], which must be 4-byte aligned.
   void encode(const void* x, DType dtype, int64_t cols, uint8_t* wire) const;
 };
 

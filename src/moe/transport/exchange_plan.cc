@@ -7,13 +7,14 @@
 namespace fp4moe {
 namespace {
 
-// A round holds at least this many blocks of every rank, whatever their destinations.
+// Block sizes are chosen so that this many blocks of every rank fit into a round, whatever their
+// destinations. A block of a single token can be larger.
 constexpr int64_t kBlocksPerRound = 2;
 
 int64_t goal(int64_t room, int64_t shares) { return std::max<int64_t>(1, room / (shares * kBlocksPerRound)); }
 
 std::string in_range(const std::string& what, int64_t value, int64_t largest) {
-  return what + std::to_string(value) + " (legal: 0.." + std::to_string(largest) + ")";
+  return what + std::to_string(value) + " (allowed: 0.." + std::to_string(largest) + ")";
 }
 
 }  // namespace
@@ -48,7 +49,7 @@ void BlockPacker::open_block() {
   returns_ = 0;
 }
 
-// Whether the open block stays within its target sizes with these rows. A token may name an expert twice, so
+// Whether the open block stays within its target sizes with these rows. A token can name an expert twice, so
 // rows are counted one by one.
 bool BlockPacker::fits(std::span<const Send> sends) {
   bool within = true;
@@ -127,7 +128,7 @@ Status ExchangePlan::check_block(int source, int64_t block, RankRecord& sums) co
     };
     if (rows < 0 || rows > shape_.unit_rows) return bad(in_range(name("rows"), rows, shape_.unit_rows));
     if (slots < rows || slots > std::min(shape_.unit_slots, rows * shape_.top_k))
-      return bad(name("slots") + std::to_string(slots) + " (legal: " + std::to_string(rows) + ".." +
+      return bad(name("slots") + std::to_string(slots) + " (allowed: " + std::to_string(rows) + ".." +
                  std::to_string(std::min(shape_.unit_slots, rows * shape_.top_k)) + ")");
     sums.total_rows += rows;
     sums.total_slots += slots;
@@ -151,7 +152,7 @@ Status ExchangePlan::check(int source) const {
   const int leader = source - source % shape_.group_ranks;
   if (r.group_rows != record(leader).group_rows)
     return invalid_argument("a2a: rank " + std::to_string(source) + " has a batch of " +
-                            std::to_string(r.group_rows) + " tokens, rank " + std::to_string(leader) +
+                            std::to_string(r.group_rows) + " tokens, but rank " + std::to_string(leader) +
                             " of the same group has " + std::to_string(record(leader).group_rows));
   RankRecord sums;
   for (int64_t b = 0; b < r.num_blocks; ++b) FP4MOE_RETURN_IF_ERROR(check_block(source, b, sums));
@@ -182,7 +183,7 @@ bool ExchangePlan::add_block(int source, int64_t block) {
 }
 
 // Fills one round: adds the next block of each rank in turn, until no rank's next block fits. A rank whose
-// block does not fit is out for this round, since its blocks are sent in order. R = 3, round 1:
+// block does not fit adds no more blocks to this round, because its blocks are sent in order. R = 3, round 1:
 //
 //   turn            0              1              2
 //   rank            1   2   0      1   2   0      2   0
@@ -190,7 +191,7 @@ bool ExchangePlan::add_block(int source, int64_t block) {
 //   fits            yes yes yes    no  yes yes    no  no
 //   next_block_ ends at 4 + 1, 7 + 2, 3 + 2 for ranks 1, 2, 0
 //
-// The first rank rotates from round to round, so that none is always the first to find a full unit.
+// The rank that starts rotates from round to round, so that full units do not always delay the same ranks.
 int64_t ExchangePlan::fill_round() {
   const auto R = static_cast<size_t>(shape_.num_ranks);
   std::fill(used_.begin(), used_.end(), BlockCount{});
@@ -238,7 +239,7 @@ Shard ExchangePlan::blocks(int source) const {
   return {first, end - first};
 }
 
-// The source's rows of the round for each unit: sums over its blocks.
+// Sums the counts of the source's blocks in the round, for each unit.
 void ExchangePlan::count_rows(int source) {
   BlockCount* sum = &count_[index(source, 0)];
   const Shard range = blocks(source);
@@ -251,16 +252,17 @@ void ExchangePlan::count_rows(int source) {
   }
 }
 
-// Places the rows. A unit's area has its rows by source, a source's return area has its results by unit;
-// first_row_ and first_return_ are the running sums down a column and along a row of the counts:
+// Places the rows. A unit's area is ordered by source, and a source's return area by unit. first_row_ and
+// first_return_ are the running sums of the counts, down a column and along a row:
 //
 //   rows       unit 0  1  2      first_row_  unit 0  1  2      first_return_  unit 0  1  2
 //   source 0        3  0  2                       0  0  0                          0  3  3
 //   source 1        1  4  2                       3  0  2                          0  1  5
 //   used_.rows      4  4  4
 void ExchangePlan::enter(int64_t round) {
-  FP4MOE_CHECK(round >= 0 && round < num_rounds_,
-               "round " + std::to_string(round) + " of " + std::to_string(num_rounds_));
+  FP4MOE_CHECK(round >= 0 && round < num_rounds_, "round " + std::to_string(round) +
+                                                      " does not exist; the number of rounds is " +
+                                                      std::to_string(num_rounds_));
   round_ = round;
   std::fill(count_.begin(), count_.end(), BlockCount{});
   std::fill(used_.begin(), used_.end(), BlockCount{});

@@ -3,8 +3,8 @@
 // Each rank divides its tokens into blocks and announces, for each block, how many rows go to each unit. A
 // unit is an expert or a rank, whichever has its own buffer for arriving rows. Whole blocks of all ranks are
 // packed into rounds that fit the buffers at both ends. Positions follow from the counts: a unit's rows are
-// stored source after source, each source's in the order of its tokens and slots. No I/O, no clock: equal
-// records give equal plans.
+// stored by source, and the rows of one source in the order of its tokens and slots. The plan uses no I/O and
+// no clock, so equal records give equal plans.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ struct ExchangeShape {
   int num_ranks = 1;           // R
   int group_ranks = 1;         // consecutive ranks that must announce the same group_rows
   int64_t num_units = 1;       // U = R * units per rank: unit u is on rank u / (U / R)
-  int64_t top_k = 1;           // K: a token has at most K rows and K slots
-  int64_t max_group_rows = 0;  // largest legal group_rows
+  int64_t top_k = 1;           // K: a token has at most K rows and K slots on a unit
+  int64_t max_group_rows = 0;  // largest allowed group_rows
   int64_t max_blocks = 1;      // per record
   int64_t unit_rows = 0;       // row capacity of a unit; >= K
   int64_t unit_slots = 0;      // slot capacity of a unit (a row has one slot per expert that it visits); >= K
@@ -35,7 +35,7 @@ struct ExchangeShape {
 
 // A block's rows for one unit.
 struct BlockCount {
-  int32_t rows = 0, slots = 0;  // slots: the rows' (row, expert) pairs on this unit
+  int32_t rows = 0, slots = 0;  // slots: (row, expert) pairs on this unit
 };
 
 // One rank's announcement of a chunk of its tokens, followed in memory by BlockCount [max_blocks][U].
@@ -63,7 +63,7 @@ class BlockPacker {
   explicit BlockPacker(const ExchangeShape& shape);
   // Starts a chunk at token `first`; `record` has exchange_record_bytes().
   void start(int64_t first, RankRecord* record);
-  // Appends the next token; false if the chunk is full: the token is then the first of the next chunk.
+  // Appends the next token. Returns false if the chunk is full; the token then starts the next chunk.
   bool add(std::span<const Send> sends);
   // Completes the record.
   void finish(int64_t group_rows, int64_t rows_left);
@@ -76,7 +76,7 @@ class BlockPacker {
   void open_block();
 
   ExchangeShape shape_;
-  int64_t block_rows_, block_slots_, block_returns_;  // target sizes: several blocks of each rank fit a round
+  int64_t block_rows_, block_slots_, block_returns_;  // target sizes: a round fits several per rank
   RankRecord* record_ = nullptr;
   BlockCount* block_ = nullptr;       // counts of the open block
   std::vector<int64_t> first_token_;  // of each block
@@ -87,12 +87,12 @@ class ExchangePlan {
  public:
   explicit ExchangePlan(const ExchangeShape& shape);
 
-  // records: R times exchange_record_bytes(), kept until the last enter(). kDataLoss for an invalid count
-  // (negative, over capacity, inconsistent totals), naming rank, unit, value and legal range;
+  // records: R times exchange_record_bytes(); they must stay valid until the last enter(). kDataLoss for an
+  // invalid count (negative, over capacity, inconsistent totals), with rank, unit, value and allowed range;
   // kInvalidArgument if the ranks of a group disagree on group_rows.
   Status make(const uint8_t* records);
   int64_t num_rounds() const { return num_rounds_; }
-  bool more_chunks() const { return more_chunks_; }  // whether some rank has tokens left
+  bool more_chunks() const { return more_chunks_; }  // whether any rank has tokens left
 
   // Selects the round that the functions below refer to.
   void enter(int64_t round);

@@ -42,7 +42,7 @@ const char* combine_payload_name(CombinePayload payload) {
 
 Result<std::unique_ptr<Transport>> make_transport(const MoePlan& plan, const TransportSite& site) {
   const TransportOptions options = options_of(plan, site.region_offset, site.max_group_rows);
-  // A GPU's layers exchange their rows themselves.
+  // GPU layers exchange rows themselves.
   if (plan.problem().device == DeviceKind::kCuda) return make_local_transport(options, nullptr, nullptr);
   auto transport = plan.a2a()->make(options, site.world, site.attention);
   if (!transport.ok()) return transport.status().with_context(std::string("a2a ") + plan.a2a()->name);

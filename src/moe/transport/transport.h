@@ -24,9 +24,9 @@ struct TransportOptions {
   CombinePayload combine_payload = CombinePayload::kAct;
   bool deterministic = false;  // per-expert rows are returned, and the source sums them in top-k order
   bool checksum = false;       // verify every row that arrives
-  int64_t memory_budget = 0;   // bytes of heap for the transport; a2a none in one group: of a round's batch
+  int64_t memory_budget = 0;   // bytes of heap; a2a none with one group: bytes of a round's batch
   int64_t region_offset = 0;   // bytes, in the symmetric heap
-  int64_t max_group_rows = 0;  // most rows of a group's batch
+  int64_t max_group_rows = 0;  // maximum number of rows in a group's batch
 };
 
 struct TransportInput {
@@ -37,9 +37,9 @@ struct TransportInput {
   const float* weights = nullptr;  // [own rows, K]
   bool nvfp4_per_token = false;    // kNvfp4 payload: one tensor scale per row instead of nvfp4_scale
   EncodeScale nvfp4_scale;         // kNvfp4 payload: the layer's scalar a1
-  // For transports that exchange rows, and batches that are never whole in memory. make_row replaces x.data:
-  // it writes own row `row`, in the activation type, to x (called from pool threads). take_row replaces
-  // finish()'s out: it receives the row's complete sum.
+  // Optional, for transports that exchange rows: they allow batches that are never in memory as a whole.
+  // make_row replaces x.data: it writes own row `row`, in the activation type, to x, and is called from pool
+  // threads. take_row replaces finish()'s out: it receives the row's complete sum.
   std::function<void(int64_t row, void* x)> make_row;
   std::function<void(int64_t row, const float* sum)> take_row;
 };
@@ -51,9 +51,9 @@ class Transport {
   // The rows of the group's T that this rank routes and dispatches. Without an exchange (a2a none, one
   // group): all T, on every rank.
   virtual Shard own_rows(int64_t group_rows) const = 0;
-  // Most rows of a batch from next().
+  // Maximum number of rows in a batch from next().
   virtual int64_t max_batch_rows() const = 0;
-  // Most bytes that begin(), next() and combine() together take from the arena for one round.
+  // Maximum number of bytes that begin(), next() and combine() together take from the arena for one round.
   virtual int64_t scratch_bytes() const = 0;
 
   // Exchanges counts and sends the first round's rows without waiting for their arrival, so that independent
@@ -75,12 +75,12 @@ struct TransportSite {
   Communicator* world = nullptr;
   Communicator* attention = nullptr;
   int64_t region_offset = 0;   // bytes, in the symmetric heap
-  int64_t max_group_rows = 0;  // most rows of a group's batch
+  int64_t max_group_rows = 0;  // maximum number of rows in a group's batch
 };
 
-// The plan's transport for the rank in plan.problem().layout.
+// Makes the plan's transport for the rank in plan.problem().layout.
 Result<std::unique_ptr<Transport>> make_transport(const MoePlan& plan, const TransportSite& site);
-// Bytes of the symmetric heap that it uses, the same on every rank.
+// Bytes of the symmetric heap that the transport uses, the same on every rank.
 int64_t transport_heap_bytes(const MoePlan& plan, int64_t max_group_rows);
 
 }  // namespace fp4moe

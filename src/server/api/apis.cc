@@ -3,6 +3,8 @@
 #include <random>
 #include <span>
 
+#include "server/api/foreign_fields.h"
+
 namespace fp4moe {
 
 namespace {
@@ -15,13 +17,6 @@ constexpr size_t kMaxLogitBiases = 1024;  // the engine's limit
 constexpr size_t kMaxStopBytes = 1024;
 constexpr int64_t kInt32Max = 2147483647;
 constexpr double kMostSeconds = 1e9;
-
-// Accepts and ignores fields that OpenAI's clients send and that don't affect the response.
-void skip_moot(Fields& fields) {
-  for (const char* name : {"user", "metadata", "store", "service_tier", "safety_identifier",
-                           "prompt_cache_key", "prompt_cache_retention"})
-    fields.find(name);
-}
 
 // Reads {"token id": bias, ...}.
 std::vector<LogitBias> read_logit_bias(Fields& fields) {
@@ -72,6 +67,17 @@ std::string to_base64(std::string_view bytes) {
   return text;
 }
 
+// Whether a prompt of `num_ids` tokens fits the context and its request's routed_experts_from.
+bool check_prompt(const Engine& engine, Fields& fields, const Request& request, int64_t num_ids) {
+  if (num_ids + (request.sampling.max_new_tokens > 0 ? 1 : 0) > engine.info().context_length)
+    fields.fail("", context_overflow(engine, "the prompt has " + std::to_string(num_ids) + " tokens"));
+  if (request.routed_experts_from > num_ids)
+    fields.fail("routed_experts_start_len", "must not exceed the prompt's length of " +
+                                                std::to_string(num_ids) + " tokens, got " +
+                                                std::to_string(request.routed_experts_from));
+  return fields.ok();
+}
+
 }  // namespace
 
 std::string make_id(const std::string& prefix) {
@@ -96,6 +102,8 @@ SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults) {
   s.presence_penalty = static_cast<float>(fields.number("presence_penalty", 0, -2, 2));
   s.repetition_penalty =
       static_cast<float>(fields.number("repetition_penalty", s.repetition_penalty, 0, 2, true));
+  s.repetition_penalty =  // llama-server's name
+      static_cast<float>(fields.number("repeat_penalty", s.repetition_penalty, 0, 2, true));
   s.logit_bias = read_logit_bias(fields);
   s.min_new_tokens = read_min_tokens(fields);
   constexpr int64_t kNoSeed = INT64_MIN;
@@ -116,7 +124,8 @@ SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults) {
   s.ignore_eos = fields.boolean("ignore_eos", s.ignore_eos);
   s.skip_special_tokens = fields.boolean("skip_special_tokens", s.skip_special_tokens);
   s.no_stop_trim = fields.boolean("no_stop_trim", s.no_stop_trim);
-  skip_moot(fields);
+  s.no_stop_trim = fields.boolean("include_stop_str_in_output", s.no_stop_trim);  // vLLM's name
+  read_foreign_fields(fields);
   return s;
 }
 
@@ -138,6 +147,11 @@ void read_routed_experts(Fields& fields, Request& request) {
   if (wanted) request.routed_experts_from = start;
 }
 
+int64_t read_max_tokens(Fields& fields, int64_t otherwise) {
+  const int64_t predicted = fields.integer("n_predict", otherwise, -1, kInt32Max);
+  return fields.integer("max_tokens", predicted < 0 ? kInt32Max : predicted, 0, kInt32Max);
+}
+
 int64_t read_n(Fields& fields) { return fields.integer("n", 1, 1, kMaxChoices); }
 
 void fail_text(Fields& fields, const std::string& name, const Status& status) {
@@ -145,13 +159,19 @@ void fail_text(Fields& fields, const std::string& name, const Status& status) {
   fields.fail(name, is_limit ? invalid_argument(status.message()) : status);
 }
 
+Status context_overflow(const Engine& engine, const std::string& fact) {
+  return does_not_fit("This model's maximum context length is " +
+                      std::to_string(engine.info().context_length) +
+                      " tokens (prompt and output together), but " + fact);
+}
+
 bool check_text_size(const Engine& engine, Fields& fields, const std::string& name, size_t num_bytes) {
   const ModelInfo& info = engine.info();
   const int64_t bytes = static_cast<int64_t>(num_bytes), longest = info.max_bytes_per_token;
   if (longest == 0 || bytes / longest <= info.context_length) return true;
-  fields.fail(name, does_not_fit("has " + std::to_string(bytes) + " bytes, which is at least " +
-                                 std::to_string(bytes / longest) + " tokens; the context holds " +
-                                 std::to_string(info.context_length)));
+  fields.fail(
+      name, context_overflow(engine, "the text has " + std::to_string(bytes) + " bytes, which is at least " +
+                                         std::to_string(bytes / longest) + " tokens"));
   return false;
 }
 
@@ -167,8 +187,8 @@ std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::str
   return std::move(ids).value();
 }
 
-void add_requests(const Engine& engine, GenerationCall& call, Fields& fields, const Request& common,
-                  std::vector<std::vector<int32_t>> prompts, int64_t n) {
+void add_requests(const Engine& engine, GenerationCall& call, Fields& fields,
+                  const std::vector<Request>& common, std::vector<std::vector<int32_t>> prompts, int64_t n) {
   const double timeout = fields.number("timeout", 0, 0, kMostSeconds);
   constexpr int64_t kNoPriority = INT64_MIN;
   const int64_t priority = fields.integer("priority", kNoPriority, -kInt32Max, kInt32Max);
@@ -178,27 +198,21 @@ void add_requests(const Engine& engine, GenerationCall& call, Fields& fields, co
                                 " exceed the limit of " + std::to_string(kMaxSubmissions) +
                                 " outputs per request");
   }
-  call.name = common.id;
-  const int64_t context = engine.info().context_length;
-  for (const std::vector<int32_t>& ids : prompts)
-    if (std::ssize(ids) + (common.sampling.max_new_tokens > 0 ? 1 : 0) > context)
-      return fields.fail(
-          "", does_not_fit("the prompt has " + std::to_string(ids.size()) + " tokens, the context holds " +
-                           std::to_string(context) + " of prompt and output together"));
+  call.name = common.front().id;
+  const auto common_of = [&common](size_t i) -> const Request& { return common[common.size() > 1 ? i : 0]; };
   int64_t num_tokens = 0;
-  for (const std::vector<int32_t>& ids : prompts) num_tokens += n * std::ssize(ids);
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    if (!check_prompt(engine, fields, common_of(i), std::ssize(prompts[i]))) return;
+    num_tokens += n * std::ssize(prompts[i]);
+  }
   if (num_tokens > kMaxSubmittedTokens)
     return fields.fail("n", "n=" + std::to_string(n) + " times the number of prompt tokens is " +
                                 std::to_string(num_tokens) + "; the limit is " +
                                 std::to_string(kMaxSubmittedTokens) + " per request");
-  for (std::vector<int32_t>& ids : prompts) {
-    const auto prompt = std::make_shared<const std::vector<int32_t>>(std::move(ids));
-    if (common.routed_experts_from > std::ssize(*prompt))
-      fields.fail("routed_experts_start_len", "must not exceed the prompt's length of " +
-                                                  std::to_string(prompt->size()) + " tokens, got " +
-                                                  std::to_string(common.routed_experts_from));
+  for (size_t i = 0; i < prompts.size(); ++i) {
+    const auto prompt = std::make_shared<const std::vector<int32_t>>(std::move(prompts[i]));
     for (int64_t k = 0; k < n; ++k) {
-      Request request = common;
+      Request request = common_of(i);
       if (count > 1) request.id += "-" + std::to_string(call.requests.size());
       request.timeout_seconds = timeout;
       if (priority != kNoPriority) request.priority = priority;

@@ -28,22 +28,27 @@ SamplingParams read_sampling(Fields& fields, const SamplingParams& defaults);
 void read_identity(Fields& fields, const std::string& id_prefix, Request& request);
 // Reads "return_routed_experts" and "routed_experts_start_len", the index of the first token to report.
 void read_routed_experts(Fields& fields, Request& request);
+// Reads "max_tokens", or "n_predict" (llama-server's, where -1 means no limit).
+int64_t read_max_tokens(Fields& fields, int64_t otherwise);
 // Reads "n", 1..128.
 int64_t read_n(Fields& fields);
 
 // Records an error of the tokenizer or the chat template as the error of field `name`.
 void fail_text(Fields& fields, const std::string& name, const Status& status);
 
+// The error of a prompt that is too long, in the words that clients of OpenAI's API look for.
+Status context_overflow(const Engine& engine, const std::string& fact);
 // Checks before tokenizing whether a text of `num_bytes` bytes can fit the context; if not, records an error
 // of field `name`.
 bool check_text_size(const Engine& engine, Fields& fields, const std::string& name, size_t num_bytes);
 // Tokenizes a prompt. Records errors as those of field `name`.
 std::vector<int32_t> encode(const Engine& engine, Fields& fields, const std::string& name,
                             const std::string& text, bool add_special_tokens);
-// Adds n copies of `common` for each prompt, with ids derived from common.id, seed + k for the k-th copy, and
-// the "timeout" and "priority" fields. Fails if a prompt does not fit the context.
-void add_requests(const Engine& engine, GenerationCall& call, Fields& fields, const Request& common,
-                  std::vector<std::vector<int32_t>> prompts, int64_t n);
+// Adds n requests for each prompt: copies of its entry in `common` (a single entry is for all prompts; all
+// have the same id) with ids derived from that id, seed + k for the k-th copy, and the "timeout" and
+// "priority" fields. Fails if a prompt does not fit the context.
+void add_requests(const Engine& engine, GenerationCall& call, Fields& fields,
+                  const std::vector<Request>& common, std::vector<std::vector<int32_t>> prompts, int64_t n);
 
 // Reads "bootstrap_host" and "bootstrap_port", in which a router names the prefill node for all requests of
 // the call. A decode node requires the host, a prefill node refuses every request, and other servers don't

@@ -9,6 +9,8 @@ GenerationCall parse_chat(const Engine& engine, Fields& fields) {
   ChatInput input = read_chat_input(engine, fields);
   format->logprobs = input.sampling.top_logprobs >= 0;
   format->parallel_calls = input.tools.parallel;
+  format->legacy_calls = input.tools.is_legacy;
+  format->includes_reasoning = fields.boolean("include_reasoning", true);
   Request request;
   format->read(call, fields, request);
   if (!fields.ok()) return call;

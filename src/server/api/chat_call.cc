@@ -1,25 +1,52 @@
 #include "server/api/chat_call.h"
 
+#include <algorithm>
+#include <string>
 #include <utility>
 
 #include "server/api/apis.h"
+#include "server/api/chat_tools.h"
 #include "server/chat/grammar_fields.h"
 
 namespace fp4moe {
+
+namespace {
+
+// Fields of other servers' chats that are not supported, with the value that has no effect.
+void refuse_chat_fields(Fields& fields) {
+  fields.refuse("echo", false);
+  fields.refuse("documents", nullptr);
+  fields.refuse("chat_template", nullptr);
+  fields.refuse("parse_tool_calls", true);
+  fields.refuse("thinking_forced_open", false);
+}
+
+// SGLang's "separate_reasoning", or llama-server's "reasoning_format".
+bool read_separate_reasoning(Fields& fields) {
+  const std::string format = fields.string("reasoning_format", "auto");
+  const char* known[] = {"auto", "none", "deepseek", "deepseek-legacy"};
+  if (std::find(std::begin(known), std::end(known), format) == std::end(known))
+    fields.fail("reasoning_format", "must be \"auto\", \"none\", \"deepseek\" or \"deepseek-legacy\", got " +
+                                        to_text(format).substr(0, 80));
+  return fields.boolean("separate_reasoning", format != "none");
+}
+
+}  // namespace
 
 ChatInput read_chat_input(const Engine& engine, Fields& fields) {
   ChatInput input{.dialect = detect_dialect(engine)};
   input.messages = read_messages(engine, fields, input.dialect);
   input.options = read_template_options(fields);
   input.tools = read_tools(engine, input.dialect, fields, input.options);
-  input.separate_reasoning = fields.boolean("separate_reasoning", true);
+  input.separate_reasoning = read_separate_reasoning(fields);
+  refuse_chat_fields(fields);
 
   SamplingParams& sampling = input.sampling = read_sampling(fields, engine.info().default_sampling);
   sampling.grammar = read_grammar(engine, fields);
   read_response_format(engine, fields, sampling.grammar);
   if (input.tools.is_forced && sampling.grammar.kind != GrammarSpec::Kind::kNone)
     fields.fail("tool_choice", "requires a tool call, but another field constrains the output text");
-  const int64_t max_tokens = fields.integer("max_tokens", engine.info().context_length, 0, INT32_MAX);
+  const int64_t max_tokens = read_max_tokens(fields, engine.info().context_length);
   sampling.max_new_tokens = fields.integer("max_completion_tokens", max_tokens, 0, INT32_MAX);
   const bool logprobs = fields.boolean("logprobs", false);
   const int64_t top = fields.integer("top_logprobs", 0, 0, kMaxTopLogprobs);
@@ -45,7 +72,7 @@ OutputPlan add_chat(const Engine& engine, Fields& fields, ChatInput input, Reque
                                  ? constrain_calls(engine, input.dialect, prompt, input.tools)
                                  : constrain_content(engine, input.dialect, prompt, request.sampling.grammar);
   auto ids = encode_rendered(engine, fields, prompt, input.messages.mark);
-  add_requests(engine, call, fields, request, {std::move(ids)}, n);
+  add_requests(engine, call, fields, {std::move(request)}, {std::move(ids)}, n);
   return plan_output(input.dialect, prompt, input.tools, input.separate_reasoning);
 }
 

@@ -8,13 +8,19 @@ namespace {
 
 using Kind = OutputPart::Kind;
 
-json token_logprob(const TokenLogprob& t) {
-  json bytes = json::array();
-  for (const char c : t.bytes) bytes.push_back(static_cast<unsigned char>(c));
-  return {{"token", t.bytes}, {"logprob", t.logprob}, {"bytes", std::move(bytes)}};
+json new_call(const std::string& name) {
+  return {{"id", make_id("call_")}, {"type", "function"}, {"function", {{"name", name}, {"arguments", ""}}}};
 }
 
-json logprobs_object(const std::vector<PositionLogprobs>& positions) {
+}  // namespace
+
+json ChatFormat::token_logprob(const TokenLogprob& t) const {
+  json bytes = json::array();
+  for (const char c : t.bytes) bytes.push_back(static_cast<unsigned char>(c));
+  return {{"token", token_name(t)}, {"logprob", t.logprob}, {"bytes", std::move(bytes)}};
+}
+
+json ChatFormat::logprobs_object(const std::vector<PositionLogprobs>& positions) const {
   json content = json::array();
   for (const PositionLogprobs& position : positions) {
     json entry = token_logprob(position.chosen);
@@ -25,15 +31,10 @@ json logprobs_object(const std::vector<PositionLogprobs>& positions) {
   return {{"content", std::move(content)}};
 }
 
-json new_call(const std::string& name) {
-  return {{"id", make_id("call_")}, {"type", "function"}, {"function", {{"name", name}, {"arguments", ""}}}};
-}
-
-}  // namespace
-
 bool ChatFormat::is_returned(const OutputPart& part, int64_t& num_calls) const {
   if (part.kind == Kind::kCall) ++num_calls;
   const bool is_call = part.kind == Kind::kCall || part.kind == Kind::kArguments;
+  if (part.kind == Kind::kReasoning && !includes_reasoning) return false;
   return !is_call || parallel_calls || num_calls == 1;
 }
 
@@ -68,10 +69,11 @@ std::vector<json> ChatFormat::events(const Choice& choice, const Delta& delta) {
 }
 
 json ChatFormat::part_delta(const OutputPart& part, Stream& stream) const {
-  if (part.kind == Kind::kContent) return {{"content", part.text}};
-  if (part.kind == Kind::kReasoning)
-    return {{plan.separates_reasoning ? "reasoning_content" : "content", part.text}};
+  if (part.kind == Kind::kReasoning && plan.separates_reasoning)
+    return {{"reasoning_content", part.text}, {"reasoning", part.text}};
+  if (part.kind == Kind::kReasoning || part.kind == Kind::kContent) return {{"content", part.text}};
   json call = part.kind == Kind::kCall ? new_call(part.text) : json{{"function", {{"arguments", part.text}}}};
+  if (legacy_calls) return {{"function_call", std::move(call["function"])}};
   json entry = {{"index", stream.num_calls - 1}};
   entry.update(call);
   return {{"tool_calls", json::array({std::move(entry)})}};
@@ -97,8 +99,14 @@ json ChatFormat::whole_choice(const Choice& choice) const {
   }
   json message = {{"role", "assistant"}, {"content", content}, {"refusal", nullptr}};
   if (content.empty() && !calls.empty()) message["content"] = nullptr;
-  if (!reasoning.empty()) message["reasoning_content"] = reasoning;
-  if (!calls.empty()) message["tool_calls"] = std::move(calls);
+  const json reason = reasoning.empty() ? json(nullptr) : json(reasoning);
+  message["reasoning_content"] = reason;  // SGLang's name
+  message["reasoning"] = reason;          // vLLM's
+  if (!calls.empty() && legacy_calls) {
+    message["function_call"] = std::move(calls[0]["function"]);
+  } else if (!calls.empty()) {
+    message["tool_calls"] = std::move(calls);
+  }
   json entry = {{"index", choice.index},
                 {"message", std::move(message)},
                 {"logprobs", logprobs ? logprobs_object(choice.logprobs) : json(nullptr)},
@@ -113,23 +121,24 @@ void ChatFormat::add_to_whole(json& response, const std::vector<Choice>& choices
 }
 
 std::string ChatFormat::finish_reason(const Choice& choice, int64_t num_calls) const {
-  if (choice.finish_reason == FinishReason::kStop && num_calls > 0) return "tool_calls";
+  if (choice.finish_reason == FinishReason::kStop && num_calls > 0)
+    return legacy_calls ? "function_call" : "tool_calls";
   return finish_reason_name(choice.finish_reason);
 }
 
 json ChatFormat::chunk(const Choice& choice, json delta, json positions) const {
-  return event({{"index", choice.index},
-                {"delta", std::move(delta)},
-                {"logprobs", std::move(positions)},
-                {"finish_reason", nullptr}});
+  return event(choice, {{"index", choice.index},
+                        {"delta", std::move(delta)},
+                        {"logprobs", std::move(positions)},
+                        {"finish_reason", nullptr}});
 }
 
 json ChatFormat::last_chunk(const Choice& choice, int64_t num_calls) const {
-  return event({{"index", choice.index},
-                {"delta", json::object()},
-                {"logprobs", nullptr},
-                {"finish_reason", finish_reason(choice, num_calls)},
-                {"matched_stop", matched_stop(choice)}});
+  return event(choice, {{"index", choice.index},
+                        {"delta", json::object()},
+                        {"logprobs", nullptr},
+                        {"finish_reason", finish_reason(choice, num_calls)},
+                        {"matched_stop", matched_stop(choice)}});
 }
 
 }  // namespace fp4moe

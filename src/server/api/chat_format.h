@@ -14,6 +14,8 @@ class ChatFormat final : public OpenAiFormat {
  public:
   bool logprobs = false;
   bool parallel_calls = true;  // else only the first call is reported
+  bool legacy_calls = false;   // report the call as "function_call"
+  bool includes_reasoning = true;
   OutputPlan plan;
 
   explicit ChatFormat(const Engine& engine)
@@ -29,6 +31,8 @@ class ChatFormat final : public OpenAiFormat {
   };
 
   json whole_choice(const Choice& choice) const override;
+  json token_logprob(const TokenLogprob& t) const;
+  json logprobs_object(const std::vector<PositionLogprobs>& positions) const;
   void add_to_whole(json& response, const std::vector<Choice>& choices) const override;
   json chunk(const Choice& choice, json delta, json positions) const;
   json last_chunk(const Choice& choice, int64_t num_calls) const;

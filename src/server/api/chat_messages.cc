@@ -11,9 +11,6 @@ namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxTools = 128;  // OpenAI's limits
-constexpr size_t kMaxNameBytes = 64;
-
 void join_content(json& content, Fields& fields, const std::string& name) {
   if (content.is_null()) content = "";
   if (content.is_array()) {
@@ -60,76 +57,18 @@ void normalise_message(json& message, const OutputDialect& dialect, Fields& fiel
   if (!message.contains("role") || !message["role"].is_string())
     return fields.fail(name + ".role", "must be a string");
   if (message["role"] == "developer" && !dialect.has_developer_role) message["role"] = "system";
+  if (message["role"] == "function") message["role"] = "tool";  // the legacy name
+  if (message.contains("function_call") && !message.contains("tool_calls")) {
+    if (!message["function_call"].is_null())
+      message["tool_calls"] = {{{"type", "function"}, {"function", message["function_call"]}}};
+    message.erase("function_call");
+  }
   join_content(message["content"], fields, name + ".content");
   if (message.contains("tool_calls"))
     normalise_calls(message["tool_calls"], dialect.calls == CallSyntax::kDeepSeek, fields,
                     name + ".tool_calls");
   if (dialect.names_thinking && message.contains("reasoning_content") && !message.contains("thinking"))
     message["thinking"] = message["reasoning_content"];
-}
-
-ToolUse::Function read_function(Fields& fields, const json& tool, const std::string& name) {
-  const json none = json::object();
-  Fields outer(tool, name + ".");
-  if (outer.ok() && outer.string("type", "function") != "function")
-    outer.fail("type", unsupported("must be \"function\""));
-  const json* given = outer.find("function");
-  Fields inner(given == nullptr ? none : *given, name + ".function.");
-  ToolUse::Function function{inner.string("name", ""), json::object()};
-  if (inner.ok() && (function.name.empty() || function.name.size() > kMaxNameBytes))
-    inner.fail("name", "has " + std::to_string(function.name.size()) + " bytes; the allowed length is 1 to " +
-                           std::to_string(kMaxNameBytes));
-  const bool is_word = std::all_of(function.name.begin(), function.name.end(), [](unsigned char c) {
-    return c == '_' || c == '-' || c == '.' || (c < 128 && std::isalnum(c) != 0);
-  });
-  if (!is_word) inner.fail("name", "must contain only letters, digits, '_', '-' and '.'");
-  for (const char* moot : {"description", "strict"}) inner.find(moot);
-  if (const json* parameters = inner.find("parameters")) {
-    if (!parameters->is_object())
-      inner.fail("parameters", std::string("must be a JSON Schema object, not ") + parameters->type_name());
-    function.parameters = *parameters;
-  }
-  if (!function.parameters.is_object() || function.parameters.empty())
-    function.parameters = {{"type", "object"}};
-  fields.merge(outer);
-  fields.merge(inner);
-  return function;
-}
-
-// Reads the name of the function that tool_choice requires.
-std::string named_function(Fields& fields, const json& choice) {
-  const json none = json::object();
-  Fields outer(choice, "tool_choice.");
-  if (outer.ok() && outer.string("type", "") != "function")
-    outer.fail("type", unsupported("must be \"function\""));
-  const json* given = outer.find("function");
-  Fields inner(given == nullptr ? none : *given, "tool_choice.function.");
-  const std::string name = inner.string("name", "");
-  fields.merge(outer);
-  fields.merge(inner);
-  return name;
-}
-
-void read_tool_choice(const Engine& engine, Fields& fields, ToolUse& use) {
-  const json* choice = fields.find("tool_choice");
-  if (choice == nullptr || *choice == "auto") return;
-  if (*choice == "none") return use.functions.clear();
-  use.is_forced = true;
-  if (use.functions.empty())
-    return fields.fail("tool_choice", "requires a tool call, but there are no tools");
-  if (!engine.info().has_grammars)
-    return fields.fail("tool_choice", unsupported("must be \"auto\" or \"none\": a call can only be forced "
-                                                  "with a grammar backend, and this server has none"));
-  if (*choice == "required") return;
-  if (!choice->is_object())
-    return fields.fail("tool_choice",
-                       "must be \"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": "
-                       "{\"name\": string}}");
-  const std::string name = named_function(fields, *choice);
-  std::erase_if(use.functions, [&](const ToolUse::Function& f) { return f.name != name; });
-  use.parallel = false;
-  if (use.functions.empty())
-    fields.fail("tool_choice.function.name", "is not one of the tools: " + to_text(name).substr(0, 80));
 }
 
 // A Unicode noncharacter that does not occur in the text; empty if all of them do.
@@ -230,9 +169,8 @@ ChatMessages read_messages(const Engine& engine, Fields& fields, const OutputDia
     return {};
   }
   if (std::ssize(*messages) > engine.info().context_length) {
-    fields.fail("messages", does_not_fit("has " + std::to_string(messages->size()) +
-                                         " entries of at least one token each; the context holds " +
-                                         std::to_string(engine.info().context_length)));
+    fields.fail("messages", context_overflow(engine, std::to_string(messages->size()) +
+                                                         " messages have at least one token each"));
     return {};
   }
   json copy = *messages;
@@ -292,29 +230,6 @@ ChatTemplateOptions read_template_options(Fields& fields) {
   if (!effort.empty()) kwargs["reasoning_effort"] = effort;
   if (!kwargs.empty()) options.kwargs_json = to_text(kwargs);
   return options;
-}
-
-ToolUse read_tools(const Engine& engine, const OutputDialect& dialect, Fields& fields,
-                   ChatTemplateOptions& options) {
-  ToolUse use;
-  if (const json* tools = fields.find("tools")) {
-    if (!tools->is_array()) fields.fail("tools", std::string("must be an array, not ") + tools->type_name());
-    if (tools->size() > kMaxTools)
-      fields.fail("tools", "has " + std::to_string(tools->size()) + " entries; the limit is " +
-                               std::to_string(kMaxTools));
-    for (size_t i = 0; fields.ok() && i < tools->size(); ++i)
-      use.functions.push_back(read_function(fields, (*tools)[i], "tools[" + std::to_string(i) + "]"));
-    if (!tools->empty()) options.tools_json = to_text(*tools);
-  }
-  use.parallel = fields.boolean("parallel_tool_calls", true);
-  read_tool_choice(engine, fields, use);
-  if (use.functions.empty()) options.tools_json.clear();
-  if (!use.functions.empty() && !use.is_forced && !dialect.shows_tools)
-    fields.fail("tool_choice",
-                unsupported("must be \"required\", a function or \"none\": the model's chat template "
-                            "has no place for tools, so with \"auto\" the model would not see "
-                            "them (--chat-template selects a different template)"));
-  return use;
 }
 
 }  // namespace fp4moe

@@ -26,8 +26,5 @@ std::string without_marks(std::string prompt, const std::string& mark);
 std::vector<int32_t> encode_rendered(const Engine& engine, Fields& fields, const std::string& prompt,
                                      const std::string& mark);
 ChatTemplateOptions read_template_options(Fields& fields);
-// Reads "tools", "tool_choice" and "parallel_tool_calls"; also stores the tools in `options`.
-ToolUse read_tools(const Engine& engine, const OutputDialect& dialect, Fields& fields,
-                   ChatTemplateOptions& options);
 
 }  // namespace fp4moe

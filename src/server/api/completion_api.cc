@@ -24,7 +24,7 @@ class CompletionFormat final : public OpenAiFormat {
     json e = entry(choice, echo(choice, is_first) + delta.text,
                    is_first ? 0 : choice.logprobs.size() - delta.logprobs.size(), is_first);
     if (returns_token_ids()) e["token_ids"] = delta.token_ids;
-    return {event(std::move(e))};
+    return {event(choice, std::move(e))};
   }
 
  private:
@@ -55,8 +55,8 @@ class CompletionFormat final : public OpenAiFormat {
   struct Lists {
     json tokens = json::array(), values = json::array(), tops = json::array(), offsets = json::array();
 
-    void add(const std::string& bytes, json value, json top, size_t offset) {
-      tokens.push_back(token_text(bytes));
+    void add(const std::string& token, json value, json top, size_t offset) {
+      tokens.push_back(token);
       values.push_back(std::move(value));
       tops.push_back(std::move(top));
       offsets.push_back(offset);
@@ -72,15 +72,17 @@ class CompletionFormat final : public OpenAiFormat {
       const std::string& bytes = position.chosen.bytes;
       if (is_reported) {
         json top = json::object();
-        for (const TokenLogprob& t : position.top) top.emplace(token_text(t.bytes), t.logprob);
-        if (!position.top.empty()) top.emplace(token_text(bytes), position.chosen.logprob);
-        lists.add(bytes, position.chosen.logprob, std::move(top), offset);
+        for (const TokenLogprob& t : position.top) top.emplace(token_text(token_name(t)), t.logprob);
+        const std::string chosen = token_text(token_name(position.chosen));
+        if (!position.top.empty()) top.emplace(chosen, position.chosen.logprob);
+        lists.add(chosen, position.chosen.logprob, std::move(top), offset);
       }
       offset += bytes.size();
     };
     if (!echoes.empty()) {
-      const std::string bytes = engine_.token_bytes(choice.prompt_ids->front());  // has no logprob
-      if (with_prompt) lists.add(bytes, nullptr, nullptr, offset);
+      const int32_t first_id = choice.prompt_ids->front();  // has no logprob
+      const std::string bytes = engine_.token_bytes(first_id);
+      if (with_prompt) lists.add(token_text(token_name({first_id, 0, bytes})), nullptr, nullptr, offset);
       offset += bytes.size();
       for (const PositionLogprobs& position : choice.prompt_logprobs) add(position, with_prompt);
     }
@@ -117,7 +119,7 @@ GenerationCall parse_completion(const Engine& engine, Fields& fields) {
   Request request{.sampling = read_sampling(fields, engine.info().default_sampling)};
   request.sampling.grammar = read_grammar(engine, fields);
   read_response_format(engine, fields, request.sampling.grammar);
-  request.sampling.max_new_tokens = fields.integer("max_tokens", kDefaultMaxTokens, 0, INT32_MAX);
+  request.sampling.max_new_tokens = read_max_tokens(fields, kDefaultMaxTokens);
   const int64_t top = fields.integer("logprobs", -1, 0, kMaxTopLogprobs);
   format->logprobs = top >= 0;
   request.sampling.top_logprobs = static_cast<int32_t>(top);
@@ -129,7 +131,7 @@ GenerationCall parse_completion(const Engine& engine, Fields& fields) {
   if (!fields.ok()) return call;
   Prompts prompts = read_prompts(engine, fields, "prompt", PromptKind::kAny);
   if (fields.ok() && echo) format->echoes = echoes_of(engine, fields, prompts);
-  add_requests(engine, call, fields, request, std::move(prompts.ids), format->n());
+  add_requests(engine, call, fields, {request}, std::move(prompts.ids), format->n());
   OpenAiFormat::check_experts(fields, call);
   call.format = std::move(format);
   return call;

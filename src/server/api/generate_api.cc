@@ -17,9 +17,14 @@ json triple(const TokenLogprob& t, bool with_text) {
 class GenerateFormat final : public ApiFormat {
  public:
   bool is_list = false;  // the response is an array
-  bool logprobs = false, text_in_logprobs = false;
-  int64_t logprob_start = -1;  // >= 0: also report the prompt's logprobs from this index on
-  int64_t top_logprobs = 0;
+  bool text_in_logprobs = false;
+  struct Logprobs {
+    bool wanted = false;
+    int64_t start = -1;  // >= 0: also report the prompt's logprobs from this index on
+    int32_t top = 0;
+  };
+  std::vector<Logprobs> logprobs;  // one per prompt
+  int64_t n = 1;                   // outputs per prompt
 
   explicit GenerateFormat(const Engine& engine) : engine_(engine) {}
 
@@ -51,28 +56,33 @@ class GenerateFormat final : public ApiFormat {
     return reason;
   }
 
-  // Appends to the lists in `meta`.
+  // SGLang's two lists: the chosen tokens and the best ones.
+  struct Lists {
+    json chosen = json::array(), tops = json::array();
+  };
+
   void add_logprobs(json& meta, const std::string& what, const std::vector<PositionLogprobs>& positions,
-                    json chosen, json tops) const {
+                    Lists lists, const Logprobs& asked) const {
     for (const PositionLogprobs& position : positions) {
-      chosen.push_back(triple(position.chosen, text_in_logprobs));
+      lists.chosen.push_back(triple(position.chosen, text_in_logprobs));
       json top = json::array();
       for (const TokenLogprob& t : position.top) top.push_back(triple(t, text_in_logprobs));
-      tops.push_back(std::move(top));
+      lists.tops.push_back(std::move(top));
     }
-    meta[what + "_token_logprobs"] = std::move(chosen);
-    if (top_logprobs > 0) meta[what + "_top_logprobs"] = std::move(tops);
+    meta[what + "_token_logprobs"] = std::move(lists.chosen);
+    if (asked.top > 0) meta[what + "_top_logprobs"] = std::move(lists.tops);
   }
 
   // Adds the prompt tokens from logprob_start on; like SGLang, with a null logprob for the first one.
-  void add_prompt_logprobs(json& meta, const Choice& choice) const {
-    json chosen = json::array(), tops = json::array();
-    if (logprob_start >= 0 && logprob_start < choice.prompt_tokens) {
-      const int32_t first = (*choice.prompt_ids)[static_cast<size_t>(logprob_start)];
-      chosen.push_back({nullptr, first, text_in_logprobs ? json(engine_.token_bytes(first)) : json(nullptr)});
-      tops.push_back(nullptr);
+  void add_prompt_logprobs(json& meta, const Choice& choice, const Logprobs& asked) const {
+    Lists lists;
+    if (asked.start >= 0 && asked.start < choice.prompt_tokens) {
+      const int32_t first = (*choice.prompt_ids)[static_cast<size_t>(asked.start)];
+      lists.chosen.push_back(
+          {nullptr, first, text_in_logprobs ? json(engine_.token_bytes(first)) : json(nullptr)});
+      lists.tops.push_back(nullptr);
     }
-    add_logprobs(meta, "input", choice.prompt_logprobs, std::move(chosen), std::move(tops));
+    add_logprobs(meta, "input", choice.prompt_logprobs, std::move(lists), asked);
   }
 
   json response(const Choice& choice) const {
@@ -82,8 +92,10 @@ class GenerateFormat final : public ApiFormat {
                  {"completion_tokens", choice.completion_tokens},
                  {"cached_tokens", choice.cached_tokens},
                  {"e2e_latency", choice.seconds}};
-    if (logprobs) add_logprobs(meta, "output", choice.logprobs, json::array(), json::array());
-    if (logprobs) add_prompt_logprobs(meta, choice);
+    if (const Logprobs& asked = logprobs[static_cast<size_t>(choice.index / n)]; asked.wanted) {
+      add_logprobs(meta, "output", choice.logprobs, {}, asked);
+      add_prompt_logprobs(meta, choice, asked);
+    }
     if (choice.routed_experts != nullptr) meta["routed_experts"] = routed_experts_text(choice);
     return {{"text", choice.text}, {"output_ids", choice.token_ids}, {"meta_info", std::move(meta)}};
   }
@@ -110,49 +122,114 @@ std::optional<std::vector<std::string>> read_ids(Fields& fields, Request& reques
   return ids;
 }
 
+// The fields that SGLang lets a request give once for all prompts or in a list with one entry per prompt.
+constexpr const char* kPerPrompt[] = {"sampling_params", "return_logprob", "logprob_start_len",
+                                      "top_logprobs_num"};
+
+// What the fields of kPerPrompt say about one prompt.
+struct PromptOptions {
+  SamplingParams sampling;
+  bool logprobs = false;
+  int64_t logprob_start = -1;
+  int64_t n = 1;
+};
+
+// `suffix` is "[i]" for entry i of a list, and part of the fields' names; empty: one value for all prompts.
+PromptOptions read_options(const Engine& engine, Fields& fields, const std::string& suffix) {
+  const json empty = json::object();
+  const std::string params = "sampling_params" + suffix;
+  const json* given = fields.find(params);
+  Fields inner(given == nullptr ? empty : *given, params + ".");
+  PromptOptions options{.sampling = read_sampling(inner, engine.info().default_sampling)};
+  options.sampling.grammar = read_grammar(engine, inner);
+  options.sampling.max_new_tokens = inner.integer("max_new_tokens", kDefaultMaxNewTokens, 0, INT32_MAX);
+  options.n = read_n(inner);
+  fields.merge(inner);
+  options.logprobs = fields.boolean("return_logprob" + suffix, false);
+  const int64_t top = fields.integer("top_logprobs_num" + suffix, 0, 0, kMaxTopLogprobs);
+  const int64_t start = fields.integer("logprob_start_len" + suffix, -1, -1, INT32_MAX);
+  if (!options.logprobs) return options;
+  options.sampling.top_logprobs = static_cast<int32_t>(top);
+  options.logprob_start = start;
+  return options;
+}
+
+// Entry i of each list in the body, and the values that are not lists, as fields named with the suffix "[i]".
+json options_of_prompt(Fields& fields, size_t i, size_t num_prompts) {
+  json object = json::object();
+  for (const std::string name : kPerPrompt) {
+    const json* value = fields.find(name);
+    if (value == nullptr) continue;
+    if (value->is_array() && value->size() != num_prompts) {
+      fields.fail(name, "has " + std::to_string(value->size()) + " entries, but the request has " +
+                            std::to_string(num_prompts) + " prompts");
+      return object;
+    }
+    object[name + "[" + std::to_string(i) + "]"] = value->is_array() ? (*value)[i] : *value;
+  }
+  return object;
+}
+
+// One entry per prompt, or a single one for all.
+std::vector<PromptOptions> read_all_options(const Engine& engine, Fields& fields, const Prompts& prompts) {
+  const char* list = nullptr;
+  for (const char* name : kPerPrompt)
+    if (const json* value = fields.find(name); value != nullptr && value->is_array()) list = name;
+  if (list == nullptr) return {read_options(engine, fields, "")};
+  if (!prompts.is_list) fields.fail(list, "must not be a list, because the request has no list of prompts");
+  const size_t num_prompts = prompts.ids.size();
+  std::vector<PromptOptions> options;
+  for (size_t i = 0; i < num_prompts && fields.ok(); ++i) {
+    const json object = options_of_prompt(fields, i, num_prompts);
+    Fields inner(object);
+    options.push_back(read_options(engine, inner, "[" + std::to_string(i) + "]"));
+    fields.merge(inner);
+    if (options.back().n != options.front().n)
+      fields.fail("sampling_params[" + std::to_string(i) + "].n",
+                  "must be the same for all prompts: " + std::to_string(options.front().n) + ", got " +
+                      std::to_string(options.back().n));
+  }
+  return options;
+}
+
+void check_logprob_start(Fields& fields, const PromptOptions& options, const std::vector<int32_t>& prompt) {
+  if (options.logprob_start > std::ssize(prompt))
+    fields.fail("logprob_start_len", "must not exceed the prompt's length of " +
+                                         std::to_string(prompt.size()) + " tokens, got " +
+                                         std::to_string(options.logprob_start));
+}
+
 }  // namespace
 
 GenerationCall parse_generate(const Engine& engine, Fields& fields) {
   GenerationCall call;
   auto format = std::make_unique<GenerateFormat>(engine);
-  const json empty = json::object();
-  const json* given = fields.find("sampling_params");
-  if (given != nullptr && given->is_array())
-    fields.fail("sampling_params", unsupported("must be one object for all prompts, not a list"));
-  Fields inner(given == nullptr || given->is_array() ? empty : *given, "sampling_params.");
-  SamplingParams sampling = read_sampling(inner, engine.info().default_sampling);
-  sampling.grammar = read_grammar(engine, inner);
-  sampling.max_new_tokens = inner.integer("max_new_tokens", kDefaultMaxNewTokens, 0, INT32_MAX);
-  const int64_t n = read_n(inner);
-  fields.merge(inner);
-
-  format->logprobs = fields.boolean("return_logprob", false);
-  format->top_logprobs = fields.integer("top_logprobs_num", 0, 0, kMaxTopLogprobs);
-  format->text_in_logprobs = fields.boolean("return_text_in_logprobs", false);
   Request request;
-  const int64_t start = fields.integer("logprob_start_len", -1, -1, INT32_MAX);
-  if (format->logprobs) {
-    sampling.top_logprobs = static_cast<int32_t>(format->top_logprobs);
-    request.prompt_logprobs_from = format->logprob_start = start;
-  }
+  format->text_in_logprobs = fields.boolean("return_text_in_logprobs", false);
   read_routed_experts(fields, request);
   const std::optional<std::vector<std::string>> ids = read_ids(fields, request);
-  request.sampling = sampling;
   call.stream = fields.boolean("stream", false);
-  if (!fields.ok()) return call;
-
   const bool has_text = fields.find("text") != nullptr, has_ids = fields.find("input_ids") != nullptr;
   if (has_text == has_ids) fields.fail("text", "exactly one of text and input_ids is required");
   if (!fields.ok()) return call;
   Prompts prompts = has_text ? read_prompts(engine, fields, "text", PromptKind::kText)
                              : read_prompts(engine, fields, "input_ids", PromptKind::kIds);
-  for (const std::vector<int32_t>& prompt : prompts.ids)
-    if (format->logprobs && start > std::ssize(prompt))
-      fields.fail("logprob_start_len", "must not exceed the prompt's length of " +
-                                           std::to_string(prompt.size()) + " tokens, got " +
-                                           std::to_string(start));
+  const std::vector<PromptOptions> options = read_all_options(engine, fields, prompts);
+  if (!fields.ok()) return call;
+
+  const int64_t n = options.front().n;
+  std::vector<Request> requests;
+  for (size_t i = 0; i < prompts.ids.size(); ++i) {
+    const PromptOptions& own = options[options.size() > 1 ? i : 0];
+    check_logprob_start(fields, own, prompts.ids[i]);
+    requests.push_back(request);
+    requests.back().sampling = own.sampling;
+    requests.back().prompt_logprobs_from = own.logprob_start;
+    format->logprobs.push_back({own.logprobs, own.logprob_start, own.sampling.top_logprobs});
+  }
+  format->n = n;
   format->is_list = prompts.is_list || n > 1;
-  add_requests(engine, call, fields, request, std::move(prompts.ids), n);
+  add_requests(engine, call, fields, requests, std::move(prompts.ids), n);
   if (ids && fields.ok() && ids->size() != call.requests.size())
     fields.fail("rid", "has " + std::to_string(ids->size()) + " ids, but the request has " +
                            std::to_string(call.requests.size()) + " outputs");

@@ -1,11 +1,13 @@
 #include "server/api/openai_format.h"
 
+#include <span>
+
 namespace fp4moe {
 
 namespace {
 
 // OpenAI's usage object; a prompt is counted once for its n choices.
-json usage(const std::vector<Choice>& choices, int64_t n) {
+json usage(std::span<const Choice> choices, int64_t n) {
   int64_t prompt = 0, cached = 0, completion = 0;
   for (const Choice& choice : choices) {
     if (choice.index % n == 0) prompt += choice.prompt_tokens;
@@ -43,11 +45,13 @@ void OpenAiFormat::read(GenerationCall& call, Fields& fields, Request& request) 
   n_ = read_n(fields);
   read_routed_experts(fields, request);
   returns_token_ids_ = fields.boolean("return_token_ids", false);
+  names_tokens_by_id_ = fields.boolean("return_tokens_as_token_ids", false);
   call.stream = fields.boolean("stream", false);
   const json* options = fields.find("stream_options");
   if (options == nullptr) return;
   Fields inner(*options, "stream_options.");
   include_usage_ = inner.boolean("include_usage", false);
+  continuous_usage_ = inner.boolean("continuous_usage_stats", false) && include_usage_;
   fields.merge(inner);
 }
 
@@ -56,13 +60,18 @@ json OpenAiFormat::head(const char* object, json choices) const {
           {"object", object},
           {"created", created_},
           {"model", model_},
+          {"system_fingerprint", fingerprint_},
           {"choices", std::move(choices)}};
 }
 
-json OpenAiFormat::event(json choice) const {
-  json event = head(event_object_, json::array({std::move(choice)}));
-  if (include_usage_) event["usage"] = nullptr;
+json OpenAiFormat::event(const Choice& choice, json entry) const {
+  json event = head(event_object_, json::array({std::move(entry)}));
+  if (include_usage_) event["usage"] = continuous_usage_ ? usage({&choice, 1}, 1) : json(nullptr);
   return event;
+}
+
+std::string OpenAiFormat::token_name(const TokenLogprob& token) const {
+  return names_tokens_by_id_ ? "token_id:" + std::to_string(token.token_id) : token.bytes;
 }
 
 std::vector<json> OpenAiFormat::closing(const std::vector<Choice>& choices) {

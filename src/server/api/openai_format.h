@@ -26,11 +26,18 @@ class OpenAiFormat : public ApiFormat {
  protected:
   OpenAiFormat(const Engine& engine, const std::string& id_prefix, const char* object,
                const char* event_object)
-      : id_prefix_(id_prefix), model_(engine.info().name), object_(object), event_object_(event_object) {}
+      : id_prefix_(id_prefix),
+        model_(engine.info().name),
+        object_(object),
+        event_object_(event_object),
+        fingerprint_("fp4moe-" FP4MOE_VERSION "-" + engine.info().backend) {}
 
   virtual json whole_choice(const Choice& choice) const = 0;
   virtual void add_to_whole(json& /*response*/, const std::vector<Choice>&) const {}
-  json event(json choice) const;
+  // An event with one choice.
+  json event(const Choice& choice, json entry) const;
+  // The text that stands for a token beside its log-probability.
+  std::string token_name(const TokenLogprob& token) const;
   bool returns_token_ids() const { return returns_token_ids_; }
 
  private:
@@ -42,9 +49,11 @@ class OpenAiFormat : public ApiFormat {
   const std::string model_;
   const char* const object_;        // "object" in a whole response
   const char* const event_object_;  // "object" in an event
+  const std::string fingerprint_;   // changes with the version and the backend
   const int64_t created_ = std::time(nullptr);
   int64_t n_ = 1;
-  bool include_usage_ = false, returns_token_ids_ = false;
+  bool include_usage_ = false, continuous_usage_ = false, returns_token_ids_ = false;
+  bool names_tokens_by_id_ = false;
 };
 
 }  // namespace fp4moe

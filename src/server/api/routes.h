@@ -27,6 +27,7 @@ namespace fp4moe {
 enum class ErrorShape { kOpenAi, kAnthropic };
 
 // Thread-safe.
+// Large because each route that responds immediately is a method.
 class ServerRoutes {
  public:
   // `gauges` reads the gauges of the HTTP server. It is called only after set_engine().

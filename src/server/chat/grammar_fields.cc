@@ -1,10 +1,13 @@
 #include "server/chat/grammar_fields.h"
 
+#include <span>
 #include <utility>
 
 namespace fp4moe {
 
 namespace {
+
+constexpr const char* kAnyObject = R"({"type":"object"})";
 
 // Returns the text of a JSON schema, given as an object or as text. Fails if it is malformed or too deep.
 std::string schema_text(Fields& fields, const std::string& name, const json& given) {
@@ -29,22 +32,106 @@ void set(const Engine& engine, Fields& fields, const std::string& name, GrammarS
   grammar = {kind, std::move(text)};
 }
 
+// A field that holds a grammar.
+struct Row {
+  const char* name;
+  GrammarSpec::Kind kind;
+};
+// SGLang's fields, vLLM's older ones, and llama-server's "grammar" (GBNF, which is this EBNF).
+constexpr Row kTopLevel[] = {
+    {"json_schema", GrammarSpec::Kind::kJsonSchema},
+    {"regex", GrammarSpec::Kind::kRegex},
+    {"ebnf", GrammarSpec::Kind::kEbnf},
+    {"structural_tag", GrammarSpec::Kind::kStructuralTag},
+    {"guided_json", GrammarSpec::Kind::kJsonSchema},
+    {"guided_regex", GrammarSpec::Kind::kRegex},
+    {"guided_grammar", GrammarSpec::Kind::kEbnf},
+    {"grammar", GrammarSpec::Kind::kEbnf},
+};
+// vLLM's "structured_outputs".
+constexpr Row kStructuredOutputs[] = {
+    {"json", GrammarSpec::Kind::kJsonSchema},
+    {"regex", GrammarSpec::Kind::kRegex},
+    {"grammar", GrammarSpec::Kind::kEbnf},
+    {"structural_tag", GrammarSpec::Kind::kStructuralTag},
+};
+
+void read_rows(const Engine& engine, Fields& fields, std::span<const Row> rows, GrammarSpec& grammar) {
+  for (const auto& [name, kind] : rows) {
+    const json* value = fields.find(name);
+    if (value == nullptr) continue;
+    const bool is_text = kind == GrammarSpec::Kind::kRegex || kind == GrammarSpec::Kind::kEbnf;
+    const std::string text = is_text ? fields.string(name, "") : schema_text(fields, name, *value);
+    set(engine, fields, name, grammar, kind, text);
+    if (text.empty()) fields.fail(name, "is empty");
+  }
+}
+
+// `text` as a string literal of EBNF.
+std::string quoted(const std::string& text) {
+  static constexpr char kHex[] = "0123456789abcdef";
+  std::string literal = "\"";
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      literal += {'\\', c};
+    } else if (byte < 0x20 || byte == 0x7f) {
+      literal += {'\\', 'x', kHex[byte >> 4], kHex[byte & 15]};
+    } else {
+      literal += c;
+    }
+  }
+  return literal + "\"";
+}
+
+// A list of texts, one of which is the output.
+void read_choice(const Engine& engine, Fields& fields, const std::string& name, GrammarSpec& grammar) {
+  const json* given = fields.find(name);
+  if (given == nullptr) return;
+  const std::vector<std::string> texts = fields.strings(name);
+  if (!given->is_array() || texts.empty()) return fields.fail(name, "must be a non-empty array of strings");
+  std::string rule = "root ::= ";
+  for (size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i].empty()) return fields.fail(name, "contains an empty string");
+    rule += (i > 0 ? " | " : "") + quoted(texts[i]);
+  }
+  set(engine, fields, name, grammar, GrammarSpec::Kind::kEbnf, std::move(rule));
+}
+
+// The schema of a response format: {"json_schema": {"schema"}}, or llama-server's {"schema"}.
+std::string named_schema(Fields& format) {
+  if (const json* schema = format.find("schema")) return schema_text(format, "schema", *schema);
+  const json* wrapper = format.find("json_schema");
+  const json none = json::object();
+  Fields named(wrapper == nullptr ? none : *wrapper, "response_format.json_schema.");
+  for (const char* moot : {"name", "description", "strict"})
+    named.find(moot);  // ignored: schemas are always enforced
+  const json* schema = named.find("schema");
+  if (schema == nullptr) named.fail("schema", "is missing");
+  std::string text = schema == nullptr ? "" : schema_text(named, "schema", *schema);
+  format.merge(named);
+  return text;
+}
+
 }  // namespace
 
 GrammarSpec read_grammar(const Engine& engine, Fields& fields) {
   GrammarSpec grammar;
-  if (const json* schema = fields.find("json_schema"))
-    set(engine, fields, "json_schema", grammar, GrammarSpec::Kind::kJsonSchema,
-        schema_text(fields, "json_schema", *schema));
-  for (const auto& [name, kind] :
-       {std::pair{"regex", GrammarSpec::Kind::kRegex}, {"ebnf", GrammarSpec::Kind::kEbnf}}) {
-    if (fields.find(name) == nullptr) continue;
-    set(engine, fields, name, grammar, kind, fields.string(name, ""));
-    if (grammar.text.empty()) fields.fail(name, "is empty");
-  }
-  if (const json* tag = fields.find("structural_tag"))
-    set(engine, fields, "structural_tag", grammar, GrammarSpec::Kind::kStructuralTag,
-        schema_text(fields, "structural_tag", *tag));
+  read_rows(engine, fields, kTopLevel, grammar);
+  read_choice(engine, fields, "guided_choice", grammar);
+  fields.refuse("guided_whitespace_pattern", nullptr);
+  const json* outputs = fields.find("structured_outputs");
+  if (outputs == nullptr) return grammar;
+  Fields inner(*outputs, "structured_outputs.");
+  read_rows(engine, inner, kStructuredOutputs, grammar);
+  read_choice(engine, inner, "choice", grammar);
+  if (inner.boolean("json_object", false))
+    set(engine, inner, "json_object", grammar, GrammarSpec::Kind::kJsonSchema, kAnyObject);
+  inner.find("disable_fallback");  // this server never falls back to another backend
+  inner.refuse("disable_any_whitespace", true);
+  inner.refuse("disable_additional_properties", false);
+  inner.refuse("whitespace_pattern", nullptr);
+  fields.merge(inner);
   return grammar;
 }
 
@@ -55,20 +142,11 @@ void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& gra
   Fields inner(*format, name + ".");
   const std::string type = inner.string("type", "");
   if (type == "json_object") {
-    set(engine, fields, name, grammar, GrammarSpec::Kind::kJsonSchema, R"({"type":"object"})");
+    const json* schema = inner.find("schema");  // llama-server's
+    set(engine, fields, name, grammar, GrammarSpec::Kind::kJsonSchema,
+        schema == nullptr ? kAnyObject : schema_text(inner, "schema", *schema));
   } else if (type == "json_schema") {
-    const json* wrapper = inner.find("json_schema");
-    const json none = json::object();
-    Fields named(wrapper == nullptr ? none : *wrapper, name + ".json_schema.");
-    for (const char* moot : {"name", "description", "strict"})
-      named.find(moot);  // ignored: schemas are always enforced
-    const json* schema = named.find("schema");
-    if (schema == nullptr)
-      named.fail("schema", "is missing");
-    else
-      set(engine, fields, name, grammar, GrammarSpec::Kind::kJsonSchema,
-          schema_text(named, "schema", *schema));
-    inner.merge(named);
+    set(engine, fields, name, grammar, GrammarSpec::Kind::kJsonSchema, named_schema(inner));
   } else if (type == "structural_tag") {
     for (const char* part : {"format", "structures", "triggers"}) inner.find(part);
     set(engine, fields, name, grammar, GrammarSpec::Kind::kStructuralTag, to_text(*format));

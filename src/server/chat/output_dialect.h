@@ -33,6 +33,7 @@ struct ToolUse {
   std::vector<Function> functions;  // the callable functions
   bool is_forced = false;           // the response must be a call
   bool parallel = true;             // several calls are allowed
+  bool is_legacy = false;           // given as OpenAI's legacy "functions"
 };
 
 // How to parse the response to the rendered `prompt`.

@@ -1,4 +1,4 @@
-// A decode node's side: which prefill nodes it connects to, and that a hostile one cannot exhaust it.
+// Decode node: it connects only to allowed prefill nodes, and a hostile prefill node cannot exhaust it.
 #include "engine/disagg/decode_node.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +67,7 @@ class DecodeNodeTest : public testing::Test {
   std::vector<std::string> lines_;
 };
 
-// Hosts are neither resolved nor contacted: the port named sees no connection.
+// Hosts that are not allowed are neither resolved nor contacted: the named port receives no connection.
 TEST_F(DecodeNodeTest, HostsThatAreNotAllowedAreNotContacted) {
   TestPort port;
   start({.allowed_hosts = *AllowedHosts::parse({"prefill-1", "127.0.0.1:1"})});
@@ -79,7 +79,7 @@ TEST_F(DecodeNodeTest, HostsThatAreNotAllowedAreNotContacted) {
   }
   EXPECT_EQ(node_->num_peers(), 0);
   port.listener().wake();
-  EXPECT_EQ(port.listener().accept().event, KvListener::Event::kWoken) << "it was connected to";
+  EXPECT_EQ(port.listener().accept().event, KvListener::Event::kWoken) << "the decode node connected to it";
 }
 
 // A host string of 20 MB or with control characters only causes a short error.
@@ -113,10 +113,10 @@ TEST_F(DecodeNodeTest, FailedNodesAreForgottenAndLoggedAtABoundedRate) {
   }
   const auto seconds = std::chrono::duration<double>(KvSocket::Clock::now() - begin).count();
   EXPECT_LE(static_cast<double>(lines().size()), 22 + 2 * seconds / 5)
-      << "20 at once, one in 5 s, and their count";
+      << "the limit is 20 lines at once, then one line and one count per 5 s";
 }
 
-// If all remembered nodes have requests, another one is refused until a place is free.
+// If all remembered nodes have requests, another node is refused until a slot is free.
 TEST_F(DecodeNodeTest, ABusyNodeKeepsItsPlace) {
   start({.max_connections = 1});
   TestPort one, two;
@@ -133,8 +133,8 @@ TEST_F(DecodeNodeTest, ABusyNodeKeepsItsPlace) {
   EXPECT_TRUE(eventually([&] { return ask(two.address()).ok(); }));
 }
 
-// A prefill node that sends deep JSON, drips bytes or sends frames out of order: its requests fail with its
-// name.
+// If a prefill node sends deeply nested JSON, drips bytes or sends frames out of order, its requests fail
+// with an error that names the node.
 TEST_F(DecodeNodeTest, AHostilePrefillNodeFailsItsOwnRequests) {
   start({.timeout_seconds = 0.5});
   const std::string deep = std::string(200'000, '[') + std::string(200'000, ']');
@@ -185,7 +185,7 @@ TEST_F(DecodeNodeTest, DeepFirstTokensEndTheConnection) {
       << event.status.message();
 }
 
-// Both nodes prove the secret, or the request fails.
+// The request fails unless both nodes prove that they know the secret.
 TEST_F(DecodeNodeTest, APrefillNodeWithoutTheSecretIsRefused) {
   start({.secret = secret_of("correct horse battery staple")});
   for (const auto& theirs : {secret_of("another secret, as long"), std::make_shared<const NodeSecret>()}) {

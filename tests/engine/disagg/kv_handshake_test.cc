@@ -1,5 +1,5 @@
-// The hello of two nodes: both have the same secret or neither has one; anything else is refused by both with
-// the reason.
+// The hello exchange succeeds if both nodes have the same secret or neither has one. Otherwise both nodes
+// refuse it with the reason.
 #include "engine/disagg/kv_handshake.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ const KvHello kPrefillHello{kEpoch, {{"model", "m"}, {"--page-size", "16"}}};
 const KvHello kDecodeHello{0, {{"model", "m"}, {"--page-size", "16"}}};
 
 struct Outcome {
-  Status prefill;  // what the prefill node's side returned
+  Status prefill;  // the prefill node's result
   Result<KvHello> decode = Status();
 };
 
@@ -72,7 +72,7 @@ TEST(KvHandshake, DifferencesAndRefusalsReachTheDecodeNode) {
   EXPECT_EQ(full.decode.status().message(), "no place left");
 }
 
-// A hello without a valid proof is not parsed: what follows the proof makes no difference.
+// A hello without a valid proof is not parsed: the bytes after the proof make no difference.
 TEST(KvHandshake, NothingIsParsedBeforeTheProof) {
   const auto secret = secret_of("correct horse battery staple");
   const KvNonces nonces{random_nonce(), random_nonce()};
@@ -95,7 +95,7 @@ TEST(KvHandshake, NothingIsParsedBeforeTheProof) {
   EXPECT_EQ(open_hello(bytes(), *secret, NodeRole::kDecode, nonces).status().code(), StatusCode::kDataLoss);
 }
 
-// A node's own messages cannot be sent back to it as a proof, neither in the same nor in another connection.
+// A proof recorded in one connection is refused in another one, whose nonces differ.
 TEST(KvHandshake, ReflectedAndReplayedProofsAreRefused) {
   const auto secret = secret_of("correct horse battery staple");
   TestPort port;
@@ -124,7 +124,7 @@ TEST(KvHandshake, ReflectedAndReplayedProofsAreRefused) {
   }
 }
 
-// Frames out of order, of another protocol, or missing.
+// Refuses frames that are missing, out of order, or of another protocol version.
 TEST(KvHandshake, StrangersAreRefused) {
   const auto greeted = [](const std::function<void(KvSocket&)>& stranger) {
     TestPort port;
@@ -153,7 +153,7 @@ TEST(KvHandshake, StrangersAreRefused) {
     ASSERT_TRUE(reply.ok());
     EXPECT_EQ(reply->header.type, KvFrameType::kFailed);
   });
-  EXPECT_NE(newer.message().find("the protocol is 3 on the decode node"), std::string::npos)
+  EXPECT_NE(newer.message().find("the protocol version is 3 on the decode node"), std::string::npos)
       << newer.message();
 }
 

@@ -32,7 +32,7 @@ TEST(KvListener, WakesAndEnds) {
   EXPECT_EQ(port.listener().accept().event, Event::kEnded);
 }
 
-// Uses up the process's file descriptors during its lifetime.
+// Exhausts the process's file descriptors during its lifetime.
 class NoDescriptors {
  public:
   NoDescriptors() {
@@ -58,7 +58,8 @@ class NoDescriptors {
   std::vector<int> taken_;
 };
 
-// Without descriptors, connections are accepted on the spare one and closed; later ones are accepted again.
+// Without free descriptors, the listener accepts connections on its spare descriptor and closes them. Once
+// descriptors are free, it keeps connections again.
 TEST(KvListener, RunsOutOfDescriptorsAndRecovers) {
   TestPort port;
   std::vector<Stranger> strangers;

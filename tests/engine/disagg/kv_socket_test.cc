@@ -56,7 +56,7 @@ TEST(KvSocket, AnUnreachableHostIsUnavailable) {
   EXPECT_EQ((*silent)->receive(kLegal, in_seconds(0.05)).status().code(), StatusCode::kUnavailable);
 }
 
-// One byte every few milliseconds, so that neither header nor payload is ever complete.
+// Sends one byte every few milliseconds, so that neither header nor payload is ever complete.
 TEST(KvSocket, DrippedFramesAreCutOff) {
   for (const size_t whole : {0u, 20u, 41u, 60u}) {
     TestPort port;
@@ -82,7 +82,7 @@ TEST(KvSocket, DrippedFramesAreCutOff) {
   }
 }
 
-// The deadline advances with the bytes: a frame that is fast enough may take longer than the timeout.
+// The deadline advances with the bytes: a frame that is fast enough can take longer than the timeout.
 TEST(KvSocket, ASlowButSteadyFrameIsReceived) {
   TestPort port;
   const Stranger stranger(port.port());
@@ -102,7 +102,7 @@ TEST(KvSocket, ASlowButSteadyFrameIsReceived) {
   slow.join();
 }
 
-// If the other side reads nothing, sending fails too.
+// Sending also fails if the peer does not read.
 TEST(KvSocket, SendingToAPeerThatDoesNotReadEnds) {
   TestPort port;
   const Stranger stranger(port.port());

@@ -1,5 +1,5 @@
-// Frames and payloads between nodes: round trips are exact; damaged, foreign or oversized data is refused by
-// name.
+// Frames and payloads between nodes: round trips are exact; damaged, foreign or oversized data is refused
+// with an error that names it.
 #include "engine/disagg/kv_wire.h"
 
 #include <gtest/gtest.h>
@@ -67,12 +67,12 @@ TEST(KvWire, HeadersThatCannotBeAreRefusedByName) {
   expect_refused(greeting, "magic");
   EXPECT_EQ(greeting.message().find(std::to_string(0x20544547)), std::string::npos)
       << "a stranger's first bytes";
-  expect_refused(with([](KvFrameHeader& h) { h.type = static_cast<KvFrameType>(9); }), "type=9");
-  expect_refused(with([](KvFrameHeader& h) { h.type = static_cast<KvFrameType>(0); }), "type=0");
+  expect_refused(with([](KvFrameHeader& h) { h.type = static_cast<KvFrameType>(9); }), "type is 9");
+  expect_refused(with([](KvFrameHeader& h) { h.type = static_cast<KvFrameType>(0); }), "type is 0");
   expect_refused(with([](KvFrameHeader& h) { h.room = 2; }), "checksum");
 }
 
-// Each stage accepts only its own types, and only with sizes legal for the type.
+// Each stage accepts only its own types, and only with sizes that are valid for the type.
 TEST(KvWire, StagesAcceptOnlyTheirOwnFrames) {
   const std::vector<std::pair<KvStage, std::vector<uint32_t>>> legal = {{KvStage::kChallenge, {7, 8}},
                                                                         {KvStage::kHello, {1, 7}},
@@ -269,7 +269,7 @@ TEST(KvWire, WrongFieldsAreNamed) {
   EXPECT_EQ(message(R"({"epoch": 1})"), "malformed hello: facts is missing");
 }
 
-// Text of the other node that becomes an error here is a single line of bounded length.
+// Text from the other node appears in a local error as a single line of bounded length.
 TEST(KvWire, FailuresAreEscapedAndCut) {
   const std::string text = "first\nsecond \x1b[31m" + std::string(1 << 20, 'x');
   const std::string honest = encode_failure(unavailable(text));

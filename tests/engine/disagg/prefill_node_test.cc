@@ -1,5 +1,5 @@
-// A prefill node's port under attack: strangers cost a bounded number of connections, threads and bytes, and
-// a decode node is still served.
+// A prefill node's port under attack: strangers can occupy only a bounded number of connections, threads and
+// bytes, and a decode node is still served.
 #include "engine/disagg/prefill_node.h"
 
 #include <gtest/gtest.h>
@@ -127,12 +127,13 @@ TEST_F(PrefillNodeTest, ASlowHelloIsEnded) {
       kv_frame(KvFrameType::kChallenge, 0, 0, std::string_view(encode_challenge({.nonce = random_nonce()})));
   strangers[1].send(std::string_view(reinterpret_cast<const char*>(frame.data()), 20));
   strangers[2].send(std::string_view(reinterpret_cast<const char*>(frame.data()), frame.size() - 1));
-  strangers[3].send(frame);  // followed by nothing where its hello is due
+  strangers[3].send(frame);  // its hello never follows
   for (const Stranger& stranger : strangers) EXPECT_TRUE(stranger.is_ended_within(20));
   EXPECT_TRUE(eventually([&] { return node_->num_connections() == 0; }));
 }
 
-// After its hello, a frame has a deadline from its first byte on; between frames there is none.
+// After the hello, each frame has a deadline that starts at its first byte. There is no deadline between
+// frames.
 TEST_F(PrefillNodeTest, ADrippedRequestEndsItsConnectionAndItsRooms) {
   start({.timeout_seconds = 0.3});
   auto guest = greet();
@@ -140,7 +141,7 @@ TEST_F(PrefillNodeTest, ADrippedRequestEndsItsConnectionAndItsRooms) {
   ASSERT_TRUE(guest->send(KvFrameType::kPrefill, 1, prefill_payload({5, 6, 7})).ok());
   ASSERT_EQ(guest->receive()->header.type, KvFrameType::kFirstToken);
   std::this_thread::sleep_for(std::chrono::milliseconds(600));
-  EXPECT_EQ(node_->num_connections(), 1) << "idle connections stay";
+  EXPECT_EQ(node_->num_connections(), 1) << "an idle connection was closed";
   const std::vector<uint8_t> frame = kv_frame(KvFrameType::kRelease, guest->epoch, 9, std::string_view());
   ASSERT_TRUE(guest->socket->send(std::span(frame).first(39)).ok());
   EXPECT_EQ(guest->receive().status().code(), StatusCode::kUnavailable);
@@ -148,7 +149,7 @@ TEST_F(PrefillNodeTest, ADrippedRequestEndsItsConnectionAndItsRooms) {
   EXPECT_TRUE(is_empty());
 }
 
-// Ten times as many strangers as connection slots; a decode node gets through between them.
+// Ten times as many strangers connect as there are connection slots, and a decode node still gets through.
 TEST_F(PrefillNodeTest, AFloodOfStrangersIsBounded) {
   start();
   const size_t most = 2 * PrefillNode::kMaxGreeting + static_cast<size_t>(options_.max_connections);
@@ -160,11 +161,12 @@ TEST_F(PrefillNodeTest, AFloodOfStrangersIsBounded) {
   }
   EXPECT_TRUE(
       eventually([&] { return static_cast<size_t>(node_->num_connections()) <= PrefillNode::kMaxGreeting; }));
-  EXPECT_TRUE(strangers.front().is_ended_within(20)) << "the oldest ends first";
+  EXPECT_TRUE(strangers.front().is_ended_within(20)) << "the oldest connection was not closed first";
   expect_works();
 }
 
-// The stranger that the last one displaces has been there for all intervals after the burst.
+// The last stranger displaces the one checked here, so that one is closed only after every interval that
+// follows the burst.
 TEST_F(PrefillNodeTest, AFloodOfStrangersIsAcceptedSlowly) {
   start();
   constexpr size_t kNumPaced = 100, kNum = PrefillNode::kAcceptBurst + kNumPaced;
@@ -176,7 +178,7 @@ TEST_F(PrefillNodeTest, AFloodOfStrangersIsAcceptedSlowly) {
   expect_works();
 }
 
-// Greeted connections: one without rooms is replaced by the next, those with rooms are not.
+// A new connection replaces a greeted connection without rooms, but never one with rooms.
 TEST_F(PrefillNodeTest, IdleConnectionsMakePlace) {
   start({.max_connections = 2});
   auto busy = greet(), idle = greet();
@@ -185,14 +187,15 @@ TEST_F(PrefillNodeTest, IdleConnectionsMakePlace) {
   ASSERT_EQ(busy->receive()->header.type, KvFrameType::kFirstToken);
   auto third = greet();
   ASSERT_TRUE(third.ok()) << third.status().to_string();
-  EXPECT_EQ(idle->receive().status().code(), StatusCode::kUnavailable) << "it was the idle one";
+  EXPECT_EQ(idle->receive().status().code(), StatusCode::kUnavailable)
+      << "the idle connection was not the one closed";
   ASSERT_TRUE(third->send(KvFrameType::kPrefill, 1, prefill_payload({5, 6, 7})).ok());
   ASSERT_EQ(third->receive()->header.type, KvFrameType::kFirstToken);
   const Status full = greet().status();
   EXPECT_EQ(full.code(), StatusCode::kUnavailable);
   EXPECT_NE(full.message().find("--disaggregation-max-connections"), std::string::npos) << full.message();
   ASSERT_TRUE(busy->send(KvFrameType::kRelease, 1, {}).ok());
-  EXPECT_TRUE(eventually([&] { return greet().ok(); })) << "its place is free again";
+  EXPECT_TRUE(eventually([&] { return greet().ok(); })) << "its slot is not free again";
 }
 
 TEST_F(PrefillNodeTest, OnlyTheSecretOpensIt) {
@@ -209,7 +212,8 @@ TEST_F(PrefillNodeTest, OnlyTheSecretOpensIt) {
   expect_works();
 }
 
-// No thread for a connection, as under a process limit: it is closed, and the node keeps running.
+// If no thread can be created for a connection, for example under a process limit, the node closes the
+// connection and keeps running.
 TEST_F(PrefillNodeTest, AConnectionWithoutAThreadIsClosed) {
   start();
   pthread_attr_t before, huge;
@@ -226,8 +230,8 @@ TEST_F(PrefillNodeTest, AConnectionWithoutAThreadIsClosed) {
   expect_works();
 }
 
-// Failing requests from a peer that never reads: the memory for replies is bounded, and so is the duration of
-// a send.
+// If a peer sends failing requests and never reads, the memory for replies and the duration of a send are
+// bounded.
 TEST_F(PrefillNodeTest, APeerThatNeverReadsIsEnded) {
   start({.timeout_seconds = 0.5});
   auto guest = greet();

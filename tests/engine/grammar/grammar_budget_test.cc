@@ -1,4 +1,4 @@
-// Budgets of grammars: hostile ones fail with an error that names the construct and never exceed their
+// Grammar budgets: a hostile grammar fails with an error that names the construct and never exceeds its
 // budget.
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ struct Outcome {
   int num_tokens = 0;
   int64_t compile_steps = 0;
   int64_t matcher_steps = 0;
-  int64_t most_steps = 0;  // of a single matcher call
+  int64_t most_steps = 0;  // largest number of steps in a single matcher call
 
   friend bool operator==(const Outcome& a, const Outcome& b) {
     return a.status.to_string() == b.status.to_string() && a.num_tokens == b.num_tokens &&
@@ -35,7 +35,7 @@ struct Outcome {
 class GrammarBudgetTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (compiler_ == nullptr) GTEST_SKIP() << "a build without xgrammar";
+    if (compiler_ == nullptr) GTEST_SKIP() << "this build has no xgrammar";
   }
 
   static std::vector<int32_t> ids_of(const std::vector<uint32_t>& allowed) {
@@ -45,7 +45,7 @@ class GrammarBudgetTest : public ::testing::Test {
     return ids;
   }
 
-  // Draws up to num_tokens tokens; the end only if nothing else is allowed.
+  // Draws up to num_tokens tokens; draws the end token only if nothing else is allowed.
   Outcome generate(const GrammarSpec& spec, int num_tokens,
                    const GrammarBudget& compile_budget = kCompileBudget) {
     Outcome outcome;
@@ -120,7 +120,7 @@ TEST_F(GrammarBudgetTest, RecursionIsBounded) {
   expect_bounded({Kind::kEbnf, rules + "r5000 ::= \"c\""}, "rule");
   EXPECT_EQ(generate({Kind::kJsonSchema, chain + R"("d5000":{"type":"null"}}})"}, 1).status.code(),
             StatusCode::kInvalidArgument);
-  // Rules that repeat each other.
+  // Two rules that repeat each other.
   const Status mutual = generate({Kind::kEbnf, "root ::= a{2,300}\na ::= root{2,300}"}, 1).status;
   EXPECT_EQ(mutual.code(), StatusCode::kInvalidArgument) << mutual.to_string();
 }
@@ -258,7 +258,7 @@ TEST_F(GrammarBudgetTest, CancellationIsNoticed) {
   EXPECT_EQ(status.code(), StatusCode::kCancelled) << status.to_string();
 }
 
-// Random nested repetitions: each ends within its budget, and the same way twice.
+// Random nested repetitions: each run ends within its budget, and two runs end the same way.
 TEST_F(GrammarBudgetTest, RandomNestedRepetitionsAreBounded) {
   std::mt19937 random(7);
   const auto repeated = [&](const auto& self, int depth) -> std::string {

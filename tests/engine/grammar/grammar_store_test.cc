@@ -39,7 +39,7 @@ struct Compilations {
   bool gate_is_open = false;
   int num_running = 0, num_cancelled = 0;
   std::vector<std::string> begun;  // texts, in order
-  int nice = 0;                    // of the last one's thread
+  int nice = 0;                    // nice value of the last compilation's thread
 
   void open_gate() {
     std::lock_guard lock(mutex);
@@ -155,7 +155,7 @@ TEST_F(GrammarStoreTest, ASlowOneStopsNoOtherClient) {
   EXPECT_TRUE(own.get().ok());
 }
 
-// A thousand hostile grammars of one client and one ordinary grammar of another, which is compiled next.
+// If one client queues a thousand hostile grammars, another client's ordinary grammar is compiled next.
 TEST_F(GrammarStoreTest, ClientsTakeTurns) {
   make({.max_compiling = 1, .max_waiting = 2000, .max_waiting_of_client = 1000});
   std::vector<GrammarTicket> hostile;
@@ -223,7 +223,7 @@ TEST_F(GrammarStoreTest, FailuresAreReportedAndRememberedForAWhile) {
   EXPECT_TRUE(eventually([&] {
     EXPECT_EQ(status("bad").message(), "it is bad");
     return log_->count("bad") >= 2;
-  })) << "it is never compiled again";
+  })) << "the failure is remembered for too long";
 }
 
 TEST_F(GrammarStoreTest, FewFailuresAreRemembered) {
@@ -251,7 +251,7 @@ TEST_F(GrammarStoreTest, WhatTakesTooLongIsCancelledAndRemembered) {
   EXPECT_EQ(log_->count("slow"), 1);
 }
 
-// Four and more of these used to disable structured output for everybody.
+// Four or more such grammars used to disable structured output for all clients.
 TEST_F(GrammarStoreTest, ManyThatTakeTooLongDelayNobodyForLong) {
   make({.timeout = 10ms, .max_compiling = 2});
   std::vector<GrammarTicket> slow;
@@ -272,7 +272,7 @@ TEST_F(GrammarStoreTest, WhatNobodyWaitsForIsCancelled) {
   EXPECT_EQ(log_->cancelled(), 1);
   EXPECT_EQ(log_->count("a"), 0);
   log_->open_gate();
-  EXPECT_TRUE(ask("slow").get().ok()) << "it can be asked for again";
+  EXPECT_TRUE(ask("slow").get().ok()) << "a cancelled grammar cannot be requested again";
 }
 
 TEST_F(GrammarStoreTest, EndsWhileSomethingCompiles) {

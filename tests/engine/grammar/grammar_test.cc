@@ -18,7 +18,7 @@ using Kind = GrammarSpec::Kind;
 class GrammarTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (compiler_ == nullptr) GTEST_SKIP() << "a build without xgrammar";
+    if (compiler_ == nullptr) GTEST_SKIP() << "this build has no xgrammar";
   }
   std::unique_ptr<GrammarMatcher> matcher(Kind kind, const std::string& text) {
     const auto grammar = compiler_->compile({kind, text}, kCompileBudget);
@@ -52,7 +52,7 @@ class GrammarTest : public ::testing::Test {
     }
     return m->has_ended();
   }
-  // A random text drawn from what the grammar allows.
+  // Draws a random text that the grammar allows.
   std::string random_text(Kind kind, const std::string& text, uint32_t seed) {
     std::mt19937 random(seed);
     const auto m = matcher(kind, text);
@@ -65,7 +65,7 @@ class GrammarTest : public ::testing::Test {
       if (id == kEosId) return answer;
       answer += tokenizer_.token_bytes(id);
     }
-    ADD_FAILURE() << "no end: " << answer;
+    ADD_FAILURE() << "the grammar does not end: " << answer;
     return answer;
   }
 
@@ -180,7 +180,7 @@ TEST_F(GrammarTest, WhatIsWrongIsSaid) {
   EXPECT_NE(error(Kind::kRegex, std::string(100000, '(')).find("nests deeper"), std::string::npos);
 }
 
-// Keywords that would be ignored are refused: text that violates the request would be worse.
+// The compiler refuses keywords that it would ignore: a refusal is better than text that violates the schema.
 TEST_F(GrammarTest, WhatWouldBeIgnoredIsRefused) {
   EXPECT_NE(error(Kind::kJsonSchema, R"({"type":"array","items":{"type":"integer"},"uniqueItems":true})")
                 .find("uniqueItems"),
@@ -196,7 +196,7 @@ TEST_F(GrammarTest, AGrammarSaysItsSize) {
   EXPECT_GT((*grammar)->num_bytes(), 0);
 }
 
-// Token ids that a mask must try one by one are cached per state, so they count in a grammar's size.
+// Token ids that a mask must try one by one are cached per state, so they count toward a grammar's size.
 TEST_F(GrammarTest, MasksOfBoundedStringsTryFewIds) {
   std::mt19937 random(1);
   std::set<std::string> words;
@@ -214,7 +214,7 @@ TEST_F(GrammarTest, MasksOfBoundedStringsTryFewIds) {
                           R"("items":{"type":"string","maxLength":40},"maxItems":3}}})"},
       kCompileBudget);
   ASSERT_TRUE(grammar.ok()) << grammar.status().to_string();
-  EXPECT_LT((*grammar)->num_bytes(), 250'000) << "530 KB with each string's ids";
+  EXPECT_LT((*grammar)->num_bytes(), 250'000) << "it takes 530 KB if each string caches its ids";
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ class MaskThreadsTest : public ::testing::Test {
   std::unique_ptr<MaskThreads> threads_;
 };
 
-// In either lane, also when outputs change lanes and their matchers are recreated.
+// Masks are equal in both lanes, even if outputs change lanes and their matchers are recreated.
 TEST_F(MaskThreadsTest, MasksAreThoseOfOneMatcher) {
   for (const int num_threads : {1, 3}) {
     for (const int one_in : {0, 1, 7, 60}) {  // one call in `one_in` is too expensive for the fast lane
@@ -114,13 +114,13 @@ TEST_F(MaskThreadsTest, ExpensiveAnswersLeaveTheFastLaneAndComeBack) {
   wait(*one);
   const auto later = start();
   wait(*later);
-  EXPECT_TRUE(later->is_slow()) << "its grammar has been slow before";
+  EXPECT_TRUE(later->is_slow()) << "its grammar was slow before";
   const auto other = start("hashed, another one");
   wait(*other);
   EXPECT_FALSE(other->is_slow());
 }
 
-// The fast lane has one thread, which endless calls must leave.
+// The fast lane has one thread; endless calls must leave it.
 TEST_F(MaskThreadsTest, EndlessCallsHoldNoCheapOneUp) {
   costs_ = [](const std::string& text, int64_t, bool) { return text == "endless" ? kEndless : FakeCost(); };
   make({.num_fast_threads = 1, .num_slow_threads = 1});

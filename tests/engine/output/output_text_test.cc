@@ -85,7 +85,7 @@ TEST(OutputText, PiecesAreWholeCharacters) {
   const Tokenizer tokenizer = fake_tokenizer();
   OutputText text(tokenizer, true, {"é!"});
   EXPECT_EQ(text.push(0xc3), "");
-  EXPECT_EQ(text.push(0xa9), "");  // may be the start of the stop string
+  EXPECT_EQ(text.push(0xa9), "");  // could be the start of the stop string
   EXPECT_EQ(text.push('x'), "éx");
   EXPECT_EQ(text.push(0xc3), "");
   EXPECT_EQ(text.finish(), "\xef\xbf\xbd");

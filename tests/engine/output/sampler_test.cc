@@ -30,7 +30,7 @@ std::vector<float> random_logits(size_t vocab_size, unsigned seed) {
   return logits;
 }
 
-// The definition, written naively: the probability of drawing each id.
+// Computes the probability of drawing each id directly from the definition.
 std::vector<double> expected_distribution(const std::vector<float>& logits, const SamplingParams& params) {
   std::vector<size_t> ranked(logits.size());
   std::iota(ranked.begin(), ranked.end(), 0);
@@ -150,7 +150,7 @@ TEST(Sampler, MeetsTheNaiveDistributionForAllCuts) {
       }
 }
 
-// The choice is that of a model with the edited logits, the log-probabilities are those of the unedited ones.
+// The sampler chooses from the edited logits, but computes log-probabilities from the unedited ones.
 TEST(Sampler, EditsChangeTheChoiceAndNotTheLogprobs) {
   for (unsigned seed = 0; seed < 200; ++seed) {
     const std::vector<float> logits = random_logits(50, seed);
@@ -190,7 +190,8 @@ TEST(Sampler, EditsThatLeaveNothingOrOverflow) {
   EXPECT_EQ(sample({1, 3e38f}, {.temperature = 1}, 0.5, {}, {{.token_id = 1, .scale = 1e-38f}}).token_id, 1);
 }
 
-// As if disallowed ids were removed from the logits, but with the model's own log-probabilities.
+// The sampler chooses as if disallowed ids were removed from the logits, but reports the model's
+// log-probabilities.
 TEST(Sampler, ChoosesWhatIsAllowed) {
   for (unsigned seed = 0; seed < 100; ++seed) {
     const std::vector<float> logits = random_logits(70, seed);

@@ -49,7 +49,8 @@ Outcome match_naively(const std::vector<std::regex>& expressions, const std::str
   return {text, ""};
 }
 
-// Uses 'a' to 'c', groups, alternatives and repetitions; not nested ones, which backtrack exponentially.
+// Uses 'a' to 'c', groups, alternatives and repetitions, but no nested repetitions, which backtrack
+// exponentially.
 std::string random_expression(std::mt19937& generator, int depth, bool repeats) {
   std::string expression;
   for (unsigned i = 0, parts = 1 + generator() % 3; i < parts; ++i) {
@@ -84,7 +85,7 @@ TEST(StopRegex, MeetsTheDefinitionForRandomExpressionsAndCuts) {
     num_matched += !expected.matched.empty();
     for (const size_t most : {1, 2, 3, 14})
       ASSERT_EQ(match(expressions, text, most), expected)
-          << expressions.front() << " of " << expressions.size() << " on " << text << " by " << most;
+          << expressions.front() << ", first of " << expressions.size() << ", on " << text << " by " << most;
   }
   EXPECT_GT(num_matched, 500);
   EXPECT_LT(num_matched, 1490);
@@ -146,7 +147,7 @@ TEST(StopRegex, RefusesWhatDoesNotCompileOrEndsAtOnce) {
     EXPECT_EQ(refusal(empty), "stop_regex[1] matches the empty text: the output would end before it begins");
 }
 
-// What is linear in the text held back does not fail until it takes a millisecond a character.
+// An expression whose time per character is linear in the held-back text must not fail after 1000 characters.
 TEST(StopRegex, LongTextMayBeHeldBack) {
   for (const std::string expression : {"<t>(.|\\n)*</t>", "<t>[^y]*</t>", "<t>.*?</t>"}) {
     StopRegex regex(compiled({expression}));
@@ -158,7 +159,7 @@ TEST(StopRegex, LongTextMayBeHeldBack) {
   }
 }
 
-// Sixteen of them must not take sixteen times as long as one may.
+// All expressions share one time limit: eight expressions fail after fewer bytes than one.
 TEST(StopRegex, ExpressionsShareTheLimit) {
   const auto bytes_until_failure = [](size_t num_expressions) {
     StopRegex regex(compiled(std::vector<std::string>(num_expressions, "<t>(.|\\n)*</t>")));

@@ -9,8 +9,8 @@ namespace {
 
 constexpr StageLimits kLimits{.max_rows = 16, .max_sequences = 8, .max_logit_rows = 8, .max_pages = 5};
 
-// Both memories of this stage are on the host. write() fills the first buffer, while device pointers point
-// into the last one: on_host() converts them.
+// A stage whose host and device memory are both on the host. write() fills the first buffer, while device
+// pointers point into the last one: on_host() converts them.
 class Stage {
  public:
   Stage() : stage_(BatchStage::make(kLimits, memory_, memory_).value()) {}

@@ -1,5 +1,5 @@
-// What an engine's executor reports when the GPU fails, and that the failure is permanent. A process that saw
-// a device error loses its device, so each case runs in its own process.
+// Checks the errors that an engine's executor reports when the GPU fails, and that the failure is permanent.
+// A process loses its device after a device error, so each case runs in a separate process.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -21,9 +21,9 @@ std::string model() {
 enum class Steps { kLaunched, kWaitedFor, kRecorded };
 
 constexpr int32_t kNowhere =
-    (1 << 26) - 1;  // a page far outside the GPU's memory; its rows' numbers fit 32 bits
+    (1 << 26) - 1;  // a page far outside the GPU's memory, whose row numbers still fit in 32 bits
 
-// Runs a step whose keys are outside memory, then a correct one; writes both results to stderr.
+// Runs a step whose page is outside the GPU's memory, then a correct one; writes both results to stderr.
 [[noreturn]] void fail(Steps steps) {
   if (steps == Steps::kWaitedFor) setenv("FP4MOE_CUDA_SYNC", "1", 1);
   EngineConfig flags;

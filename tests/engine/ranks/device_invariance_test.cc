@@ -1,5 +1,5 @@
-// --enable-deterministic-inference on a GPU: a token's logits have the same bits whatever else is in its step
-// and however its prompt was split into steps.
+// --enable-deterministic-inference on a GPU: the bits of a token's logits do not depend on the other rows of
+// its step or on the split of its prompt into steps.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ constexpr RankGroupOptions kOptions{.max_batch_tokens = 4096,
                                     .num_kv_pages = kMostSequences * kPagesEach,
                                     .wants_logits = true};
 
-// A binary built on another machine runs in the root of the repository.
+// If the binary was built on another machine, the working folder is the repository's root.
 std::string models() { return file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models"; }
 
 struct Case {
@@ -50,7 +50,7 @@ class DeviceInvariance : public testing::TestWithParam<Case> {
       ids.push_back(static_cast<int32_t>(3 + (sequence * 131 + i * i * 7 + i * 29) % 900));
     return ids;
   }
-  // Prompt length of a sequence that runs beside sequence 0.
+  // Prompt length of a sequence that runs together with sequence 0.
   static int64_t length_of(int64_t sequence) { return 1 + sequence * 17 % 90; }
 
   // Runs `rows[s]` tokens of sequence s, starting after its first done[s]. Returns the logits of the last
@@ -95,11 +95,11 @@ class DeviceInvariance : public testing::TestWithParam<Case> {
 
   ModelConfig config_;
   std::unique_ptr<RankGroup> ranks_;
-  std::vector<float> whole_;  // the logits of the prompt's last token in one step
+  std::vector<float> whole_;  // logits of the last token if the whole prompt runs in one step
 };
 
 TEST_P(DeviceInvariance, OfChunksAndCompany) {
-  constexpr int64_t kPrompt = 301;  // past windows of 128 and many tiles of keys
+  constexpr int64_t kPrompt = 301;  // exceeds the window of 128 tokens and spans many key tiles
   std::vector<int64_t> done{0};
   whole_ = step({kPrompt}, done);
 

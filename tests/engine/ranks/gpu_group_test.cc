@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-// Read when the first GPU is used.
+// Set before the first use of a GPU, which reads the variable.
 const bool environment_is_set = [] {
   setenv("FP4MOE_RANKS_PER_GPU", "8", 1);
   return true;
@@ -27,8 +27,8 @@ struct Case {
   const char* scheme = "auto";
   int64_t a2a_budget = 0;  // bytes; 0: the default
   int dp = 1;
-  const char* rows = "auto";     // as the a2a sends them
-  const char* results = "auto";  // of flashinfer
+  const char* rows = "auto";     // format of the rows that the a2a sends
+  const char* results = "auto";  // format of flashinfer's results
   bool deterministic = false;
 };
 std::string case_name(const testing::TestParamInfo<Case>& info) {
@@ -105,7 +105,7 @@ class GpuGroups : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Layouts, GpuGroups, testing::ValuesIn(kCases), case_name);
 
 TEST_P(GpuGroups, ComputeWhatOneRankComputes) {
-  // Quantised activations change codes where sums differ in the last bits.
+  // If sums differ in the last bits, quantised activations can have other codes.
   const double most = rows_lose_bits(GetParam())                 ? 0.25
                       : std::string(GetParam().scheme) == "auto" ? 2e-2
                                                                  : 8e-2;
@@ -134,7 +134,7 @@ TEST_P(GpuGroups, RecordedStepsHaveTheBitsOfLaunchedOnes) {
   }
 }
 
-// w4a4 quantises a row as its source does for the wire.
+// w4a4 quantises a row exactly as its source rank does before it sends the row.
 TEST(GpuGroups, Nvfp4RowsLoseNothingInW4a4) {
   Case sent{kDeepSeek, 4, 4, "deepep", "w4a4", 0, 2, "nvfp4"}, plain = sent;
   plain.rows = "bf16";
@@ -191,7 +191,7 @@ TEST(GpuGroups, RefuseWhatTheyCannotDo) {
   };
   refused("a2a_checksum", [](EngineConfig& f) { f.moe_a2a_backend = "deepep", f.a2a_checksum = true; });
   refused("fabric=mpi", [](EngineConfig& f) { f.fabric = "mpi"; });
-  // More ranks than the GPUs of most machines have room for.
+  // At 8 ranks per GPU, 16 ranks need a second GPU.
   refused("no GPU 1", [](EngineConfig& f) { f.tp_size = 16; });
 }
 

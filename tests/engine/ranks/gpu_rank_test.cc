@@ -1,5 +1,5 @@
 // Both demo checkpoints on a GPU: recorded decode steps against launched ones, decode against prefill,
-// sampling on the device against the host's.
+// device sampling against host sampling.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -72,7 +72,7 @@ TEST_P(GpuRanks, TheSameStepAgainGivesTheSameBits) {
   EXPECT_EQ(first.step(kPrompts), second.step(kPrompts));
 }
 
-// Decode steps of three rows run padded to four. The last layer only has the rows with logits.
+// Decode steps of three rows run padded to four. The last layer runs only the rows with logits.
 TEST_P(GpuRanks, EveryTokenIsCountedOnceForEachOfItsExperts) {
   for (const bool graphs : {true, false}) {
     Growing growing(GetParam(), graphs);
@@ -189,7 +189,7 @@ TEST_P(GpuRanks, AHandedOverPageChangesNoOther) {
     std::vector<uint8_t> back(few.size());
     ASSERT_TRUE(ranks.read_page(0, written, num_tokens, back.data()).ok());
     EXPECT_EQ(back, few);
-    // [layers and tensors, tokens, a token's rows]: the first num_tokens of each
+    // A page is [layers and tensors, tokens, row]; the write replaced the first num_tokens of each tensor.
     auto& whole = pages[static_cast<size_t>(written)];
     const int64_t tensors = growing.config().num_layers * (growing.config().mla.kv_lora_rank > 0 ? 1 : 2);
     const int64_t row = token_bytes / tensors;
@@ -295,7 +295,7 @@ TEST_P(GpuRanks, TacticsAreTimedOnceAndThenRead) {
   const ModelConfig config = load_model_config(flags.model_path).value();
   const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
   const ModelPlan plan = plan_model(config, flags).value();
-  if (plan.moe.device_ops().tactics.size() == 1) GTEST_SKIP() << "there is nothing to choose";
+  if (plan.moe.device_ops().tactics.size() == 1) GTEST_SKIP() << "this GPU has only one tactic";
   const Result<TuneResult> timed = autotune(checkpoint, config, plan),
                            read = autotune(checkpoint, config, plan);
   ASSERT_TRUE(timed.ok()) << timed.status().to_string();

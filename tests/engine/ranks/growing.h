@@ -24,7 +24,7 @@ inline constexpr RankGroupOptions kOptions{
     .max_batch_tokens = 64, .max_logit_rows = 8, .num_kv_pages = 24, .wants_logits = true};
 inline constexpr int64_t kPagesEach = 6;
 
-// A binary built on another machine runs in the root of the repository.
+// If the binary was built on another machine, the working folder is the repository's root.
 inline std::string models() { return file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models"; }
 
 using Logits = std::vector<std::vector<float>>;  // [sequences, V]
@@ -64,7 +64,7 @@ class Growing {
   const std::vector<int32_t>& tokens(size_t s) const { return tokens_[s]; }
   const ModelConfig& config() const { return config_; }
   bool wants_experts = false;
-  const std::vector<int32_t>& experts() const { return experts_; }  // as Batch::routed_experts
+  const std::vector<int32_t>& experts() const { return experts_; }  // laid out as Batch::routed_experts
 
   // The contents of all pages in canonical form, sequence by sequence.
   std::vector<std::vector<uint8_t>> pages() {
@@ -85,12 +85,12 @@ class Growing {
     });
   }
 
-  // Appends the tokens and runs everything not cached; experts() then belong to this step.
-  // Data-parallel group g of n has the sequences g, g + n, ...
+  // Appends the tokens and runs them; experts() then returns this step's experts. Data-parallel group g of n
+  // has the sequences g, g + n, ...
   Logits step(const std::vector<std::vector<int32_t>>& more) {
     const auto num_groups = static_cast<size_t>(ranks_->num_groups());
     std::vector<Rows> groups(num_groups);
-    std::vector<size_t> order;  // of the sequences' logits
+    std::vector<size_t> order;  // sequence to which each row of logits belongs
     for (size_t g = 0; g < num_groups; ++g)
       for (size_t s = g; s < 3; s += num_groups) {
         append(groups[g], s, more[s]);
@@ -144,7 +144,7 @@ class Growing {
       for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
   }
 
-  // function(page, number of tokens in it)
+  // Calls function(page, number of tokens in it) for every page.
   template <class Function>
   void each_page(const Function& function) const {
     const int64_t size = ranks_->page_size();
@@ -170,8 +170,8 @@ inline std::vector<std::vector<int32_t>> best_of(const Logits& logits) {
   return next;
 }
 
-// Relative L2 per sequence, ascending. If rounding routes a token to another expert, its sequence has a
-// larger error, so tests check the median.
+// Relative L2 error of each sequence, ascending. If rounding routes a token to another expert, its sequence
+// has a larger error, so tests check the median.
 inline std::vector<double> sorted_errors(const Logits& actual, const Logits& expected) {
   std::vector<double> errors;
   for (size_t s = 0; s < expected.size(); ++s) errors.push_back(relative_l2(actual[s], expected[s]));

@@ -58,7 +58,8 @@ Loaded load(const EngineConfig& flags) {
   return loaded;
 }
 
-// Runs the same prompt on the groups of `mask`, the others idle; returns all logits, [busy groups, rows, V].
+// Runs the same prompt on the groups in `mask` while all other groups are idle. Returns all logits, [busy
+// groups, rows, V].
 std::vector<float> logits_of(Loaded& loaded, uint32_t mask) {
   const std::vector<int32_t> ids = {5, 17, 300, 42, 7, 9}, pages = {2};
   std::vector<int64_t> rows(ids.size());
@@ -92,23 +93,23 @@ TEST_P(RankGroups, AgreeWithOneRank) {
     EXPECT_EQ(many.ranks->num_groups(), layout.dp);
     const std::vector<float> first = logits_of(many, 1);
     EXPECT_LT(relative_l2(first, want), 2e-2);
-    EXPECT_EQ(logits_of(many, 1), first) << "not the same bits again";
-    const uint32_t last = 1u << (layout.dp - 1);  // the other groups idle
-    EXPECT_EQ(logits_of(many, last), first) << "the group matters";
+    EXPECT_EQ(logits_of(many, 1), first) << "a second run gives different bits";
+    const uint32_t last = 1u << (layout.dp - 1);  // only the last group has work
+    EXPECT_EQ(logits_of(many, last), first) << "the last group gives different bits";
     EXPECT_EQ(logits_of(many, 0).size(), 0u);
     const std::vector<float> all = logits_of(many, (1u << layout.dp) - 1);
     for (int g = 0; g < layout.dp; ++g)
       EXPECT_TRUE(
           std::equal(first.begin(), first.end(), all.begin() + g * static_cast<int64_t>(first.size())))
-          << "group " << g << " beside the others";
+          << "group " << g << " with all groups busy";
     if (layout.dp == layout.tp && std::string_view(layout.a2a) == "deepep") {
       EXPECT_EQ(first, want_deepep);
     }
   }
 }
 
-// Every token of every group counts once in each layer with a router, whichever rank routes it. Where the
-// bits equal one rank's, the counts do too.
+// Every token of every group counts once in each layer with a router, whichever rank routes it. Layouts that
+// give one rank's bits also give its counts.
 TEST_P(RankGroups, CountEveryTokenOnce) {
   Loaded one = load(flags_of(GetParam(), {.a2a = "deepep"}));
   logits_of(one, 1);
@@ -141,7 +142,7 @@ TEST_P(RankGroups, CountEveryTokenOnce) {
   }
 }
 
-// Memory use after loading matches the plan made before.
+// Memory use after loading matches the plan.
 TEST_P(RankGroups, MemoryIsAsPlanned) {
   for (const Layout& layout :
        {Layout{}, Layout{2, 1, 1, "none"}, Layout{4, 4, 2, "none"}, Layout{4, 4, 4, "deepep"}}) {

@@ -63,8 +63,8 @@ TEST_P(RoutedExpertsTest, AreThoseThatTheRoutersCount) {
   for (size_t i = 0; i < counts.size(); ++i) EXPECT_EQ(counts[i], after.tokens[i] - before.tokens[i]) << i;
 }
 
-// In chunks, after requests with the same prefix, beside other requests, retracted, on two ranks in one group
-// and in two.
+// The reported experts do not depend on chunking, shared prefixes, concurrent requests, retraction, or the
+// use of two ranks in one group or two.
 TEST_P(RoutedExpertsTest, AreTheSameHoweverTheyAreComputed) {
   EngineConfig config = config_of(GetParam());
   const auto plain = make_engine(config);
@@ -98,7 +98,7 @@ TEST_P(RoutedExpertsTest, AreTheSameHoweverTheyAreComputed) {
     for (size_t i = 0; i < coming.size(); ++i) {
       const Experts ids = coming[i].get();
       ASSERT_EQ(ids.size(), expected[i].size());
-      if (c == 2) {  // its sums have another order, which can change the choice between close logits
+      if (c == 2) {  // sums in another order, which can change the choice between close logits
         const auto num_equal = std::inner_product(ids.begin(), ids.end(), expected[i].begin(), 0,
                                                   std::plus<>(), std::equal_to<>());
         EXPECT_GT(num_equal, std::ssize(ids) * 9 / 10) << "request " << i;

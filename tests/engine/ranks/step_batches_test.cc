@@ -119,8 +119,8 @@ TEST(StepBatches, TheLargestStepFits) {
   EXPECT_TRUE(received.decode(bytes, kLimits).ok());
 }
 
-// Truncated, or with any word changed in several ways: refused or decoded as another legal step, never a
-// crash; whatever is accepted is within the limits.
+// If a step is truncated or any of its words changes, decoding refuses it or returns another valid step
+// within the limits. It never crashes.
 TEST(StepBatches, BadBytesAreRefusedOrLegal) {
   std::mt19937 random(2);
   StepBatches sent, received;

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int64_t kVocab = 8;
 
 // Logits of row r, column v: (sum of all groups' ids) * 100 + id of the row + v. They are wrong unless every
-// rank took part with its own group's batch.
+// rank takes part with its own group's batch.
 struct SumModel {
   SumModel(Job& job, const RankLayout& rank_layout, std::chrono::nanoseconds timeout, uint32_t first_signal)
       : layout(rank_layout) {
@@ -206,7 +206,7 @@ TEST(StepRunner, AStalledRankFailsTheJobByName) {
   EXPECT_EQ(ranks.runner->failure().message(), status.message());
 }
 
-// A rank that stalls after its last exchange with others: only rank 0 waits for it.
+// If a rank stalls after its last exchange with other ranks, only rank 0 waits for it.
 TEST(StepRunner, ARankThatNeverEndsAStepIsNamed) {
   Ranks ranks(2, 2, 0.3);
   ranks.model->after = [](int rank) {

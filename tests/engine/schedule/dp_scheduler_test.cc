@@ -12,7 +12,8 @@
 namespace fp4moe {
 namespace {
 
-// (group, id, rows) of one step. Appends a token to sequences whose rows reach their end; removes ended ones.
+// (group, id, rows) of one step. run_step() also appends a token to sequences whose rows reach their end, and
+// removes ended sequences.
 using Rows = std::vector<std::tuple<int, std::string, int64_t>>;
 Rows run_step(DpScheduler& scheduler) {
   Rows rows;
@@ -121,7 +122,7 @@ TEST(DpScheduler, AGroupThatHasTheBeginningMayRunOneRequestMore) {
   add("like a", 5);
   EXPECT_EQ(group_of("like a"), 0);
   EXPECT_EQ(scheduler.find("like a")->kv.num_reused, 8);
-  add("like a too", 5);  // has two requests more than the other group
+  add("like a too", 5);  // its group has two requests more than the other group
   EXPECT_EQ(group_of("like a too"), 1);
   add("other", 6);
   EXPECT_EQ(group_of("other"), 1);
@@ -131,8 +132,8 @@ TEST(DpScheduler, AGroupThatHasTheBeginningMayRunOneRequestMore) {
   EXPECT_EQ(scheduler.num_free_pages(), scheduler.num_pages());
 }
 
-// Random requests, cancelled at random while queued, in prefill and in decode: every step respects each
-// group's limits, all other requests end, all pages are returned.
+// Random requests are cancelled at random while queued, in prefill and in decode. Every step respects each
+// group's limits, all other requests end, and all pages are returned.
 TEST(DpScheduler, AllEndWhateverIsCancelled) {
   std::mt19937 random(7);
   for (const int num_groups : {1, 2, 4})

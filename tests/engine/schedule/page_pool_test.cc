@@ -63,7 +63,7 @@ TEST(PagePool, APrefixIsFoundByWholePagesAndSharedWhileItIsUsed) {
   EXPECT_EQ(pool.find_prefix(Tokens{1, 2, 3, 4, 5, 6}).num_pages, 2);
   EXPECT_EQ(pool.find_prefix(Tokens{1, 2, 3, 9}).num_pages, 1);
   EXPECT_EQ(pool.find_prefix(Tokens{1}).num_pages, 0);
-  EXPECT_EQ(pool.find_prefix(Tokens{3, 4}).num_pages, 0) << "the same tokens behind others";
+  EXPECT_EQ(pool.find_prefix(Tokens{3, 4}).num_pages, 0) << "the same tokens after another prefix match";
   pool.take_prefix(Tokens{1, 2, 3, 4}, b);
   EXPECT_EQ(b, (Tokens{a[0], a[1]}));
   EXPECT_EQ(pool.num_used(), 3);
@@ -128,8 +128,8 @@ TEST(PagePool, ForgettingKeepsWhatOthersUse) {
   EXPECT_EQ(pool.find_prefix(Tokens{1, 2, 3}).num_pages, 1);
 }
 
-// A simple reference model: for each user's page it stores the whole prefix up to it; each prefix is
-// published with one page.
+// A simple reference model. For each page of a user it stores the whole prefix that ends with the page. Each
+// prefix is published with one page.
 class SimpleModel {
  public:
   SimpleModel(int64_t num_pages, int page_size) : num_pages_(num_pages), page_size_(page_size) {}
@@ -156,7 +156,7 @@ class SimpleModel {
       if (pool.find_prefix(prefix).num_pages * page_size_ == std::ssize(prefix)) left[prefix] = page;
     known = left;
   }
-  // Every page is used, published and unused, or free, never two of these; tables only share published pages.
+  // Every page is either used, published and unused, or free. Tables share only published pages.
   void check(const PagePool& pool) {
     std::set<int32_t> used, known_pages;
     std::map<int32_t, Tokens> holds;
@@ -173,7 +173,7 @@ class SimpleModel {
       }
     }
     for (auto entry = known.begin(); entry != known.end();) {
-      // Evicted or unpublished: no user has it and it is not found any more.
+      // An evicted or unpublished page: no user has it, and the pool no longer finds it.
       if (pool.find_prefix(entry->first).num_pages * page_size_ == std::ssize(entry->first)) {
         ASSERT_TRUE(known_pages.insert(entry->second).second);
         ++entry;
@@ -195,8 +195,8 @@ class SimpleModel {
   int page_size_;
 };
 
-// Users start from published prefixes, grow, publish their pages and leave at random; few different tokens,
-// so that many prefixes are equal.
+// Users start from published prefixes, grow, publish their pages and leave at random. There are few different
+// tokens, so that many prefixes are equal.
 TEST(PagePool, EveryPageIsFreeUsedOrCachedWhateverHappens) {
   std::mt19937 random(3);
   const auto below = [&](int64_t n) { return static_cast<int64_t>(random() % static_cast<uint64_t>(n)); };

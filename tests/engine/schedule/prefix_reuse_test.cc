@@ -1,5 +1,5 @@
-// Whole models whose requests share prefixes: the same bits with and without the prefix cache, on one rank
-// and on several, with enough pages and with a tenth of them.
+// Whole models whose requests share prefixes: outputs have the same bits with and without the prefix cache,
+// on one rank and on several, with enough pages and with a tenth of them.
 #include <gtest/gtest.h>
 
 #include <future>

@@ -10,8 +10,8 @@
 namespace fp4moe {
 namespace {
 
-// Plans a step, checks the invariants of every step, and appends a token to sequences whose rows reach their
-// end; removes ended ones. Returns rows by id.
+// Plans a step, checks its invariants, appends a token to the sequences whose rows reach their end, and
+// removes ended sequences. Returns the number of rows by id.
 std::map<std::string, int64_t> run_step(Scheduler& scheduler, const SchedulerLimits& limits) {
   std::map<std::string, int64_t> rows;
   std::vector<Sequence*> at_end;
@@ -104,7 +104,8 @@ TEST(Scheduler, RemoveTakesOutWhatWaitsAndWhatRuns) {
   EXPECT_EQ(scheduler.first(), nullptr);
 }
 
-// Every pool size that holds the largest request, every chunk and page size: all end, all pages are returned.
+// For every pool size that holds the largest request, and every chunk and page size, all requests end and all
+// pages are returned.
 TEST(Scheduler, AllEndWhateverThePool) {
   for (const int page_size : {1, 2, 3, 5})
     for (int64_t num_pages = (17 + page_size - 1) / page_size; num_pages <= 40; num_pages += 3)
@@ -151,7 +152,8 @@ TEST(Scheduler, RoomIsKeptForTheAnswersToCome) {
       .max_running_requests = 8, .chunked_prefill_size = 64, .max_prefill_tokens = 64};
   Scheduler scheduler(limits, 32, 1);
   for (const char* id : {"a", "b", "c"}) scheduler.enqueue(sequence(id, 4, 10));
-  EXPECT_EQ(run_step(scheduler, limits), (Rows{{"a", 4}, {"b", 4}}));  // 4 + 7 each: a third does not fit
+  EXPECT_EQ(run_step(scheduler, limits),
+            (Rows{{"a", 4}, {"b", 4}}));  // each reserves 4 + 7 tokens, so a third request does not fit
   while (scheduler.first()) run_step(scheduler, limits);
   EXPECT_EQ(scheduler.num_retracted(), 0);
 }
@@ -159,7 +161,7 @@ TEST(Scheduler, RoomIsKeptForTheAnswersToCome) {
 TEST(NewTokenRatio, DecaysLearnsFromRetractionAndStartsAgain) {
   NewTokenRatio ratio(1);
   EXPECT_EQ(ratio.expected_tokens(10), 7);
-  EXPECT_EQ(ratio.expected_tokens(1'000'000), 2868) << "4096 count at most";
+  EXPECT_EQ(ratio.expected_tokens(1'000'000), 2868) << "at most 4096 tokens count";
   for (int step = 0; step < 1000; ++step) ratio.decay();
   EXPECT_NEAR(ratio.value(), 0.098, 1e-9);
   ratio.learn(2, 60, 200);
@@ -226,7 +228,7 @@ TEST(Scheduler, ARequestWaitsForThePromptItBeginsLike) {
   EXPECT_EQ(run_step(scheduler, limits), (Rows{{"a", 4}}));
   EXPECT_EQ(run_step(scheduler, limits), (Rows{{"a", 1}, {"b", 1}}));
   while (scheduler.first()) run_step(scheduler, limits);
-  EXPECT_EQ(scheduler.pages().num_cached(), 2);  // pages of both
+  EXPECT_EQ(scheduler.pages().num_cached(), 2);  // both requests share these pages
 }
 
 TEST(Scheduler, OfAFailedRequestNothingIsReused) {
@@ -248,7 +250,7 @@ TEST(Scheduler, ARetractedRequestFindsItsPagesAgain) {
     if (scheduler.num_retracted() > 0 && rows.count("b")) most_again = std::max(most_again, rows.at("b"));
   }
   EXPECT_EQ(scheduler.num_retracted(), 1);
-  EXPECT_EQ(most_again, 5) << "of 9 tokens 4 are in pages that were not needed meanwhile";
+  EXPECT_EQ(most_again, 5) << "4 of its 9 tokens are still in cached pages";
   EXPECT_EQ(scheduler.num_leaked_pages(), 0);
 }
 

@@ -40,7 +40,7 @@ TEST(ChooseTactics, TheFastestOfEachPlaceWins) {
 }
 
 TEST(ChooseTactics, AWrongTacticNeverWinsHoweverFast) {
-  // Each is right twice, then wrong: every candidate is timed three times per entry.
+  // Every candidate is timed three times per entry; each is correct twice and wrong the third time.
   std::array<int, kChunkBytes.size()> calls = {};
   const auto timer = [&](const Tactics& t, int64_t rows) {
     const uint8_t tactic = t.chosen[kGateUp][static_cast<size_t>(tactic_bucket(rows))];
@@ -67,7 +67,7 @@ TEST(TacticsCache, KeepsEveryKey) {
   Tactics a, b, read;
   a.chosen[0][1] = 2;
   b.chosen[1][3] = 3;
-  EXPECT_FALSE(*read_tactics(folder.file(kFile), "a", read)) << "an absent file is empty";
+  EXPECT_FALSE(*read_tactics(folder.file(kFile), "a", read)) << "a missing file must read as empty";
   ASSERT_TRUE(write_tactics(folder.file(kFile), "a", a).ok());
   ASSERT_TRUE(write_tactics(folder.file(kFile), "b", b).ok());
   EXPECT_TRUE(*read_tactics(folder.file(kFile), "a", read));
@@ -119,12 +119,12 @@ TEST(Autotune, TimesOnceThenReadsTheCache) {
   ASSERT_TRUE(second.ok());
   EXPECT_NE(second->note.find("cached in"), std::string::npos) << second->note;
   EXPECT_EQ(first->moe.tactics(), second->moe.tactics());
-  flags.threads = 1;  // gives a different key
+  flags.threads = 1;  // changes the key
   const Demo other = demo(flags);
   EXPECT_NE(autotune(other.checkpoint, other.config, other.plan)->note.find("timed in"), std::string::npos);
 }
 
-// Uses a cache written before the kernels changed.
+// The cache was written before the kernels changed.
 TEST(Autotune, TacticsOfOtherKernelsAreNotUsed) {
   const TempFolder folder;
   EngineConfig flags;

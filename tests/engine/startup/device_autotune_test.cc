@@ -1,4 +1,4 @@
-// Which tactics a GPU's layers get: with a fake kernel table, and with the real one.
+// The choice of tactics for a GPU's layers, with a fake kernel table and with the real one.
 #include "engine/startup/device_autotune.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ constexpr DeviceMoeTactic kTable[] = {
     {.name = "sorted", .fits = any},
     {.name = "few", .fits = [](const DeviceMoeArgs& a) { return a.num_tokens * a.topk <= 16; }},
     {.name = "dense", .fits = any}};
-// The default tactic: few up to 2 tokens, sorted above.
+// The default tactic is few for up to 2 tokens and sorted for more.
 const DeviceMoeOps kOps = {
     .name = "stand-in", .tactics = kTable, .default_tactic = [](const DeviceMoeArgs& a) {
       return static_cast<size_t>(a.num_tokens <= 2 ? 1 : 0);
@@ -38,7 +38,7 @@ TEST(DeviceTactics, AnswersByTheFirstBucketThatHoldsTheTokens) {
   EXPECT_EQ(tactics.of(2), 0u);
   EXPECT_EQ(tactics.of(4), 0u);
   EXPECT_EQ(tactics.of(64), 1u);
-  EXPECT_EQ(tactics.of(65), std::nullopt) << "the table's rule";
+  EXPECT_EQ(tactics.of(65), std::nullopt) << "the table's default applies";
   EXPECT_EQ(DeviceTactics().of(1), std::nullopt);
 }
 
@@ -53,7 +53,7 @@ TEST(DeviceTactics, BucketsAreDecodeStepsAndPowersOfTwo) {
 
 TEST(ChooseDeviceTactics, TheFastestThatFitsWinsInEveryBucket) {
   const auto timer = [](size_t tactic, int64_t tokens) {
-    EXPECT_TRUE(tactic != kFew || tokens <= 4) << "asked for what does not fit";
+    EXPECT_TRUE(tactic != kFew || tokens <= 4) << "timed a tactic that does not fit";
     if (tactic == kFew) return tokens == 4 ? 1.0 : 5.0;
     return tactic == kDense && tokens > 4 ? 2.0 : 3.0;
   };
@@ -84,7 +84,7 @@ TEST(ChooseDeviceTactics, WhatHasNoRivalIsNotTimed) {
                             .tactics = std::span(kTable).first(1),
                             .default_tactic = [](const DeviceMoeArgs&) { return size_t{0}; }};
   const auto timer = [](size_t, int64_t) {
-    ADD_FAILURE() << "timed";
+    ADD_FAILURE() << "a tactic was timed";
     return 1.0;
   };
   EXPECT_EQ(chosen(choose_tactics(one, kSizes, {1, 2}, timer, always)), (std::vector<int>{0, 0}));

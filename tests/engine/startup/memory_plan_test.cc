@@ -118,7 +118,7 @@ TEST(MemoryPlan, AContextBeyondTheModelsIsRefused) {
   }
 }
 
-// 60 GiB of weights on a GPU with 100 GiB free, of which 90 % may be used; 1 MiB of work per token.
+// 60 GiB of weights on a GPU with 100 GiB free, 90 % of which can be used; 1 MiB of activations per token.
 MemoryProblem gpu_problem() {
   return {.device = DeviceKind::kCuda,
           .available_bytes = 100 * kGiB,

@@ -1,4 +1,4 @@
-// The self-test passes on correct weights, and names the layer and expert of a fault.
+// The self-test passes on correct weights and names the layer and expert of faulty weights.
 #include "engine/startup/self_test.h"
 
 #include <gtest/gtest.h>
@@ -42,7 +42,8 @@ TEST(SelfTest, EveryRowPassesOnTheDemo) {
     ASSERT_TRUE(report.ok()) << runner << ": " << report.status().to_string();
     EXPECT_EQ(report->num_layers, d.config.num_layers);
     EXPECT_EQ(report->num_experts, d.config.num_layers * d.config.num_experts);
-    EXPECT_EQ(report->worst_error == 0, std::string(runner) == "ref") << "only the oracle equals itself";
+    EXPECT_EQ(report->worst_error == 0, std::string(runner) == "ref")
+        << "only the oracle has no error against itself";
   }
 }
 
@@ -119,7 +120,7 @@ TEST_F(Faults, ValuesThatAreNotFiniteNeverPass) {
   EXPECT_NE(verdict().find("values that are not finite"), std::string::npos) << verdict();
 }
 
-// On a GPU w4a8 has FP8 tokens: its oracle row passes, outputs of other numerics do not.
+// On a GPU, w4a8 has FP8 tokens: the oracle's row for it passes, and rows of other numerics fail.
 class Fp8Outputs : public testing::TestWithParam<const char*> {
  protected:
   Fp8Outputs()

@@ -1,4 +1,5 @@
-// The packed weights of whole models: the file's path and key, and that a model loaded from it is the same.
+// The weight cache of whole models: the file's path and key, and equal outputs of a model loaded from the
+// file.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -188,7 +189,7 @@ TEST_P(EngineWithWeightCache, AnswersTheSameFromPackedAndMappedWeights) {
   EXPECT_EQ(first.weight_bytes, none.weight_bytes);
   EXPECT_EQ(second.weight_bytes, none.weight_bytes);
   const auto num_files = std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator());
-  EXPECT_EQ(num_files, GetParam().tp) << "one a rank";
+  EXPECT_EQ(num_files, GetParam().tp) << "each rank must write one file";
 }
 
 // Changes 3095 bytes of each rank's file, spread over its weights.

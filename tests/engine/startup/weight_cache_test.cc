@@ -1,4 +1,4 @@
-// The file of packed weights: what it returns and refuses, and who may write it.
+// The file of packed weights: which contents a load accepts, and which users may write the file.
 #include "engine/startup/weight_cache.h"
 
 #include <gtest/gtest.h>
@@ -55,7 +55,7 @@ struct Loaded {
   std::vector<Buffer> weights;
 };
 
-// Takes weights like a model does.
+// Takes weights from the cache like a model.
 Loaded load(WeightCache& cache, uint8_t salt = 0) {
   Loaded loaded;
   for (size_t w = 0; w < std::size(kSizes); ++w) {
@@ -103,7 +103,8 @@ class WeightCacheFile : public testing::Test {
     std::ofstream(path_, std::ios::binary) << bytes;
     fs::permissions(path_, fs::perms::owner_read | fs::perms::owner_write);
   }
-  // Checks that a start refuses the file with that reason, packs and caches again, and the next one maps it.
+  // Checks that a start refuses the file for this reason and packs and caches the weights again, and that the
+  // next start maps the file.
   void expect_refused(const std::string& reason) {
     const Lines lines;
     EXPECT_TRUE(start()) << reason;
@@ -113,7 +114,7 @@ class WeightCacheFile : public testing::Test {
     EXPECT_FALSE(start()) << reason;
   }
 
-  ThreadPool pool_{1};  // no threads of its own: tests fork
+  ThreadPool pool_{1};  // starts no threads, because tests fork
   const TempFolder folder_;
   const std::string path_ = folder_.file("sub/weights");
 };
@@ -143,7 +144,7 @@ TEST_F(WeightCacheFile, AnotherKeyIsRefused) {
   EXPECT_TRUE(start("model A\nrank 1\n", 3));
   EXPECT_TRUE(lines.have("it was made for 'rank 0', but this run needs 'rank 1'")) << lines.text();
   EXPECT_FALSE(start("model A\nrank 1\n", 3));
-  EXPECT_TRUE(start("model A\nrank 1\nmore\n", 4)) << "a key that goes on is another one";
+  EXPECT_TRUE(start("model A\nrank 1\nmore\n", 4)) << "a longer key must be another key";
 }
 
 TEST_F(WeightCacheFile, EveryTruncationIsRefused) {
@@ -155,7 +156,8 @@ TEST_F(WeightCacheFile, EveryTruncationIsRefused) {
   }
 }
 
-// Covers each region of the file: the header and the rest of its page, every weight, padding, the index.
+// Flips bytes in each region of the file: the header and the rest of its page, every weight, padding, the
+// index.
 TEST_F(WeightCacheFile, EveryFlippedByteIsRefused) {
   start();
   const std::string whole = bytes();
@@ -233,7 +235,7 @@ TEST_F(WeightCacheFile, AnotherSizeIsRefused) {
                  std::to_string(whole.size()) + " were written");
 }
 
-// With valid hashes, which only a program could write.
+// Forged files whose hashes are valid but whose offsets are not.
 TEST_F(WeightCacheFile, PlacesPastTheFileAreRefused) {
   start();
   const std::string whole = bytes();
@@ -296,10 +298,10 @@ TEST_F(WeightCacheFile, ASymbolicLinkIsNotFollowed) {
   fs::rename(path_, elsewhere);
   fs::create_symlink(elsewhere, path_);
   expect_refused("'" + path_ + "' is a symbolic link");
-  EXPECT_FALSE(fs::is_symlink(path_)) << "replaced";
+  EXPECT_FALSE(fs::is_symlink(path_)) << "the link was not replaced";
   std::ifstream file(elsewhere, std::ios::binary);
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(file), {}), content)
-      << "what it pointed to is as it was";
+      << "the link's target has changed";
 }
 
 TEST_F(WeightCacheFile, ThePartialFileIsNoLinkEither) {
@@ -340,19 +342,19 @@ TEST_F(WeightCacheFile, AFolderThatOthersCanWriteToIsNotUsed) {
                          "can write to it"))
       << lines.text();
   fs::permissions(folder, fs::perms::owner_all);
-  EXPECT_FALSE(start()) << "the file is as it was";
+  EXPECT_FALSE(start()) << "the file was not mapped";
 }
 
 TEST_F(WeightCacheFile, FolderAndFileAreTheUsersAlone) {
   start();
   EXPECT_EQ(fs::status(folder_.file("sub")).permissions(), fs::perms::owner_all);
   EXPECT_EQ(fs::status(path_).permissions(), fs::perms::owner_read)
-      << "no writer can truncate it while it is mapped";
+      << "a writer could truncate the mapped file";
 }
 
 // ---- writing --------------------------------------------------------------------------------------
 
-// Many starts at once: each gets its weights, and the file is complete.
+// If many starts run at once, each gets its weights, and the file is complete.
 TEST_F(WeightCacheFile, StartsAtTheSameTimeLeaveOneWholeFile) {
   std::vector<std::thread> starts;
   const Lines lines;
@@ -417,7 +419,7 @@ TEST_F(WeightCacheFile, AFolderThatCannotBeWrittenIsAWarning) {
 }
 
 TEST_F(WeightCacheFile, AFileSizeLimitIsAWarning) {
-  const pid_t child = ::fork();  // the limit is the process's
+  const pid_t child = ::fork();  // the limit applies to the whole process
   if (child == 0) {
     const rlimit limit = {8192, 8192};
     ::setrlimit(RLIMIT_FSIZE, &limit);
@@ -446,7 +448,7 @@ TEST_F(WeightCacheFile, OtherWeightsThanTheModelsAreAnError) {
   }
   WeightCache cache({path_, "", "model A\nrank 0\n"}, pool_);
   EXPECT_TRUE(cache.next(kSizes[0], [](uint8_t*) { return Status(); }).ok());
-  EXPECT_EQ(cache.finish().code(), StatusCode::kDataLoss) << "two are left";
+  EXPECT_EQ(cache.finish().code(), StatusCode::kDataLoss) << "two weights were not taken";
 }
 
 TEST(WeightCacheNowhere, SaysWhy) {

@@ -1,4 +1,4 @@
-// The inbox alone: this thread is the loop's.
+// The inbox without a loop; the test's thread acts as the loop's thread.
 #include "engine/step/inbox.h"
 
 #include <gtest/gtest.h>
@@ -33,8 +33,9 @@ TEST_F(InboxTest, NamesRequestsAndRefusesIdsInUse) {
   EXPECT_EQ(submit("a").value(), "a");
   EXPECT_EQ(submit("a").status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(take().sequences.size(), 2u);
-  EXPECT_TRUE(take().sequences.empty()) << "taken once";
-  EXPECT_EQ(submit("a").status().code(), StatusCode::kInvalidArgument) << "until it ends";
+  EXPECT_TRUE(take().sequences.empty()) << "a request was taken twice";
+  EXPECT_EQ(submit("a").status().code(), StatusCode::kInvalidArgument)
+      << "the id is in use until the request ends";
   inbox_.release_id("a");
   EXPECT_TRUE(submit("a").ok());
 }
@@ -43,7 +44,7 @@ TEST_F(InboxTest, TheQueueIsFullUntilThePublishedQueueIsShorter) {
   for (const char* id : {"a", "b", "c"}) EXPECT_TRUE(submit(id).ok());
   EXPECT_EQ(submit("d").status().code(), StatusCode::kUnavailable);
   inbox_.publish({});
-  EXPECT_EQ(inbox_.stats().num_queue_reqs, 3) << "not yet taken";
+  EXPECT_EQ(inbox_.stats().num_queue_reqs, 3) << "requests that the loop has not taken must count";
   take();
   inbox_.publish({.num_queue_reqs = 1});
   EXPECT_TRUE(submit("d").ok());
@@ -79,7 +80,7 @@ TEST_F(InboxTest, StopAbortsAndRefusesForGood) {
     EXPECT_TRUE(input.aborts && input.stops);
   }
   EXPECT_EQ(submit("a").status().code(), StatusCode::kUnavailable);
-  EXPECT_TRUE(inbox_.flush_cache().ok()) << "does not wait for a loop that has ended";
+  EXPECT_TRUE(inbox_.flush_cache().ok()) << "a flush must not wait for a loop that has ended";
 }
 
 TEST_F(InboxTest, AbandonEndsActiveRequestsAndDrain) {
@@ -96,7 +97,7 @@ TEST_F(InboxTest, TheHitRateIsThatOfThePromptsPrefilledLast) {
   inbox_.publish({.prompt_tokens_total = 10, .cached_tokens_total = 5});
   EXPECT_EQ(inbox_.stats().cache_hit_rate, 0.5);
   inbox_.publish({.prompt_tokens_total = 10, .cached_tokens_total = 5});
-  EXPECT_EQ(inbox_.stats().cache_hit_rate, 0.5) << "no new prompt";
+  EXPECT_EQ(inbox_.stats().cache_hit_rate, 0.5) << "the rate must not change without a new prompt";
   inbox_.publish({.prompt_tokens_total = 20, .cached_tokens_total = 5});
   EXPECT_EQ(inbox_.stats().cache_hit_rate, 0);
 }

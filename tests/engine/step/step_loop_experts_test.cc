@@ -23,9 +23,9 @@ std::vector<int32_t> prompt_of(size_t i) {
   return prompt;
 }
 
-// Prompts of all lengths with common prefixes, beside requests that do not report experts, with chunks, few
-// rows of logits, and so few pages that requests are retracted; also with an executor that samples and runs
-// ahead.
+// Runs prompts of all lengths with common prefixes together with requests that do not report experts, with
+// chunks, few rows of logits, and so few pages that requests are retracted; also with an executor that
+// samples and runs ahead.
 TEST(StepLoopExperts, AreThoseOfEachToken) {
   for (const auto& [max_running, num_pages, samples] :
        std::vector<std::tuple<int64_t, int64_t, bool>>{{1, 256, false},
@@ -53,7 +53,7 @@ TEST(StepLoopExperts, AreThoseOfEachToken) {
       request.sampling.temperature = 0;
       request.sampling.ignore_eos = true;
       request.sampling.max_new_tokens = static_cast<int64_t>(i % 4) * 9;
-      if (i % 2 == 0) {  // also requests the prompt's scores, of other tokens
+      if (i % 2 == 0) {  // also requests prompt scores, from another token on
         request.sampling.top_logprobs = 0;
         request.prompt_logprobs_from = std::ssize(request.input_ids) / 2;
       }

@@ -168,7 +168,7 @@ TEST_P(StepLoopGrammar, MasksAreFilledWhileTheModelRuns) {
     ++num_steps;
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (num_masks < num_steps && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
-    EXPECT_EQ(num_masks, num_steps) << "before the step has its logits";
+    EXPECT_EQ(num_masks, num_steps) << "masks must be filled before the step has its logits";
   };
   EXPECT_EQ(loop.run({7}, must_say("")).text, "in good time");
   EXPECT_EQ(num_masks, num_steps);
@@ -215,7 +215,7 @@ TEST_P(StepLoopSlowGrammar, OthersGetTheirTokensMeanwhile) {
       EXPECT_EQ(loop.run({5}, must_say("some text")).text, "some text");
     }
     EXPECT_TRUE(eventually([&] { return loop->stats().num_grammar_queue_reqs == 3; }));
-    EXPECT_TRUE(loop->failure().ok()) << "the watchdog takes a slow grammar for a stuck step";
+    EXPECT_TRUE(loop->failure().ok()) << "the watchdog mistook a slow grammar for a stuck step";
     for (Collector& e : endless) EXPECT_LE(e.num_deltas(), 1);
     loop->drain(0.01);
     for (Collector& e : endless) EXPECT_EQ(e.wait().reason(), FinishReason::kAbort);
@@ -223,7 +223,7 @@ TEST_P(StepLoopSlowGrammar, OthersGetTheirTokensMeanwhile) {
   }
 }
 
-// Takes the best of several attempts, since the machine may be busy.
+// Takes the best of several attempts, because the machine can be busy.
 TEST_P(StepLoopSlowGrammar, TimeoutsAndCancelsAreKeptWhileACallIsUnderWay) {
   for (const auto costs : {endless_masks, endless_tokens}) {
     TestLoop loop(hashed_logits, shape(costs));
@@ -307,7 +307,7 @@ TEST_P(StepLoopSlowGrammar, IsRetractedWhileItAwaitsItsMask) {
   loop.finish();
 }
 
-// Slow grammars occupy the whole batch: other requests get places at once.
+// Even if slow grammars could occupy the whole batch, other requests are admitted at once.
 TEST_P(StepLoopSlowGrammar, GivesItsPlaceToOthers) {
   LoopShape with = shape(endless_masks);
   with.scheduler.max_running_requests = 4;
@@ -324,7 +324,7 @@ TEST_P(StepLoopSlowGrammar, GivesItsPlaceToOthers) {
   }
 }
 
-// Every output is the same as with calls that take no time.
+// Every output equals the output with calls that take no time.
 TEST_P(StepLoopSlowGrammar, AnswersDoNotDependOnTheTimeOfMasks) {
   const auto run_all = [&](FakeCosts costs, int64_t num_pages, int* num_steps) {
     LoopShape with = shape(std::move(costs));

@@ -15,7 +15,7 @@ LoopShape shape_of(int num_groups) {
   return shape;
 }
 
-// The same prompts together over 1, 2, 3 and 4 groups give the same outputs, whatever the mix in a group.
+// The same prompts give the same outputs over 1, 2, 3 and 4 groups, whichever prompts share a group.
 TEST(StepLoopGroups, AnswersDoNotDependOnTheNumberOfGroups) {
   std::vector<std::vector<int32_t>> alone;
   for (const int num_groups : {1, 2, 3, 4}) {
@@ -66,8 +66,8 @@ TEST(StepLoopGroups, IdleGroupsHaveEmptyBatches) {
   loop.finish();
 }
 
-// A request is cancelled in mid-prefill on one group while the others decode: the others' outputs are those
-// that they have alone, and every step still has a batch for each group.
+// One group's request is cancelled in mid-prefill while other requests decode. Their outputs do not change,
+// and every step still has a batch for each group.
 TEST(StepLoopGroups, CancelInMidPrefillLeavesTheOthersAlone) {
   SamplingParams sampling = greedy(40);
   sampling.ignore_eos = true;
@@ -95,7 +95,7 @@ TEST(StepLoopGroups, CancelInMidPrefillLeavesTheOthersAlone) {
   loop.finish();
 }
 
-// Every way of running out of pages, in each group separately.
+// Each group runs out of pages and retracts requests separately; outputs do not change.
 TEST(StepLoopGroups, RetractionIsEachGroupsOwn) {
   LoopShape shape = shape_of(2);
   shape.num_pages = 12;

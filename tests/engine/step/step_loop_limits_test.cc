@@ -1,4 +1,4 @@
-// The step loop's time limits of requests, and the watchdog.
+// The step loop's time limits for requests, and its watchdog.
 #include <gtest/gtest.h>
 
 #include <thread>

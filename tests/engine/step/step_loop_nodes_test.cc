@@ -1,5 +1,5 @@
-// A prefill engine and a decode engine on fake models over real connections: outputs are those of a single
-// engine, all pages are returned, and requests end correctly when one side cancels, is full or dies.
+// A prefill engine and a decode engine on fake models over real connections: outputs equal those of a single
+// engine, all pages are returned, and requests end correctly if one side cancels, is full or dies.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -77,7 +77,7 @@ struct Nodes {
   }
 
   std::optional<TestLoop> prefill;
-  std::unique_ptr<PrefillNode> node;  // ends before the loop that it uses
+  std::unique_ptr<PrefillNode> node;  // destroyed before the loop that it uses
   std::optional<TestLoop> decode;
 
  private:
@@ -190,7 +190,8 @@ TEST_P(SomeSample, PromptsAreScored) {
   EXPECT_TRUE(nodes.decode_is_empty());
 }
 
-// Pages that the decode engine has are not requested: only the bytes of the last, partial page are sent.
+// Pages that the decode engine already has are not requested: only the bytes of the last, partial page are
+// sent.
 TEST(StepLoopNodes, PagesThatAreKnownDoNotTravel) {
   Nodes nodes;
   const auto prompt = prompt_of(18);
@@ -207,8 +208,8 @@ TEST(StepLoopNodes, PagesThatAreKnownDoNotTravel) {
   EXPECT_TRUE(nodes.prefill_is_empty());
 }
 
-// Many requests at once, data-parallel groups on one side, and a decode pool so small that requests queue and
-// are retracted while others continue.
+// Many requests run at once, with data-parallel groups on one side and a decode pool so small that some
+// requests queue and are retracted while others continue.
 TEST_P(SomeSample, AFullPoolQueuesAndRetractsWithoutLoss) {
   for (const bool reuses : {false, true}) {
     LoopShape decode = decode_shape(), prefill = prefill_shape();
@@ -231,7 +232,7 @@ TEST_P(SomeSample, AFullPoolQueuesAndRetractsWithoutLoss) {
   }
 }
 
-// The prefill engine releases held pages after a while; the request that waits for them fails with the
+// The prefill engine releases held pages after a timeout; the request that waits for them fails with that
 // reason.
 TEST(StepLoopNodes, PagesThatNobodyTakesAreGivenBack) {
   LoopShape decode, prefill;
@@ -346,18 +347,20 @@ TEST(StepLoopNodes, NodesThatDoNotFitRefuseEachOther) {
   }
 }
 
-// Errors of the prefill engine reach the client, with the node's name.
+// Errors from the prefill engine reach the client with the node's name.
 TEST(StepLoopNodes, RefusalsOfThePrefillEngineArePassedOn) {
   LoopShape prefill;
   prefill.context_length = 16;
   Nodes nodes({}, prefill);
   const Answer answer = nodes.run(prompt_of(30), greedy(4));
   EXPECT_EQ(answer.last.error_code, StatusCode::kDoesNotFit);
-  EXPECT_NE(answer.last.error.find("30 tokens, the context holds 16"), std::string::npos);
+  EXPECT_NE(answer.last.error.find(
+                "maximum context length is 16 tokens (prompt and output together), but the prompt has 30"),
+            std::string::npos);
   EXPECT_NE(answer.last.error.find(nodes.address()), std::string::npos);
 }
 
-// Peers that speak another protocol: their connection ends, other connections continue.
+// If a peer speaks another protocol, its connection ends and other connections continue.
 TEST(StepLoopNodes, GarbageOnThePortHurtsNobody) {
   Nodes nodes;
   const int port = nodes.node->port();

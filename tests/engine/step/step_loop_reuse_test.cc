@@ -1,4 +1,4 @@
-// The step loop with shared prefixes: prefixes are reused, and outputs do not change.
+// The step loop with shared prefixes: it reuses them, and outputs do not change.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -74,8 +74,8 @@ TEST(StepLoopReuse, NothingOfAFailedRequestIsReused) {
   loop.finish();
 }
 
-// Conversations with few pages, several groups, both kinds of executor, and cancels: each turn contains the
-// previous turn's prompt and output. Every output depends on its own history only.
+// Conversations with few pages, several groups, both kinds of executor, and cancelled requests. Each turn
+// contains the previous turn's prompt and output. Every output depends only on its own history.
 TEST(StepLoopReuse, ConversationsAreThoseOfEachAlone) {
   std::mt19937 random(11);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };

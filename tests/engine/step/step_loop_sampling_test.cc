@@ -16,7 +16,7 @@ namespace {
 
 constexpr int32_t kNumTokens = kFirstWordId + 2;  // ids from here on have no token
 
-// Greedy output of the fake model with penalties and bias, computed by their definition.
+// Greedy output of the fake model with penalties and bias, computed from their definitions.
 std::vector<int32_t> expected_answer(std::vector<int32_t> history, const SamplingParams& p) {
   std::vector<float> logits(kVocab);
   std::vector<int32_t> answer;
@@ -167,7 +167,8 @@ void expect_scores(const Answer& answer, const std::vector<int32_t>& prompt, int
   }
 }
 
-// Prompts of all lengths beside requests that only decode, with chunks, few pages and few logit rows.
+// Scores prompts of all lengths together with requests that only decode, with chunks, few pages and few logit
+// rows.
 TEST_P(StepLoopSampling, PromptsAreScored) {
   for (const int64_t max_running : {1, 3, 8})
     for (const int64_t num_pages : {256, 40}) {
@@ -241,7 +242,7 @@ TEST_P(StepLoopSampling, StopExpressions) {
   const Answer answer = loop.run({'x'}, sampling);
   EXPECT_EQ(answer.text, "one 12 two ");
   EXPECT_EQ(answer.reason(), FinishReason::kStop);
-  EXPECT_EQ(answer.last.matched_stop, "345");
+  EXPECT_EQ(answer.last.matched_stop, "[0-9]{3}");
   EXPECT_EQ(answer.token_ids.size(), 14u);
   sampling.no_stop_trim = true;
   EXPECT_EQ(loop.run({'x'}, sampling).text, "one 12 two 345");
@@ -281,7 +282,7 @@ TEST(StepLoopRequests, AnIdIsFreeAsSoonAsItsEndIsHeard) {
     if (delta.finish_reason == FinishReason::kNone) {
       was_refused = !loop->submit(request, [](const Delta&) { ADD_FAILURE(); }).ok();
     } else {
-      loop->cancel("mine");  // matches no active request any more
+      loop->cancel("mine");  // no longer matches an active request
       EXPECT_TRUE(loop->submit(request, next.callback()).ok());
     }
   };
@@ -297,35 +298,35 @@ TEST(StepLoopRequests, RefusesWhatIsIllegal) {
     return loop->submit({"", {1}, sampling}, [](const Delta&) { ADD_FAILURE(); }).status().message();
   };
   const float nan = std::numeric_limits<float>::quiet_NaN();
-  EXPECT_EQ(refusal({.min_p = 1.5f}), "min_p=1.500000; legal: 0 to 1");
-  EXPECT_EQ(refusal({.min_p = nan}), "min_p=nan; legal: 0 to 1");
-  EXPECT_EQ(refusal({.frequency_penalty = 2.5f}), "frequency_penalty=2.500000; legal: -2 to 2");
-  EXPECT_EQ(refusal({.presence_penalty = nan}), "presence_penalty=nan; legal: -2 to 2");
-  EXPECT_EQ(refusal({.repetition_penalty = 0}), "repetition_penalty=0.000000; legal: above 0, at most 2");
-  EXPECT_EQ(refusal({.logit_bias = {{300, 1}}}), "logit_bias[300]; legal token ids: 0 to 299");
-  EXPECT_EQ(refusal({.logit_bias = {{-1, 1}}}), "logit_bias[-1]; legal token ids: 0 to 299");
-  EXPECT_EQ(refusal({.logit_bias = {{3, 101}}}), "logit_bias[3]=101.000000; legal: -100 to 100");
+  EXPECT_EQ(refusal({.min_p = 1.5f}), "min_p=1.500000; must be between 0 and 1");
+  EXPECT_EQ(refusal({.min_p = nan}), "min_p=nan; must be between 0 and 1");
+  EXPECT_EQ(refusal({.frequency_penalty = 2.5f}), "frequency_penalty=2.500000; must be between -2 and 2");
+  EXPECT_EQ(refusal({.presence_penalty = nan}), "presence_penalty=nan; must be between -2 and 2");
+  EXPECT_EQ(refusal({.repetition_penalty = 0}), "repetition_penalty=0.000000; must be above 0 and at most 2");
+  EXPECT_EQ(refusal({.logit_bias = {{300, 1}}}), "logit_bias[300]: token ids must be between 0 and 299");
+  EXPECT_EQ(refusal({.logit_bias = {{-1, 1}}}), "logit_bias[-1]: token ids must be between 0 and 299");
+  EXPECT_EQ(refusal({.logit_bias = {{3, 101}}}), "logit_bias[3]=101.000000; must be between -100 and 100");
   EXPECT_EQ(refusal({.logit_bias = {{3, 1}, {3, 1}}}), "logit_bias names token 3 twice");
   EXPECT_EQ(refusal({.logit_bias = std::vector<LogitBias>(1025)}),
-            "logit_bias: tokens=1025; legal: at most 1024");
+            "logit_bias: tokens=1025; must be at most 1024");
   EXPECT_EQ(refusal({.max_new_tokens = 4, .min_new_tokens = 5}),
-            "min_new_tokens=5; legal: 0 to max_new_tokens=4");
+            "min_new_tokens=5; must be between 0 and max_new_tokens=4");
   EXPECT_EQ(refusal({.stop_regex = {"a", "(b"}}),
             "stop_regex[1] does not compile: missing closing parenthesis at byte 2");
-  EXPECT_EQ(refusal({.stop_regex = {""}}), "stop_regex[0]: bytes=0; legal: 1 to 1024");
+  EXPECT_EQ(refusal({.stop_regex = {""}}), "stop_regex[0]: bytes=0; must be between 1 and 1024");
   EXPECT_EQ(refusal({.stop_regex = std::vector<std::string>(17, "a")}),
-            "stop_regex: expressions=17; legal: at most 16");
+            "stop_regex: expressions=17; must be at most 16");
   const auto refused = [&](const Request& request) {
     return loop->submit(request, [](const Delta&) { ADD_FAILURE(); }).status().message();
   };
   EXPECT_EQ(refused({.input_ids = {1}, .sampling = {.top_logprobs = 0}, .prompt_logprobs_from = 2}),
-            "prompt_logprobs_from=2; legal: -1 (none) to 1, the prompt's number of tokens");
+            "prompt_logprobs_from=2; must be between -1 (none) and 1, the number of prompt tokens");
   EXPECT_EQ(refused({.input_ids = {1}, .prompt_logprobs_from = 0}),
-            "top_logprobs=-1; legal: at least 0 if the prompt's logprobs are requested");
+            "top_logprobs=-1; must be at least 0 if the prompt's logprobs are requested");
   EXPECT_EQ(refused({.input_ids = {1}, .routed_experts_from = 2}),
-            "routed_experts_from=2; legal: -1 (none) to 1, the prompt's number of tokens");
+            "routed_experts_from=2; must be between -1 (none) and 1, the number of prompt tokens");
   EXPECT_EQ(refused({.input_ids = {1}, .priority = int64_t{1} << 31}),
-            "priority=2147483648; legal: -2147483647 to 2147483647");
+            "priority=2147483648; must be -2147483647 to 2147483647");
 }
 
 }  // namespace

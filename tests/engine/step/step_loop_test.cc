@@ -53,12 +53,14 @@ TEST(StepLoop, RefusesWhatIsIllegal) {
   for (size_t i = 0; i < bad.size(); ++i)
     EXPECT_EQ(code_of({1}, bad[i]).code(), StatusCode::kInvalidArgument) << "case " << i;
   EXPECT_EQ(code_of({}, greedy(1)).code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(code_of({1, -1}, greedy(1)).message(), "input_ids[1]=-1; legal: 0 to 299");
-  EXPECT_EQ(code_of({300}, greedy(1)).message(), "input_ids[0]=300; legal: 0 to 299");
+  EXPECT_EQ(code_of({1, -1}, greedy(1)).message(), "input_ids[1]=-1; must be between 0 and 299");
+  EXPECT_EQ(code_of({300}, greedy(1)).message(), "input_ids[0]=300; must be between 0 and 299");
   const Status too_long = code_of(std::vector<int32_t>(128, 1), greedy(1));
   EXPECT_EQ(too_long.code(), StatusCode::kDoesNotFit);
-  EXPECT_EQ(too_long.message(),
-            "the prompt has 128 tokens, the context holds 128 of prompt and output together");
+  EXPECT_EQ(
+      too_long.message(),
+      "This model's maximum context length is 128 tokens (prompt and output together), but the prompt has "
+      "128 tokens");
 }
 
 TEST(StepLoop, MaxNewTokens) {
@@ -68,7 +70,8 @@ TEST(StepLoop, MaxNewTokens) {
   const Answer three = loop.run({'x'}, greedy(3));
   EXPECT_EQ(three.text, "abc");
   EXPECT_EQ(three.reason(), FinishReason::kLength);
-  // A prompt that fills the context is legal if no output is requested; a huge limit is cut to what is left.
+  // A prompt that fills the context is valid if no output is requested; a huge limit is reduced to the rest
+  // of the context.
   EXPECT_EQ(loop.run(std::vector<int32_t>(128, 1), greedy(0)).reason(), FinishReason::kLength);
   const Answer cut = loop.run(std::vector<int32_t>(120, 1),
                               {.temperature = 0, .max_new_tokens = INT64_MAX, .ignore_eos = true});
@@ -167,8 +170,8 @@ TEST(StepLoop, SeedsMakeTextReproducibleWhateverElseRuns) {
             TestLoop().run({9}, {.max_new_tokens = 20, .ignore_eos = true}).token_ids);
 }
 
-// Few pages, many requests, random arrival, all chunk and page sizes: outputs are those of each prompt alone,
-// and all pages are returned.
+// With few pages, many requests, random arrival and all chunk and page sizes, each output equals that of its
+// prompt alone, and all pages are returned.
 TEST(StepLoop, GreedyTextIsIndependentOfTheCrowd) {
   std::mt19937 generator(5);
   const auto uniform = [&](int low, int high) {
@@ -306,7 +309,7 @@ TEST(StepLoop, DrainLetsRequestsEndAndRefusesNewOnes) {
             StatusCode::kUnavailable);
 }
 
-// Two at a time and 100 steps each of at least 1 ms: cannot end within the deadline.
+// The requests run two at a time, with 100 steps each of at least 1 ms, and cannot end within the deadline.
 TEST(StepLoop, DrainAbortsAfterTheDeadline) {
   TestLoop loop(
       hashed_logits,
@@ -396,7 +399,7 @@ TEST(StepLoop, ThroughputCountsTheLastSeconds) {
   EXPECT_NEAR(stats.gen_throughput * stats.uptime_seconds, 8, 1e-6);
 }
 
-// An executor that samples gives the same outputs for all sampling parameters.
+// An executor that samples gives the same outputs as the host's sampler for all sampling parameters.
 TEST(StepLoop, TokensFromTheExecutorAreThoseOfTheSampler) {
   const std::vector<SamplingParams> asked = {
       greedy(9),
@@ -446,7 +449,7 @@ TEST(StepLoop, AnExecutorThatSamplesServesManyAtOnceAsTheSamplerWould) {
   };
   const std::vector<Answer> host = run(false), device = run(true);
   for (size_t i = 0; i < host.size(); ++i) {
-    if (i % 10 == 9) continue;  // how far it got is random
+    if (i % 10 == 9) continue;  // its number of tokens is random
     EXPECT_EQ(host[i].token_ids, device[i].token_ids) << i;
     EXPECT_EQ(host[i].text, device[i].text) << i;
     EXPECT_EQ(host[i].reason(), device[i].reason()) << i;

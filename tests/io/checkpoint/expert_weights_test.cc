@@ -28,7 +28,7 @@ ModelConfig make_config(QuantMethod method) {
   return config;
 }
 
-// A byte that depends on tensor and position and is a legal scale in both formats.
+// Returns a byte that depends on tensor and position and is a valid scale in both formats.
 uint8_t byte_at(const std::string& name, int64_t i) {
   return static_cast<uint8_t>((name.size() * 31 + static_cast<size_t>(i) * 7) % 0x7F);
 }
@@ -299,7 +299,7 @@ void count_up(const std::string& name, std::vector<uint8_t>& bytes) {
 TEST(FusedModelOptExperts, AreHalvesOfTheFusedTensorsWithScalesOfAnyShape) {
   struct Case {
     std::vector<int64_t> gate_up, down;
-    float gate, up, down_value;  // of the last expert
+    float gate, up, down_value;  // scales of the last expert
   };
   for (const Case& c :
        {Case{{}, {}, 1, 1, 1}, Case{{1}, {1}, 1, 1, 1}, Case{{kExperts}, {kExperts}, 3, 3, 3},
@@ -342,7 +342,7 @@ TEST(FusedModelOptExperts, RefuseScalesThatDoNotFit) {
                          {"gate_up_proj.input_scale'[3] is -4"}));
 }
 
-// Makes one scale byte of expert 1 NaN.
+// Makes one scale byte of expert 1 NaN and checks that only ranges with expert 1 fail to load.
 void expect_only_readers_of_expert_1_fail(const std::vector<TensorSpec>& specs, QuantMethod method,
                                           const std::string& name, size_t at) {
   const Fixture fixture(specs, [&](const std::string& tensor, std::vector<uint8_t>& bytes) {

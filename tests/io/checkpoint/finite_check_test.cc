@@ -13,7 +13,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kRows = 67, kCols = 1031;  // multiples of neither chunk nor vector size
+constexpr int64_t kRows = 67, kCols = 1031;  // not multiples of the chunk or vector size
 
 // A tensor [kRows, kCols] of finite values that use every exponent below infinity's.
 template <class Int>

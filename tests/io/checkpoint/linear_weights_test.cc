@@ -25,7 +25,7 @@ ModelConfig make_config(QuantMethod method) {
   return config;
 }
 
-// Byte i is i % 0x7F, legal as a scale in both formats; an f32 tensor contains `scale`.
+// Byte i is i % 0x7F, which is a valid scale in both formats; an f32 tensor contains `scale`.
 struct Fixture {
   TempFolder folder;
   Result<Checkpoint> checkpoint = not_found("not opened");
@@ -72,7 +72,7 @@ TEST(LinearWeights, EveryDialectIsTyped) {
     EXPECT_EQ(linear->fp4.scales[1 * linear->fp4.scale_stride_bytes], kCols / fp4_block(linear->fp4.format));
     EXPECT_EQ(linear->n, kRows);
     EXPECT_EQ(linear->k, kCols);
-    // ModelOpt's scale 0.25 is a factor, compressed-tensors' is a divisor.
+    // ModelOpt stores the scale 0.25 as a factor, compressed-tensors stores it as a divisor.
     const float scale = method == QuantMethod::kModelOptNvfp4 ? 0.25f : is_mxfp4(method) ? 1 : 4;
     EXPECT_EQ(linear->fp4.tensor_scale, scale);
     EXPECT_EQ(linear->input_scale, scale);

@@ -37,7 +37,7 @@ TEST(ParseSafetensors, ReadsEveryDtype) {
   struct Row {
     const char* name;
     DType dtype;
-    const char* offsets;  // of 8 elements
+    const char* offsets;  // data_offsets of 8 elements
   };
   for (const Row& row :
        {Row{"BOOL", DType::kBool, "[0,8]"}, Row{"U8", DType::kU8, "[0,8]"}, Row{"I8", DType::kI8, "[0,8]"},
@@ -156,7 +156,7 @@ TEST(ParseSafetensors, SurvivesEveryTruncation) {
 
 Status fill_with_name(const TensorSpec& spec, const ByteSink& sink) {
   const int64_t num_bytes = tensor_bytes(spec).value();
-  for (int64_t i = 0; i < num_bytes; ++i) {  // one byte at a time: the source chooses the pieces
+  for (int64_t i = 0; i < num_bytes; ++i) {  // one byte at a time: pieces can have any size
     const uint8_t byte = static_cast<uint8_t>(spec.name[0] + i);
     const Status status = sink({&byte, 1});
     if (!status.ok()) return status;

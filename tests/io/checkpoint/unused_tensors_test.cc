@@ -64,8 +64,7 @@ TEST_P(Shapes, AllTensorsOfAModelAreUsed) {
   EXPECT_TRUE(is_ok(check_unused_tensors(*source_, config_, false)));
 }
 
-// Includes names that linear layers' tensors have in other dialects: none may pass as another form of the
-// module.
+// The suffixes include the tensor names of other dialects, which must not pass as another form of the module.
 TEST_P(Shapes, AnExtraTensorIsFoundInEveryModule) {
   for (const char* suffix :
        {".bias", ".weight", ".weight_scale", ".weight_scale_2", ".input_scale", ".weight_packed",
@@ -104,7 +103,8 @@ TEST_P(Shapes, DeniedBiasesAreRefused) {
 }
 
 TEST_P(Shapes, FewerExpertsThanTheFileHasAreRefused) {
-  if (config_.family == ModelFamily::kGptOss) GTEST_SKIP() << "its shapes say how many there are";
+  if (config_.family == ModelFamily::kGptOss)
+    GTEST_SKIP() << "gpt-oss tensor shapes determine the number of experts";
   ModelConfig fewer = config_;
   --fewer.num_experts;
   EXPECT_TRUE(fails_with(check_unused_tensors(*source_, fewer, false), StatusCode::kUnsupported,
@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(All, Shapes, all_shapes(), shape_name);
 
 class Deepseek : public testing::Test {
  protected:
-  // The check must pass.
+  // Returns the warnings of a check that must pass.
   std::vector<std::string> warnings_of_check(const Checkpoint& checkpoint, bool allow) {
     std::vector<std::string> warnings;
     set_log_sink([&](LogLevel level, const std::string& line) {
@@ -179,7 +179,7 @@ TEST_F(Deepseek, TheFlagMakesAWarningOfTheError) {
   EXPECT_NE(warnings[0].find("1 tensor of the checkpoint is not used"), std::string::npos) << warnings[0];
 }
 
-// Exporters write both; the stock class uses the embedding.
+// Exporters write both tensors; the stock class uses the embedding.
 TEST_F(Deepseek, ATiedHeadMayBeACopyOfTheEmbeddingOnly) {
   const auto source = dummy_checkpoint(config_, "m");
   ASSERT_TRUE(is_ok(source));

@@ -118,8 +118,8 @@ TEST(ModelConfig, MissingKeysAreTheStockClassesDefaults) {
 TEST(ModelConfig, NullIsNotAMissingKey) {
   const auto plain = parse(without(kGptOss, "num_key_value_heads"));
   ASSERT_TRUE(is_ok(plain));
-  EXPECT_EQ(plain->num_kv_heads, 4) << "null: as many as query heads";
-  // The stock class replaces either by YaRN.
+  EXPECT_EQ(plain->num_kv_heads, 4) << "null means the number of query heads";
+  // The stock class replaces either key by YaRN.
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
     const auto rope = parse(with(kGptOss, key, "null"));
     ASSERT_TRUE(is_ok(rope));

@@ -296,7 +296,7 @@ TEST(ModelConfig, ReadsTheFlatModelOptDeclaration) {
       fails_with(parse(kGptOss + kMxfp4, "", kNvfp4), StatusCode::kInvalidArgument, {"different methods"}));
 }
 
-// Each row: key, value, and what the message must contain besides them.
+// Each row: key, value, and another text that the message must contain.
 TEST(ModelConfig, RefusesValuesOutOfRange) {
   struct Row {
     const char *key, *value, *named;

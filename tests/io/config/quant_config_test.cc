@@ -51,9 +51,9 @@ TEST(Exclusion, FollowsThePatternsOfEveryDialect) {
       {"*self_attn*", "model.layers.3.mlp.up_proj", false},
       {"model.layers.?.mlp*", "model.layers.3.mlp.down_proj", true},
       {"model.layers.?.mlp*", "model.layers.13.mlp.down_proj", false},
-      // A pattern is not a regular expression: a dot matches a dot.
+      // A pattern is not a regular expression: a dot matches only a dot.
       {"model.layers.0.mlp.up.proj", "model.layers.0.mlp.up_proj", false},
-      // Without a dot: any component.
+      // A pattern without a dot matches any component.
       {"lm_head", "lm_head", true},
       {"self_attn", "model.layers.3.self_attn.o_proj", true},
       {"gate", "model.layers.3.mlp.gate", true},
@@ -229,7 +229,7 @@ TEST(Mtp, WhatIsSkippedIsDescribed) {
   config.num_layers = 2;
   EXPECT_NE(describe_skipped_mtp(config, *checkpoint).find("1 tensors (8 bytes)"), std::string::npos);
   config.num_layers = 1;
-  config.family = ModelFamily::kQwen3Moe;  // has no such layers
+  config.family = ModelFamily::kQwen3Moe;  // has no MTP layers
   EXPECT_NE(describe_skipped_mtp(config, *checkpoint).find("1 tensors (8 bytes)"), std::string::npos);
 }
 

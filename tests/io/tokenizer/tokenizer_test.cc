@@ -180,11 +180,11 @@ TEST(Tokenizer, BoundsTheBytesOfATextByItsTokens) {
       EXPECT_LE(std::ssize(tokenizer->token_bytes(id)), most) << name;
   }
   EXPECT_EQ(Tokenizer::parse(small_config("{}"))->max_bytes_per_token(), 0)
-      << "it has no token for most bytes";
+      << "the vocabulary has no token for most bytes";
 }
 
-#ifndef __SANITIZE_ADDRESS__  // which delays freeing memory
-// Storing all words and pieces took 40 bytes per byte of such a text.
+#ifndef __SANITIZE_ADDRESS__  // AddressSanitizer delays freeing memory
+// A list of all words and pieces took 40 bytes per byte of this text.
 TEST(Tokenizer, HoldsNoListOfWords) {
   const auto tokenizer = Tokenizer::load(data_path("gpt_oss"));
   ASSERT_TRUE(is_ok(tokenizer));

@@ -109,7 +109,7 @@ TEST_P(EveryDialect, LoadsAsPublishedOnesDoAndIsNearTheSource) {
     ASSERT_TRUE(is_ok(experts));
     for (size_t e = 0; e < experts->experts.size(); ++e) {
       const ExpertWeightsView& w = experts->experts[e];
-      EXPECT_EQ(w.gate.tensor_scale, w.up.tensor_scale) << "engines that fuse them have one";
+      EXPECT_EQ(w.gate.tensor_scale, w.up.tensor_scale) << "engines that fuse gate and up use one scale";
       for (const auto& [name, m] : {std::pair{"gate", &w.gate}, {"up", &w.up}, {"down", &w.down}})
         for (int64_t r = 0; r < m->rows; ++r)
           for (int64_t c = 0; c < m->cols; ++c) {
@@ -122,7 +122,7 @@ TEST_P(EveryDialect, LoadsAsPublishedOnesDoAndIsNearTheSource) {
   EXPECT_GT(layers, 0);
   const double relative = std::sqrt(error / energy);
   EXPECT_LT(relative, p.format == Fp4Format::kNvfp4 ? 0.105 : 0.14);
-  EXPECT_GT(relative, 0.05) << "quantised weights are not the source's";
+  EXPECT_GT(relative, 0.05) << "the weights were not quantised";
   double told = 0, told_energy = 0;
   for (const ProjectionError& e : result->errors)
     if (e.projection.find("experts") == 0) told += e.weights.error, told_energy += e.weights.energy;

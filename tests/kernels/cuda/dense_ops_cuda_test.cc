@@ -1,4 +1,4 @@
-// The GPU's dense ops against the oracle.
+// Compares the GPU's dense ops with the oracle.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -44,7 +44,7 @@ struct LinearCase {
 
 class LinearCuda : public DenseOpsCuda {
  protected:
-  // The GPU's output for `c`, checked against ref.
+  // Returns the GPU's output for `c` after comparing it with the oracle's.
   std::vector<float> run(const LinearCase& c, uint64_t seed = 1) {
     Random random(seed);
     std::vector<bf16> x = to_bf16(random.normal(c.tokens * c.k)), w = to_bf16(random.normal(c.n * c.k));
@@ -66,8 +66,8 @@ class LinearCuda : public DenseOpsCuda {
     args.out = out.data();
     ops_.linear(args, pool_);
     wait();
-    // f32 sums of K products of about one: in any order the error is below K eps times the sum's size,
-    // sqrt(K).
+    // f32 sums of K products of magnitude about 1: in any order the error is below K eps times the magnitude
+    // of the sum, sqrt(K).
     const float budget[] = {static_cast<float>(kF32Eps * (static_cast<double>(c.k) + 4) *
                                                (4 * std::sqrt(static_cast<double>(c.k)) + 100))};
     EXPECT_TRUE(within_budget(out.values(), expected, budget))
@@ -102,7 +102,7 @@ TEST_F(LinearCuda, GivesTheSameBitsAlways) {
   for (int64_t t : {1, 16, 40}) EXPECT_EQ(run({t, 1000, 2880, true, true}), run({t, 1000, 2880, true, true}));
 }
 
-// The driver keeps kernels' attributes for each GPU, and cuBLASLt its handle and workspace.
+// Kernel attributes are per GPU, and so are cuBLASLt's handle and workspace.
 TEST_F(LinearCuda, EveryGpuGivesTheSameBits) {
   const LinearCase few{1, 1000, 2880, true, true}, many{40, 1000, 2880, true, true};
   const std::vector<float> few_out = run(few), many_out = run(many);
@@ -135,7 +135,7 @@ TEST_F(LinearCuda, ATokenGivesTheSameBitsAmongFew) {
   }
 }
 
-// The batch-invariant table: a token alone, and as the first and last of few and of many.
+// Batch-invariant table: a token gives the same bits alone and as the first and last of few or many tokens.
 TEST_F(LinearCuda, ATokenGivesTheSameBitsAmongAnyNumber) {
   const DenseOps& ops = *cuda_invariant_dense_ops();
   constexpr int64_t kMost = 1000;
@@ -190,7 +190,7 @@ TEST_F(DenseOpsCuda, NormLinearIsNormThenLinear) {
                                bias = random.normal(kN);
       const std::vector<bf16> w = to_bf16(random.normal(kN * k));
       std::vector<float> expected = filled(t * kN, kNan), normed = filled(t * k, 0);
-      // The oracle without rounding between norm and linear.
+      // The oracle does not round between norm and linear.
       ref_.norm_linear(
           {.norm = {x.data(), weight.data(), 1e-5f, {normed.data(), DType::kF32, t, k}, nullptr},
            .linear = {{normed.data(), DType::kF32, t, k}, w.data(), bias.data(), expected.data(), kN}},
@@ -271,7 +271,7 @@ TEST_F(DenseOpsCuda, HeadNorm) {
     }
 }
 
-// Queries, keys and values in one row; pages of two sequences; one row of padding.
+// A batch with queries, keys and values in one row, the pages of two sequences, and one padding row.
 struct AttentionInputs {
   int64_t tokens = 6, stride;
   int num_q, num_kv, head_dim, rotary;
@@ -353,7 +353,7 @@ class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
     EXPECT_TRUE(within_budget(widen(device_k.values()), widen(k), page_budget));
     EXPECT_TRUE(same_bits(widen(device_v.values()), widen(v)));
     std::vector<float> budget(x.size(), 1e-5f), got = device_x.values();
-    if (is_fused)  // keys are unspecified
+    if (is_fused)  // rope_kv() leaves the key columns of x unspecified
       for (int64_t t = 0; t < in.tokens; ++t)
         for (int i = 0; i < in.num_kv * in.head_dim; ++i) {
           const auto at = static_cast<size_t>(t * in.stride + in.num_q * in.head_dim + i);
@@ -401,7 +401,7 @@ TEST_F(DenseOpsCuda, HeadLinear) {
       wait();
       const std::vector<float> got = dtype == DType::kF32 ? out_f32.values() : to_float(out_bf16.values());
       std::vector<float> budget;
-      for (float y : expected.values())  // the split of x, and sums of k products
+      for (float y : expected.values())  // errors: the split of x, and sums of k products
         budget.push_back(y == 42
                              ? 0
                              : static_cast<float>((0x1p-16 + k * kF32Eps) * 4 * std::sqrt(k) +

@@ -1,4 +1,4 @@
-// Arrays in the GPU's memory for tests, between canaries.
+// Arrays in GPU memory for tests, between canaries.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 namespace fp4moe {
 
-// `size` values of ones in every bit: NaN as f32, bf16 and e4m3, -1 as an integer.
+// Returns `size` values with all bits set: NaN as f32, bf16 and e4m3, -1 as an integer.
 template <class T>
 std::vector<T> poisoned(int64_t size) {
   std::vector<T> values(static_cast<size_t>(size));
@@ -19,7 +19,7 @@ std::vector<T> poisoned(int64_t size) {
   return values;
 }
 
-// Holds `values`, or `size` poisoned ones; the destructor detects writes past either end.
+// Holds `values` or `size` poisoned values; the destructor detects writes past either end.
 template <class T>
 class DeviceArray {
  public:
@@ -33,7 +33,7 @@ class DeviceArray {
     const std::vector<uint8_t> all = bytes();
     for (size_t i = 0; i < kCanary; ++i)
       if (all[i] != kFill || all[all.size() - 1 - i] != kFill) {
-        ADD_FAILURE() << "written past the array's " << bytes_ << " bytes";
+        ADD_FAILURE() << "a write outside the array of " << bytes_ << " bytes";
         return;
       }
   }

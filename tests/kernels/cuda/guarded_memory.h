@@ -1,4 +1,4 @@
-// GPU memory for tests of kernels: NaN until it is written; writes outside it are detected.
+// GPU memory for kernel tests: NaN until written, with detection of writes outside it.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,12 +13,12 @@
 
 namespace fp4moe {
 
-constexpr uint8_t kNanByte = 0xff;  // of f32 and bf16; -1 as an integer
+constexpr uint8_t kNanByte = 0xff;  // repeated: NaN as f32 and bf16, -1 as an integer
 
-// Device memory between canaries.
+// Device memory between canaries, which values() checks.
 class Guarded {
  public:
-  // `bytes` copies of `fill`.
+  // Fills `bytes` bytes with `fill`.
   explicit Guarded(int64_t bytes, uint8_t fill = kNanByte) : bytes_(bytes) {
     std::vector<uint8_t> host(static_cast<size_t>(bytes + 2 * kGuard), kCanary);
     std::fill_n(host.begin() + kGuard, bytes, fill);
@@ -55,7 +55,7 @@ class Guarded {
   }
 
  private:
-  static constexpr int64_t kGuard = 256;  // bytes on either side
+  static constexpr int64_t kGuard = 256;  // bytes on each side
   static constexpr uint8_t kCanary = 0x5a;
 
   int64_t bytes_;

@@ -1,4 +1,4 @@
-// Shared by the tests of the GPU's quantisers and of its FP8 and fallback GEMMs: rows sorted by expert.
+// Rows sorted by expert, shared by the tests of the GPU's quantisers and of its FP8 and fallback GEMMs.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,7 @@ struct SortedRows {
     rows.row_of_slot = device_row_of_slot->data();
     return rows;
   }
-  // The expert of a packed row.
+  // Returns the expert of a packed row.
   int64_t expert_of(int64_t row) const {
     int64_t e = 0;
     while (offsets[static_cast<size_t>(e) + 1] <= row) ++e;

@@ -1,5 +1,5 @@
-// Experts in tiles and a batch for them, on the host and in the GPU's memory, and the expected result of
-// their layer: double loops over tiled_at().
+// Experts in tiles, on the host and in GPU memory, random inputs for them, and the expected result of their
+// layer from double loops over tiled_at().
 #pragma once
 
 #include <cmath>
@@ -25,8 +25,7 @@ struct ExpertShape {
   bool bias = true;
 };
 
-// Random codes and scales everywhere; weights have a magnitude of about 1 / sqrt(K) after the factors in
-// scales.
+// Random codes and scales; after the factors in `scales`, the weights have a magnitude of about 1 / sqrt(K).
 class TiledExpertsCase {
  public:
   TiledExpertsCase(Fp4Format format, const ExpertShape& shape, uint32_t seed)
@@ -64,11 +63,11 @@ class TiledExpertsCase {
     return experts;
   }
 
-  // A sum over k, and the sum of its terms' magnitudes, to which rounding errors are proportional.
+  // A sum over k, and its error bound, which is proportional to the sum of its terms' magnitudes.
   struct Sum {
     double value = 0, magnitude = 0;
   };
-  // The activation's output for one row, and its magnitude.
+  // Appends the activation's outputs for one row with their error bounds.
   void gate_up(int64_t expert, const float* x, float row_scale, std::vector<Sum>* out) const {
     const int64_t i_size = shape_.intermediate;
     for (int64_t i = 0; i < i_size; ++i) {
@@ -138,7 +137,7 @@ class TiledExpertsCase {
       s.value += term;
       s.magnitude += std::abs(term);
     }
-    // f32 sums of 16 terms at a time, which are not rounded to nearest.
+    // The kernels add 16 terms at a time in f32 and do not round to nearest.
     const double epsilon = (static_cast<double>(m.k) / 16 + 8) * 0x1p-23;
     return {s.value * scale, s.magnitude * std::abs(scale) * epsilon};
   }

@@ -1,4 +1,5 @@
-// Rows to the ranks of their experts and results back, bit for bit against loops on the host.
+// Sends rows to the ranks of their experts and results back, and compares both with loops on the host, bit
+// for bit.
 #include "moe/device/device_exchange.h"
 
 #include <gtest/gtest.h>
@@ -26,10 +27,10 @@ namespace {
 
 constexpr int64_t kExperts = 24, kTopk = 5;
 
-// What the experts' kernels hand to give_back().
+// The form in which the experts' kernels pass results to give_back().
 enum class From { kRowsBf16, kRowsF32, kSums };
 
-// How the NVFP4 rows of a protocol are scaled, and what the layer takes.
+// How a protocol scales its NVFP4 rows. "Kept": the layer receives the rows without that scale.
 enum class Nvfp4 { kOff, kPerRow, kPerRowKept, kScalar, kScalarKept };
 
 struct Protocol {
@@ -61,8 +62,8 @@ constexpr Protocol kProtocols[] = {
 };
 constexpr float kEncodeScale = 300.5f;
 
-// A row as it arrives, by the functions of formats/: bf16 values, and the scale by which the layer
-// multiplies.
+// A row as it arrives, computed with the functions of formats/: bf16 values, and the scale by which the layer
+// multiplies them.
 struct ArrivedRow {
   std::vector<bf16> x;
   float scale = 1;
@@ -93,7 +94,7 @@ ArrivedRow arrived(const Protocol& protocol, const bf16* x, int64_t cols) {
   return row;
 }
 
-// One rank's tokens and, per round, its lanes' results.
+// One rank's tokens, its expected output, and their buffers on the GPU.
 struct RankTokens {
   int64_t num_own = 0, num_filled = 0;
   std::vector<bf16> x;
@@ -125,7 +126,8 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     for (int r = 0; r < num_ranks(); ++r) scratch_.push_back(Arena::make(bytes, device_memory()).value());
   }
 
-  // Numbers of tokens that differ between ranks, one of them idle; ids that are no expert; padding.
+  // Draws tokens for all ranks: different numbers per rank (one rank is idle), some ids that are not experts,
+  // and padding.
   void draw_tokens(int64_t most) {
     tokens_.clear();
     for (int r = 0; r < num_ranks(); ++r) {
@@ -135,7 +137,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
                            : static_cast<int64_t>(random_() % static_cast<uint64_t>(most + 1));
       t.num_filled = r == 0 ? most - most / 4 : t.num_own;
       for (int64_t i = 0; i < t.num_own * kTopk; ++i) {
-        const auto id = static_cast<int32_t>(random_() % (kExperts + 4)) - 2;  // -2, -1, E and E + 1: none
+        const auto id = static_cast<int32_t>(random_() % (kExperts + 4)) - 2;  // no expert: -2, -1, E, E + 1
         const auto token = t.ids.end() - i % kTopk;
         t.ids.push_back(std::find(token, t.ids.end(), id) == t.ids.end() ? id : -1);
         t.weights.push_back(static_cast<float>(random_() % 1000) / 1000);
@@ -159,7 +161,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     });
   }
 
-  // Zeros, NaN, infinity, a block without magnitude: what the formats define.
+  // Adds rows with zeros, NaN, infinity and a block of zeros, whose results the formats define.
   void add_special_rows(RankTokens& t) const {
     if (t.num_own < 4 || protocol().row_format == A2aRowFormat::kBf16) return;
     const auto row = [&](int64_t i) { return t.x.begin() + i * size_.shape.hidden_size; };
@@ -217,7 +219,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
                                ? nvfp4_scale_.as<float>()
                                : nullptr};
   }
-  // The id of a token's slot, -1 if it is not an expert or padding.
+  // Returns the id of a token's slot; -1 if the token is padding or the id is not an expert.
   int32_t id_of(int rank, int64_t token, int64_t k) const {
     const RankTokens& t = tokens_[static_cast<size_t>(rank)];
     if (token >= std::min(t.num_own, t.num_filled)) return -1;
@@ -284,7 +286,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     }
     int32_t rows = 0;
     for (const int32_t id : ids) results.row_of_slot.push_back(is_local(id, rank) ? rows++ : -1);
-    std::vector<int32_t> order;  // any permutation of the rows is legal
+    std::vector<int32_t> order;  // any permutation of the rows is valid
     for (int32_t i = 0; i < rows; ++i) order.push_back(i);
     std::shuffle(order.begin(), order.end(), random_);
     for (int32_t& row : results.row_of_slot) row = row < 0 ? -1 : order[static_cast<size_t>(row)];
@@ -301,7 +303,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     exchange.give_back(a, {.y_bf16 = alive.back().as<bf16>(), .row_of_slot = row_of_slot});
   }
 
-  // expected += what returns for the round's tokens.
+  // Adds the results that return for the round's tokens to `expected`.
   void add_expected(int rank, int64_t round) {
     RankTokens& t = tokens_[static_cast<size_t>(rank)];
     const int64_t first = round * size_.max_tokens, h = size_.shape.hidden_size;
@@ -342,7 +344,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     }
     return sum;
   }
-  // Bits, except that the sign and payload of a NaN are free.
+  // Compares the bits, but ignores the sign and payload of a NaN.
   static bool same_value(bf16 a, bf16 b) {
     const float x = bf16_to_float(a), y = bf16_to_float(b);
     return std::isnan(x) ? std::isnan(y) : std::memcmp(&a, &b, sizeof a) == 0;
@@ -377,8 +379,8 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
   std::optional<TestGroup> group_;
   std::vector<DeviceExchange> exchanges_;
   std::vector<RankTokens> tokens_;
-  std::vector<Arena> scratch_;      // of each rank
-  std::vector<LaneBatch> batches_;  // of the round
+  std::vector<Arena> scratch_;      // per rank
+  std::vector<LaneBatch> batches_;  // of the current round, per rank
   Buffer nvfp4_scale_;
   std::mt19937_64 random_{7};
 };
@@ -389,7 +391,7 @@ TEST_P(DeviceExchanges, EveryRowAndResultArrives) {
         std::tuple{208, 33, 33}}) {
     if (protocol().row_format == A2aRowFormat::kNvfp4 && hidden % kNvfp4Block != 0) continue;
     make(hidden, max_tokens);
-    for (int repeat = 0; repeat < 3; ++repeat) {  // the memory of earlier rounds is used again
+    for (int repeat = 0; repeat < 3; ++repeat) {  // reuses the memory of earlier rounds
       draw_tokens(most);
       run(most);
     }

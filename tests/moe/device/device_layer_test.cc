@@ -1,5 +1,5 @@
-// Whole layers on every GPU row of the table, compared with the oracle row on a CPU: routed experts, a shared
-// expert, MLPs and linear layers.
+// Compares whole layers on every GPU row of the table with the oracle row on a CPU: routed experts, with and
+// without a shared expert.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct NamedNumerics {
   const char* act_scales;
   double budget;  // relative L2 against the oracle; w4a4: codes flip where sums differ in the last bits
 };
-// w4a8 where the FP8 matrix unit sums with about 14 bits: codes of the intermediate flip.
+// Budget of w4a8 where the FP8 matrix unit sums with about 14 bits, which flips codes of the intermediate.
 constexpr double kWideFp8 = 2e-2;
 constexpr NamedNumerics kNumerics[] = {{"w4a16", "w4a16", "auto", 3e-3},
                                        {"w4a4_static", "w4a4", "static", 3e-2},
@@ -118,7 +118,7 @@ class DeviceLayerTest
           device_memory().upload(scratch.take<uint8_t>(scratch_bytes), poison.data(), scratch_bytes).ok());
     }
     std::vector<float> first;
-    for (int repeat = 0; repeat < 3; ++repeat) {  // the same bits every time; counters are reset
+    for (int repeat = 0; repeat < 3; ++repeat) {  // same bits every time: the layer resets its counters
       const DeviceArray<float> residual(c.ramp(tokens));
       scratch.reset();
       const ActRows rows = {act.data(), DType::kBF16, tokens, c.problem.hidden_size};
@@ -133,13 +133,14 @@ class DeviceLayerTest
     return first;
   }
 
-  // Scales that are chosen for a row are chosen for a rank's part of it, so that each rank rounds
-  // differently.
+  // Each rank chooses per-row scales for its part of a row, so the ranks round differently from the whole
+  // layer.
   double group_budget() const {
     if (std::string_view(numerics().name) == "w4a4_per_token") return 8e-2;
     return std::string_view(numerics().name) == "w4a8" ? 5e-2 : numerics().budget;
   }
-  // What the ranks of a group add up to: the layer's output without the residual.
+  // Returns the sum of the partial outputs of a group's ranks, which is the layer's output without the
+  // residual.
   std::vector<float> sum_of_ranks(LayerCase& c, const std::vector<float>& x,
                                   const SharedExpertWeights* shared, int num_ranks, int ep) {
     const MoePlan whole = *plan_moe(on_device(c.problem), {.runner = row().name,
@@ -186,7 +187,7 @@ TEST_P(DeviceLayerTest, AgreesWithTheOracle) {
     for (const int64_t tokens : {1, 3, 7, 33, 130}) {
       LayerCase c(size, format(), ActivationKind::kSwigluOai);
       const std::vector<float> x = c.tokens(tokens);
-      // With more than 20 rows per expert the FP8 matrix unit sums.
+      // With more than 20 rows per expert, the sums are those of the FP8 matrix unit.
       const bool wide = tokens * size.top_k > 20 * size.num_experts && std::string(numerics().name) == "w4a8";
       EXPECT_TRUE(within_relative_l2(on_gpu(c, x, nullptr), on_cpu(c, x, nullptr),
                                      wide ? kWideFp8 : numerics().budget))
@@ -254,7 +255,7 @@ TEST_P(DeviceLayerTest, NoTokensAreLegal) {
   EXPECT_TRUE(on_gpu(c, {}, nullptr).empty());
 }
 
-// gpt-oss's sizes are cut into shards of 1472 and 1408, 768 and 704, 384 and 320 columns.
+// The shards of gpt-oss's sizes have 1472 and 1408, 768 and 704, or 384 and 320 columns.
 TEST_P(DeviceLayerTest, TheRanksOfAGroupAddUpToTheWholeLayer) {
   for (const LayerSize size : {LayerSize{2880, 2880, 8, 2}, LayerSize{160, 256, 16, 4}})
     for (const int64_t tokens : {1, 40}) {

@@ -1,4 +1,4 @@
-// Every runner row x format x numerics x batch layout, forced, against an oracle of plain loops.
+// Forces every runner row x format x numerics x batch layout and compares it with an oracle of plain loops.
 #include <gtest/gtest.h>
 
 #include <ranges>
@@ -32,7 +32,7 @@ constexpr NamedNumerics kNumerics[] = {
     {"w4a4_per_token", {Scheme::kW4A4, kPerToken, kPerToken, kDirect}},
 };
 
-// Tokens with their experts; ids may be no expert's, or name an expert twice.
+// Tokens with their experts. Some ids are not experts, and a token can name an expert twice.
 struct Routed {
   std::vector<float> x;
   std::vector<int32_t> ids;
@@ -86,14 +86,14 @@ class OwnedBatch {
              .y = y_.data()};
   }
 
-  // y of every slot [T * K, H]; zeros if the slot's expert is not local.
+  // Returns y of every slot [T * K, H]; zeros if the slot's expert is not local.
   std::vector<float> slot_rows(int64_t hidden) const {
     std::vector<float> out(row_of_slot_.size() * static_cast<size_t>(hidden));
     for (const auto& [slot, row] : slots_)
       std::copy_n(y_.begin() + row * hidden, hidden, out.begin() + slot * hidden);
     return out;
   }
-  // Whether rows without a token are unchanged.
+  // Returns whether rows without a token are unchanged.
   bool padding_untouched(int64_t hidden) const {
     std::vector<bool> used(y_.size() / static_cast<size_t>(hidden));
     for (const auto& [slot, row] : slots_) used[static_cast<size_t>(row)] = true;
@@ -127,7 +127,7 @@ void run(const RunnerRow& row, const MoeProblem& p, const PackedExperts& experts
   EXPECT_LE(scratch.used_bytes(), bytes);
 }
 
-// [T * K, H]
+// Returns y of every slot [T * K, H].
 std::vector<float> run_slots(const RunnerRow& row, const Numerics& n, const ExpertsCase& c, const Routed& r,
                              BatchLayout layout = BatchLayout::kPacked, int threads = 2) {
   const MoeProblem& p = c.problem;
@@ -173,7 +173,7 @@ class RunnerTest : public testing::TestWithParam<std::tuple<const RunnerRow*, Fp
   ExpertsCase small_case() const { return {{64, 96, 5, 2}, format(), ActivationKind::kSwigluOai}; }
 };
 
-// GPU rows: device_layer_test.cc.
+// device_layer_test.cc tests the GPU rows.
 auto cpu_rows() {
   return runner_rows() |
          std::views::filter([](const RunnerRow& row) { return row.device == DeviceKind::kCpu; });
@@ -255,7 +255,7 @@ TEST_P(RunnerTest, ExpertShardsGiveTheBitsOfTheWhole) {
 }
 
 // I = 7 blocks over 4 ranks: 2, 2, 2, 1. The down bias counts once. A per-token scale of the intermediate is
-// computed over the shard's own columns, so each shard is compared separately, as an expert of its own.
+// computed over the shard's columns, so each shard is also compared as a separate expert.
 TEST_P(RunnerTest, TensorShardsAddUpToTheWhole) {
   const int64_t block = fp4_block(format());
   ExpertsCase c({64, 7 * block, 4, 2}, format(), ActivationKind::kSwigluOai);
@@ -290,7 +290,7 @@ TEST_P(RunnerTest, TensorShardsAddUpToTheWhole) {
   }
 }
 
-// Rows that arrive as NVFP4 are not quantised again: the same bits as rows quantised locally.
+// Rows that arrive as NVFP4 are not quantised again: they give the same bits as rows quantised locally.
 TEST_P(RunnerTest, RowsThatAreNvfp4AlreadyGiveTheSameBits) {
   if (!scheme_is(Scheme::kW4A4) || numerics().a1 == kPerExpert)
     GTEST_SKIP() << "no transport quantises rows for these numerics";
@@ -313,9 +313,9 @@ TEST_P(RunnerTest, RowsThatAreNvfp4AlreadyGiveTheSameBits) {
   EXPECT_EQ(owned.slot_rows(64), run_slots(row(), numerics(), c, r));
 }
 
-// Without w4a4 a row of NVFP4 values represents its product with the row's scale.
+// In schemes other than w4a4, a row of NVFP4 values stands for its product with the row's scale.
 TEST_P(RunnerTest, RowScalesMultiplyThrough) {
-  if (scheme_is(Scheme::kW4A4)) GTEST_SKIP() << "w4a4 reads them otherwise";
+  if (scheme_is(Scheme::kW4A4)) GTEST_SKIP() << "w4a4 uses row scales differently";
   ExpertsCase c = small_case();
   Routed r = routed_tokens(c, 13);
   ThreadPool pool(2);
@@ -329,7 +329,7 @@ TEST_P(RunnerTest, RowScalesMultiplyThrough) {
                                  oracle(oracle_of(c, numerics(), DType::kBF16), r), 3e-3));
 }
 
-// ---- what must fail -------------------------------------------------------------------------------
+// ---- errors that must be detected -----------------------------------------------------------------
 
 TEST_P(RunnerTest, WrongOrderOfGateAndUpFails) {
   ExpertsCase c = small_case();
@@ -377,7 +377,7 @@ TEST_P(RunnerTest, WrongScaleDirectionFails) {
   EXPECT_GT(relative_l2(y, expected), 0.1);
 }
 
-// The roundings in which the aliases differ give different results.
+// The aliases' numerics round differently, so each gives a different result.
 TEST(RunnerNumericsTest, EveryNumericsIsItsOwn) {
   ExpertsCase c({64, 96, 5, 2}, Fp4Format::kNvfp4, ActivationKind::kSwigluOai);
   const Routed r = routed_tokens(c, 64);
@@ -422,8 +422,8 @@ TEST(RunnerPeerShapesTest, AgreeWithTheOracleRow) {
   for (const PeerShape& shape : shapes)
     for (const NamedNumerics& n : kNumerics) {
       if (shape.format == kMx && n.numerics.scheme == Scheme::kW4A4) continue;
-      if (n.numerics.is_fp8()) continue;  // only the oracle row supports it
-      if (shape.size.num_experts > 8 && n.numerics != kNumerics[3].numerics) continue;  // large: w4a4_direct
+      if (n.numerics.is_fp8()) continue;  // only the oracle row supports FP8
+      if (shape.size.num_experts > 8 && n.numerics != kNumerics[3].numerics) continue;  // w4a4_direct only
       ExpertsCase c(shape.size, shape.format, shape.kind);
       const Routed r = routed_tokens(c, shape.tokens);
       const BatchLayout layout = n.numerics.a2 == kPerExpert ? BatchLayout::kMasked : BatchLayout::kPacked;

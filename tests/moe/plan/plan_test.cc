@@ -1,4 +1,4 @@
-// plan_moe(): automatic choices, forced names, and the text of every refusal.
+// Tests plan_moe(): automatic choices, forced names, and the text of every refusal.
 #include "moe/plan/plan.h"
 
 #include <gtest/gtest.h>
@@ -49,11 +49,11 @@ TEST(PlanTest, Float32ActivationsRunOnTheOracle) {
   p.act_dtype = DType::kF32;
   const MoePlan made = plan(p);
   EXPECT_STREQ(made.runner()->name, "ref");
-  EXPECT_NE(describe(made).find("refused  runner cpu_avx512: takes no F32 activations, only BF16"),
+  EXPECT_NE(describe(made).find("refused  runner cpu_avx512: does not accept F32 activations, only BF16"),
             std::string::npos)
       << describe(made);
   EXPECT_EQ(refusal(p, {.runner = "cpu_avx512"}),
-            "moe_runner_backend=cpu_avx512 takes no F32 activations, only BF16; nearest legal choice: "
+            "moe_runner_backend=cpu_avx512 does not accept F32 activations, only BF16; nearest legal choice: "
             "--moe-runner-backend ref");
 }
 
@@ -102,13 +102,13 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
       "MoE plan: mxfp4 w4a16, activations BF16, H=2880 I=2880 E=32 K=4, cpu avx2, fabric local, 1 rank\n"
       "  chosen   a2a    none\n"
       "  chosen   runner cpu_avx2 (marlin is w4a16, which runs here as cpu_avx2)\n"
-      "  refused  a2a    none: connects 2 to 1024 ranks, tp=1\n"
+      "  refused  a2a    none: connects 2 to 1024 ranks, but tp=1\n"
       "  refused  a2a    deepep: a2a=none was requested\n"
       "  refused  a2a    flashinfer: a2a=none was requested\n"
-      "  refused  runner sm90: runs on cuda, the device is cpu\n"
-      "  refused  runner cuda_mma: runs on cuda, the device is cpu\n"
-      "  refused  runner cpu_amx: needs amx, this CPU offers avx2\n"
-      "  refused  runner cpu_avx512: needs avx512, this CPU offers avx2\n"
+      "  refused  runner sm90: runs on cuda, but the device is cpu\n"
+      "  refused  runner cuda_mma: runs on cuda, but the device is cpu\n"
+      "  refused  runner cpu_amx: needs amx, but this CPU has avx2\n"
+      "  refused  runner cpu_avx512: needs avx512, but this CPU has avx2\n"
       "  next     runner cpu_scalar: fits\n"
       "  refused  runner cpu_bf16: does not read mxfp4\n"
       "  also     runner ref: fits\n"
@@ -125,14 +125,14 @@ TEST(PlanTest, DescribesWhatEachRankHas) {
                                                                       .flashinfer_combine = "fp8"}));
   for (const char* part :
        {"nvfp4 w4a4 (scalar a1, scalar a2, intermediate quantised from f32), activations BF16", ", 2 ranks\n",
-        "chosen   a2a    flashinfer, nvfp4 rows, fp8 back\n",
-        "ep=1 raised to tp=2, as a2a=flashinfer moves rows to whole experts",
+        "chosen   a2a    flashinfer, nvfp4 rows, fp8 results\n",
+        "ep=1 raised to tp=2 because a2a=flashinfer moves rows to whole experts",
         "layout   rank   0: experts [0, 16), I [0, 2880), group 0 of 2\n",
         "layout   rank   1: experts [16, 32), I [0, 2880), group 1 of 2"})
     EXPECT_NE(text.find(part), std::string::npos) << part << "\nin\n" << text;
 }
 
-// Whole tiles of 64 columns if there are enough, else whole scale blocks.
+// Shards are whole tiles of 64 columns if there are enough, otherwise whole scale blocks.
 TEST(PlanTest, TensorShardsAreWholeTiles) {
   MoeProblem narrow = problem();
   narrow.intermediate_size = 160;
@@ -202,7 +202,7 @@ TEST(PlanPayloadTest, QuantisedRowsTravelAsNvfp4WhereSglangDoesSo) {
 
 // ---- legality -------------------------------------------------------------------------------------
 
-// Every combination of name, protocol and ranks that is supported.
+// Covers every supported combination of name, protocol and number of ranks.
 TEST(PlanLegalityTest, EveryRunnerOverEveryProtocolOnOneTwoAndFourRanks) {
   const std::pair<Fp4Format, std::vector<std::string>> formats[] = {
       {Fp4Format::kNvfp4,
@@ -235,33 +235,32 @@ TEST(PlanLegalityTest, RulesAreNamedAndExplained) {
 TEST(PlanTest, SummaryTellsTheChoiceWhyNotABetterRowAndTheRunnerUp) {
   EXPECT_EQ(
       summary(plan(problem(Fp4Format::kMxfp4, Isa::kAvx2), {})),
-      "w4a16 by cpu_avx2 over a2a none, fabric local; not cpu_amx: needs amx, this CPU offers avx2; not "
-      "cpu_avx512: needs avx512, this CPU offers avx2; runner-up cpu_scalar");
+      "w4a16 by cpu_avx2 over a2a none, fabric local; not cpu_amx: needs amx, but this CPU has avx2; not "
+      "cpu_avx512: needs avx512, but this CPU has avx2; runner-up cpu_scalar");
   EXPECT_EQ(summary(MoePlan()), "nothing planned");
 }
 
 TEST(PlanRefusalTest, ForcedRowTheMachineCannotRun) {
   EXPECT_EQ(refusal(problem(), {.runner = "cpu_amx"}),
-            "moe_runner_backend=cpu_amx needs amx, this CPU offers avx512; nearest legal choice: "
+            "moe_runner_backend=cpu_amx needs amx, but this CPU has avx512; nearest legal choice: "
             "--moe-runner-backend cpu_avx512");
   EXPECT_EQ(refusal(problem(Fp4Format::kMxfp4, Isa::kAvx2), {.runner = "cpu_avx512"}),
-            "moe_runner_backend=cpu_avx512 needs avx512, this CPU offers avx2; nearest legal choice: "
+            "moe_runner_backend=cpu_avx512 needs avx512, but this CPU has avx2; nearest legal choice: "
             "--moe-runner-backend cpu_avx2");
 }
 
 TEST(PlanRefusalTest, UnknownNamesListTheKnownOnes) {
   constexpr auto kInvalid = StatusCode::kInvalidArgument;
-  EXPECT_EQ(
-      refusal(problem(), {.runner = "triton"}, kInvalid),
-      "unknown moe_runner_backend 'triton': auto, sm90, cuda_mma, cpu_amx, cpu_avx512, cpu_avx2, cpu_scalar, "
-      "cpu_bf16, ref, ref_fp8, "
-      "marlin, triton_kernel, flashinfer_mxfp4, flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
+  EXPECT_EQ(refusal(problem(), {.runner = "triton"}, kInvalid),
+            "unknown moe_runner_backend 'triton'; use auto, sm90, cuda_mma, cpu_amx, cpu_avx512, cpu_avx2, "
+            "cpu_scalar, cpu_bf16, ref, ref_fp8, marlin, triton_kernel, flashinfer_mxfp4, "
+            "flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
   EXPECT_EQ(refusal(problem(), {.a2a = "pplx"}, kInvalid),
-            "unknown moe_a2a_backend 'pplx': none, deepep or flashinfer");
+            "unknown moe_a2a_backend 'pplx'; use none, deepep or flashinfer");
   EXPECT_EQ(refusal(problem(), {.fp4_compute = "w8a8"}, kInvalid),
-            "unknown fp4_compute 'w8a8': auto, w4a16, w4a4 or w4a8");
+            "unknown fp4_compute 'w8a8'; use auto, w4a16, w4a4 or w4a8");
   EXPECT_EQ(refusal(problem(), {.fabric = "nccl"}, kInvalid),
-            "unknown fabric 'nccl': auto, local, threads or mpi");
+            "unknown fabric 'nccl'; use auto, local, threads or mpi");
 }
 
 TEST(PlanRefusalTest, Mxfp4HasNoActivationScalesForW4a4) {
@@ -294,8 +293,7 @@ TEST(PlanRefusalTest, FabricsThatCannotBe) {
 }
 
 TEST(PlanRefusalTest, Parallelism) {
-  EXPECT_EQ(refusal(problem(), {.tp = 0}, StatusCode::kInvalidArgument),
-            "tp=0 is not in the range 1 to 1024");
+  EXPECT_EQ(refusal(problem(), {.tp = 0}, StatusCode::kInvalidArgument), "tp=0 must be between 1 and 1024");
   EXPECT_EQ(refusal(problem(), {.tp = 4, .dp = 3}),
             "dp=3 does not divide tp=4; nearest legal choice: --dp 2");
   EXPECT_EQ(refusal(problem(), {.tp = 4, .ep = 2}),
@@ -309,8 +307,8 @@ TEST(PlanRefusalTest, Parallelism) {
       "ep=6 (raised to tp by enable_deterministic_inference) does not divide num_experts=32; nearest legal "
       "choice: --tp 4");
   EXPECT_EQ(refusal(problem(), {.tp = 4, .dp = 2}),
-            "dp=2 without enable_dp_attention would be 2 servers; nearest legal choice: --dp 2 "
-            "--enable-dp-attention");
+            "dp=2 requires enable_dp_attention (without it, dp would start 2 servers); nearest legal choice: "
+            "--dp 2 --enable-dp-attention");
   MoeProblem narrow = problem();
   narrow.intermediate_size = 96;
   EXPECT_EQ(
@@ -338,16 +336,18 @@ TEST(PlanRefusalTest, SizesThatMakeNoSense) {
     return refusal(p, {}, StatusCode::kInvalidArgument);
   };
   EXPECT_EQ(with(&MoeProblem::hidden_size, 48),
-            "hidden_size=48 is not a multiple of mxfp4's block of 32 from 32 to 1048576");
+            "hidden_size=48 must be a multiple of mxfp4's block size 32 and between 32 and 1048576");
   EXPECT_EQ(with(&MoeProblem::intermediate_size, 8, Fp4Format::kNvfp4),
-            "intermediate_size=8 is not a multiple of nvfp4's block of 16 from 16 to 1048576");
-  EXPECT_EQ(with(&MoeProblem::hidden_size, int64_t{1} << 40),
-            "hidden_size=1099511627776 is not a multiple of mxfp4's block of 32 from 32 to 1048576");
-  EXPECT_EQ(with(&MoeProblem::num_experts, 0), "num_experts=0 is not in the range 1 to 65536");
-  EXPECT_EQ(with(&MoeProblem::top_k, 33), "top_k=33 is not in the range 1 to num_experts=32");
+            "intermediate_size=8 must be a multiple of nvfp4's block size 16 and between 16 and 1048576");
+  EXPECT_EQ(
+      with(&MoeProblem::hidden_size, int64_t{1} << 40),
+      "hidden_size=1099511627776 must be a multiple of mxfp4's block size 32 and between 32 and 1048576");
+  EXPECT_EQ(with(&MoeProblem::num_experts, 0), "num_experts=0 must be between 1 and 65536");
+  EXPECT_EQ(with(&MoeProblem::top_k, 33), "top_k=33 must be between 1 and num_experts=32");
   MoeProblem p = problem();
   p.act_dtype = DType::kF16;
-  EXPECT_EQ(refusal(p, {}, StatusCode::kInvalidArgument), "activations of F16: BF16 or F32");
+  EXPECT_EQ(refusal(p, {}, StatusCode::kInvalidArgument),
+            "activation type F16 is not supported; use BF16 or F32");
 }
 
 TEST(PlanRefusalTest, EightBitDenseLayersOnAGpu) {
@@ -357,22 +357,20 @@ TEST(PlanRefusalTest, EightBitDenseLayersOnAGpu) {
   p.compute_capability = 90;
   EXPECT_EQ(
       refusal(p, {.dense_quant = "q8"}),
-      "dense_quant=q8 on device=cuda: a GPU's dense layers are bf16; nearest legal choice: --dense-quant "
-      "none");
+      "dense_quant=q8 is not supported on device=cuda, where dense layers are bf16; nearest legal choice: "
+      "--dense-quant none");
 }
 
 TEST(PlanRefusalTest, DeviceWithoutARow) {
   MoeProblem p = problem();
   p.device = DeviceKind::kCuda;
   p.compute_capability = 75;
-  EXPECT_EQ(
-      refusal(p, {}),
-      "no runner fits; sm90 needs compute capability 9.0, this GPU has 7.5; cuda_mma needs compute "
-      "capability 8.0 or "
-      "more, this GPU has 7.5; cpu_amx runs on cpu, the device is cuda; cpu_avx512 runs on cpu, the "
-      "device is cuda; cpu_avx2 runs on cpu, the device is cuda; "
-      "cpu_scalar runs on cpu, the device is cuda; cpu_bf16 runs on cpu, the device is cuda; ref runs on "
-      "cpu, the device is cuda; ref_fp8 runs on cpu, the device is cuda");
+  EXPECT_EQ(refusal(p, {}),
+            "no runner fits; sm90 needs compute capability 9.0, but this GPU has 7.5; cuda_mma needs compute "
+            "capability 8.0 or more, but this GPU has 7.5; cpu_amx runs on cpu, but the device is cuda; "
+            "cpu_avx512 runs on cpu, but the device is cuda; cpu_avx2 runs on cpu, but the device is cuda; "
+            "cpu_scalar runs on cpu, but the device is cuda; cpu_bf16 runs on cpu, but the device is cuda; "
+            "ref runs on cpu, but the device is cuda; ref_fp8 runs on cpu, but the device is cuda");
 }
 
 }  // namespace

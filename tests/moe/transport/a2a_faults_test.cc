@@ -1,5 +1,5 @@
-// The transports when a rank misbehaves: every rank gets an error in time that names the cause; no wrong
-// token, and a new job works.
+// Tests the transports when a rank misbehaves: every rank gets an error in time that names the cause, no
+// token is wrong, and a new job works.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -77,7 +77,7 @@ TEST_P(FaultTest, DoubledSignalIsHarmless) {
   }
 }
 
-// F1 on threads: a rank that stops doing anything.
+// F1 on threads: a rank stops all actions.
 TEST_P(FaultTest, DeadRank) {
   for (const int64_t action : {0, 7, 20}) {
     const auto start = Clock::now();
@@ -119,7 +119,7 @@ TEST_P(FaultTest, FlippedBits) {
     for (size_t r = 0; r < outcomes.size(); ++r) {
       const Status& status = outcomes[r].status;
       found |= !status.ok();
-      if (status.ok())  // it had finished before another rank detected the damage
+      if (status.ok())  // the rank finished before another rank detected the damage
         EXPECT_TRUE(expected_bits(c, outcomes, r)) << "put " << put << ", rank " << r;
       else
         EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.to_string();
@@ -129,7 +129,7 @@ TEST_P(FaultTest, FlippedBits) {
   EXPECT_GT(detected, 20);
 }
 
-// Without checksums values may be wrong, but received ids and counts are never trusted.
+// Without checksums values can be wrong, but received ids and counts are never trusted.
 TEST_P(FaultTest, FlippedBitsWithoutChecksums) {
   A2aCase c = small_case(GetParam());
   c.H = 16;  // ids are a large part of a row
@@ -162,7 +162,7 @@ TEST_P(FaultTest, ChecksumNamesRanksLayerAndEpoch) {
   FAIL() << "no put of 60 carried rows";
 }
 
-// F11, F22: ranks that disagree about what they exchange detect it before rows are sent.
+// F11, F22: ranks that disagree about an exchange detect it before rows are sent.
 TEST_P(FaultTest, RanksThatDisagree) {
   const A2aCase c = small_case(GetParam());
   const auto run = [&](const A2aWorld::Edit& edit) {
@@ -183,7 +183,7 @@ TEST_P(FaultTest, RanksThatDisagree) {
                   {"layer 3", "layer 4", "rank 2"});
 }
 
-// Ranks of one group with batches of different sizes.
+// Ranks of one group have batches of different sizes.
 TEST_P(FaultTest, GroupsThatDisagree) {
   A2aCase c = small_case(GetParam());
   c.layout.dp = 2;
@@ -192,14 +192,14 @@ TEST_P(FaultTest, GroupsThatDisagree) {
   const auto outcomes = world.run(c, 1, [](int rank, A2aCase& mine) {
     if (rank == 3) mine.groups[1].T = 7;
   });
-  expect_failures(outcomes, {"rank 3 has a batch of 7 tokens, rank 2 of the same group has 8"});
+  expect_failures(outcomes, {"rank 3 has a batch of 7 tokens, but rank 2 of the same group has 8"});
 }
 
 TEST_P(FaultTest, BatchesPastTheLimitAreRefused) {
   A2aCase c = small_case(GetParam());
   fill_tokens(c, {.tokens = {16, 17, 0, 0}});
   A2aWorld world({.ranks = 4, .dp = 4, .timeout_seconds = 5});
-  expect_failures(world.run(c), {"a batch of 17 tokens, legal: 0..16"});
+  expect_failures(world.run(c), {"a batch of 17 tokens; allowed: 0..16"});
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FaultTest, testing::Values("deepep", "flashinfer", "none"),

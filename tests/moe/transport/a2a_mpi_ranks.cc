@@ -1,5 +1,5 @@
-// a2a_mpi_ranks RANKS CASES: under mpirun, random exchanges over the mpi fabric, bit for bit against plain
-// loops.
+// a2a_mpi_ranks RANKS CASES: runs random exchanges over the mpi fabric under mpirun and compares them with
+// plain loops, bit for bit.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,6 +1,7 @@
-// a2a_soak MINUTES [SEED]: dispatch and combine with random protocols, ranks, groups, tokens, K, skew,
-// payloads, budgets, stalls, jitter and yields on thread ranks, each bit for bit against plain loops over
-// tokens and slots. Prints a line per minute; exits with 1 and the case's seed at the first difference.
+// a2a_soak MINUTES [SEED]: runs dispatch and combine with random protocols, ranks, groups, tokens, K, skew,
+// payloads, budgets, stalls, jitter and yields on thread ranks, and compares each result with plain loops
+// over tokens and slots, bit for bit. Prints a line per minute. At the first difference, prints the case's
+// seed and exits with 1.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// The transports on thread ranks, bit for bit against plain loops over tokens and slots.
+// Compares the transports on thread ranks with plain loops over tokens and slots, bit for bit.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -11,7 +11,7 @@
 namespace fp4moe::test {
 namespace {
 
-// Runs the case on fresh ranks; every rank of a group must have the group's expected output.
+// Runs the case on new ranks; every rank of a group must have the group's expected output.
 std::vector<RankOutcome> check(const A2aCase& c, int repeats = 1) {
   A2aWorld world({.ranks = c.layout.tp, .dp = c.layout.dp, .heap_bytes = c.budget});
   const std::vector<RankOutcome> outcomes = world.run(c, repeats);
@@ -80,7 +80,7 @@ INSTANTIATE_TEST_SUITE_P(All, ProtocolTest,
                                   "_dp" + std::to_string(test.param.dp);
                          });
 
-// Experts split along I instead of divided over ranks.
+// Experts are split along I instead of being distributed over ranks.
 TEST(NoneTest, SplitExperts) {
   for (const int dp : {1, 2, 4})
     for (const bool deterministic : {false, true}) {
@@ -92,7 +92,7 @@ TEST(NoneTest, SplitExperts) {
     }
 }
 
-// deepep with DP groups: any number of ranks gives one rank's bits.
+// With deepep, any number of ranks gives the same bits as one rank.
 TEST(DeepepTest, RanksDoNotChangeABit) {
   A2aCase one = make_case("deepep", 1);
   one.K = 4;
@@ -142,7 +142,7 @@ TEST_P(AnyProtocolTest, RanksWithoutTokens) {
     check(c, 2);
   }
 }
-// F7, F10: ids of no expert, duplicates, K = 1, K = E, weights that are NaN or infinite.
+// F7, F10: ids that are not experts, duplicates, K = 1, K = E. The next test covers NaN and infinite weights.
 TEST_P(AnyProtocolTest, OddIdsAndWeights) {
   A2aCase c = make_case(GetParam(), 4, 4);
   for (const int64_t K : {1, 8}) {
@@ -168,7 +168,7 @@ TEST_P(AnyProtocolTest, WeightsThatAreNoNumbersStayInTheirToken) {
   auto& g = c.groups[0];
   g.weights[0] = std::numeric_limits<float>::quiet_NaN();
   g.weights[2] = std::numeric_limits<float>::infinity();
-  g.ids[4] = -1;  // a dropped slot's weight is ignored, whatever it is
+  g.ids[4] = -1;  // the weight of a dropped slot is ignored, even if it is NaN
   g.weights[4] = std::numeric_limits<float>::quiet_NaN();
   A2aWorld world({.ranks = 2, .dp = 2});
   const auto outcomes = world.run(c);
@@ -203,7 +203,7 @@ TEST_P(AnyProtocolTest, PermutedTokensGivePermutedOutput) {
                 0);
 }
 
-// F9 and the token cap: what does not fit is split into rounds and chunks.
+// F9 and the token cap: batches that do not fit are split into rounds and chunks.
 TEST_P(AnyProtocolTest, SmallBudgetsMeanMoreRounds) {
   A2aCase c = make_case(GetParam(), 4, 4);
   c.max_group_rows = 128;

@@ -1,4 +1,4 @@
-// Rows on the wire: sizes and round trips.
+// Tests rows on the wire: sizes and round trips.
 #include "moe/transport/a2a_wire.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// ExchangePlan: every row is placed once, within the capacities, equally on all ranks; counts are checked
-// before use.
+// Tests ExchangePlan: every row is placed once, within the capacities and identically on all ranks; counts
+// are checked before use.
 #include "moe/transport/exchange_plan.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace fp4moe {
 namespace {
 
-// The tokens of all ranks: the sends of each token.
+// A token is the list of its sends. A World holds the tokens of all ranks.
 using Token = std::vector<Send>;
 struct World {
   ExchangeShape shape;
@@ -32,7 +32,7 @@ ExchangeShape shape_of(int ranks, int64_t units, int64_t top_k, int64_t room, in
   return s;
 }
 
-// One record per rank, from token first[r] on; advances first[].
+// Packs one record per rank, starting at token first[r]; advances first[].
 std::vector<uint8_t> pack(const World& w, std::vector<BlockPacker>& packers, std::vector<int64_t>& first) {
   const int64_t bytes = exchange_record_bytes(w.shape);
   std::vector<uint8_t> records(static_cast<size_t>(w.shape.num_ranks * bytes), 0xee);
@@ -138,7 +138,7 @@ TEST(ExchangePlanTest, NoTokensAtAll) {
   EXPECT_FALSE(plan.more_chunks());
 }
 
-// `cap` rows to one expert are one round, one more row takes a second.
+// As many rows to one expert as its capacity take one round; one more row takes a second round.
 TEST(ExchangePlanTest, CapacityAndOneMore) {
   for (const int64_t extra : {0, 1}) {
     World w{shape_of(1, 1, 1, 8, 8), std::vector<std::vector<Token>>(1)};
@@ -183,19 +183,19 @@ TEST_F(CountsTest, GoodOnesPass) { EXPECT_EQ(error(), "ok"); }
 
 TEST_F(CountsTest, Negative) {
   record(1)->counts()[1].rows = -1;
-  EXPECT_EQ(error(), "data_loss: a2a counts of rank 1, block 0: rows for expert 1: -1 (legal: 0..6)");
+  EXPECT_EQ(error(), "data_loss: a2a counts of rank 1, block 0: rows for expert 1: -1 (allowed: 0..6)");
 }
 TEST_F(CountsTest, MoreThanTheRoom) {
   record(1)->counts()[3] = {7, 7};
-  EXPECT_EQ(error(), "data_loss: a2a counts of rank 1, block 0: rows for expert 3: 7 (legal: 0..6)");
+  EXPECT_EQ(error(), "data_loss: a2a counts of rank 1, block 0: rows for expert 3: 7 (allowed: 0..6)");
 }
 TEST_F(CountsTest, Huge) {
   record(0)->counts()[0].rows = std::numeric_limits<int32_t>::max();
-  EXPECT_NE(error().find("rows for expert 0: 2147483647 (legal: 0..6)"), std::string::npos);
+  EXPECT_NE(error().find("rows for expert 0: 2147483647 (allowed: 0..6)"), std::string::npos);
 }
 TEST_F(CountsTest, SlotsThatTheRowsCannotHave) {
   record(0)->counts()[1].slots = 5;
-  EXPECT_NE(error().find("slots for expert 1: 5 (legal: 2..4)"), std::string::npos);
+  EXPECT_NE(error().find("slots for expert 1: 5 (allowed: 2..4)"), std::string::npos);
 }
 TEST_F(CountsTest, SumsThatDiffer) {
   record(1)->total_rows = 3;
@@ -203,27 +203,28 @@ TEST_F(CountsTest, SumsThatDiffer) {
 }
 TEST_F(CountsTest, Blocks) {
   record(1)->num_blocks = 4;
-  EXPECT_NE(error().find("rank 1: blocks: 4 (legal: 0..3)"), std::string::npos);
+  EXPECT_NE(error().find("rank 1: blocks: 4 (allowed: 0..3)"), std::string::npos);
   record(1)->num_blocks = -1;
   EXPECT_NE(error().find("blocks: -1"), std::string::npos);
 }
 TEST_F(CountsTest, Tokens) {
   record(0)->group_rows = 1001;
-  EXPECT_NE(error().find("rank 0: tokens: 1001 (legal: 0..1000)"), std::string::npos);
+  EXPECT_NE(error().find("rank 0: tokens: 1001 (allowed: 0..1000)"), std::string::npos);
   record(0)->group_rows = 3;
   record(0)->rows_left = 4;
-  EXPECT_NE(error().find("tokens left: 4 (legal: 0..3)"), std::string::npos);
+  EXPECT_NE(error().find("tokens left: 4 (allowed: 0..3)"), std::string::npos);
 }
 TEST_F(CountsTest, TooManyReturns) {
   shape.return_rows = 3;
   record(0)->counts()[0] = record(0)->counts()[1] = {2, 2};
-  EXPECT_NE(error().find("rank 0, block 0: total rows: 4 (legal: 0..3)"), std::string::npos);
+  EXPECT_NE(error().find("rank 0, block 0: total rows: 4 (allowed: 0..3)"), std::string::npos);
 }
-// F22: a rank of the group runs another batch.
+// F22: a rank of the group runs a different batch.
 TEST_F(CountsTest, GroupsThatDisagree) {
   shape.group_ranks = 2;
   record(1)->group_rows = 4;
-  EXPECT_EQ(error(), "invalid_argument: a2a: rank 1 has a batch of 4 tokens, rank 0 of the same group has 3");
+  EXPECT_EQ(error(),
+            "invalid_argument: a2a: rank 1 has a batch of 4 tokens, but rank 0 of the same group has 3");
 }
 
 }  // namespace

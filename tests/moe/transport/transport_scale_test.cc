@@ -1,6 +1,7 @@
-// transport_scale_test RANKS TOKENS HIDDEN TOP_K EXPERTS BUDGET_MIB: dispatch and combine without experts.
-// Rows are generated on the fly, and checked by hash on arrival and again after their sum; memory is compared
-// with its budget and with a2a_bytes()'s prediction. TOKENS are per rank; each rank is its own group.
+// transport_scale_test RANKS TOKENS HIDDEN TOP_K EXPERTS BUDGET_MIB: runs dispatch and combine without
+// experts. Rows are generated on the fly and checked by hash on arrival and again after they are summed.
+// Memory use is compared with the budget and with the prediction of a2a_bytes(). TOKENS are per rank; each
+// rank is a separate group.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -32,7 +33,7 @@ uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// Values of four significant bits, so that an eighth of them times 1..8 is exact in bf16.
+// Returns values of four significant bits, so that an eighth of them times 1..8 is exact in bf16.
 std::vector<bf16> make_values() {
   std::vector<bf16> values;
   for (int byte = 0; byte < 256; ++byte)
@@ -58,7 +59,7 @@ class Tokens {
       x[digit] = float_to_bf16(static_cast<float>(key(rank, token) >> (4 * digit) & 0xf));
     hashes_[key(rank, token)] = hash(x);
   }
-  // The row number that x's first elements encode; -1 if they are invalid.
+  // Returns the row number that x's first elements encode; -1 if it is invalid or the row's hash differs.
   int64_t identify(const bf16* x) const {
     uint64_t k = 0;
     for (int digit = 0; digit < kDigits; ++digit) {
@@ -69,7 +70,7 @@ class Tokens {
     return k < hashes_.size() && hash(x) == hashes_[k] ? static_cast<int64_t>(k) : -1;
   }
   bool is(int rank, int64_t token, const bf16* x) const { return hash(x) == hashes_[key(rank, token)]; }
-  // Distinct experts for each k: the stride is odd, their number a power of two.
+  // Gives distinct experts for each k: the stride is odd, and the number of experts is a power of two.
   int32_t id(size_t key, int64_t k) const {
     const uint64_t random = mix(key * 2 + 1);
     return static_cast<int32_t>((random + static_cast<uint64_t>(k) * (random >> 32 | 1)) %
@@ -95,7 +96,7 @@ struct Outcome {
   std::atomic<bool> failed{false};
 };
 
-// One rank's layer.
+// Runs one rank's exchange.
 class RankRun {
  public:
   RankRun(const Scale& scale, Tokens& tokens, int rank, Outcome& outcome)
@@ -136,7 +137,7 @@ class RankRun {
   }
 
  private:
-  // Each expert checks that the rows it received are its own, and returns them.
+  // Checks that each expert received only its rows, and returns the rows unchanged.
   void return_rows(const ExpertBatch& batch) {
     for (int64_t e = 0; e < batch.num_experts; ++e)
       for (int64_t r = batch.first_row(e); r < batch.first_row(e) + batch.num_rows(e); ++r) {
@@ -149,7 +150,7 @@ class RankRun {
         for (int64_t h = 0; h < scale_.hidden; ++h) y[h] = bf16_to_float(x[h]);
       }
   }
-  // The sum of K times a K-th of a row is the row.
+  // Checks the sum over the K experts, each with weight 1 / K, which must equal the row.
   void take(int64_t token, const float* sum) {
     bool exact = true;
     for (int64_t h = 0; h < scale_.hidden; ++h) {
@@ -188,7 +189,7 @@ TransportOptions options_for(const Scale& s, int rank, int64_t region_offset) {
   return o;
 }
 
-// What all ranks of one run share.
+// The state that all ranks of one run share.
 struct ScaleRun {
   const Scale& scale;
   const char* protocol;
@@ -246,7 +247,7 @@ bool run(const Scale& s, const char* protocol) {
   const int64_t predicted = s.ranks * (records + bytes->heap);
   const int64_t scratch = s.ranks * (bytes->scratch - bytes->sums);
   std::printf(
-      "%s: %d ranks x %lld tokens x %lld bf16, K=%lld, E=%lld, %.0f MiB a rank: %.1f s, %lld rounds\n",
+      "%s: %d ranks x %lld tokens x %lld bf16, K=%lld, E=%lld, %.0f MiB per rank: %.1f s, %lld rounds\n",
       protocol, s.ranks, static_cast<long long>(s.tokens), static_cast<long long>(s.hidden),
       static_cast<long long>(s.top_k), static_cast<long long>(s.experts), mib(s.budget), seconds,
       static_cast<long long>(outcome.rounds));

@@ -35,7 +35,7 @@ TEST(Completions, WrongPrompts) {
     EXPECT_EQ(answer.status, 400) << prompt;
     EXPECT_EQ(body_of(answer)["error"]["param"], "prompt") << prompt;
   }
-  EXPECT_EQ(http_post(s.port, kText, R"({"prompt":[257]})").status, 400);  // beyond the vocabulary
+  EXPECT_EQ(http_post(s.port, kText, R"({"prompt":[257]})").status, 400);  // outside the vocabulary
 }
 
 TEST(Completions, DefaultIsSixteenTokens) {

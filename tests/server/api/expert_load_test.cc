@@ -13,7 +13,7 @@ TEST(LoadHistory, GivesTheCountsBeforeAWindow) {
   LoadHistory history(100, 60);
   for (int second = 0; second <= 50; ++second) history.add(100 + second, {second, 1000 + 10 * second});
   const LoadHistory::Since ten = history.before(150.5, 10);
-  EXPECT_EQ(ten.counts, (Counts{40, 1400}));  // 140.5 is between two samples: uses the earlier one
+  EXPECT_EQ(ten.counts, (Counts{40, 1400}));  // 140.5 is between two samples; the earlier one counts
   EXPECT_DOUBLE_EQ(ten.seconds, 10.5);
   EXPECT_EQ(history.before(150, 10).counts, (Counts{40, 1400}));
   EXPECT_DOUBLE_EQ(history.before(150, 10).seconds, 10);
@@ -32,7 +32,7 @@ TEST(LoadHistory, CountsThatStandStillStayExact) {
   EXPECT_DOUBLE_EQ(since.seconds, 60);
   history.add(501, {9});
   EXPECT_EQ(history.before(501, 0.5).counts, Counts{7});
-  EXPECT_DOUBLE_EQ(history.before(501, 0.5).seconds, 1);  // a change is known to within one sample
+  EXPECT_DOUBLE_EQ(history.before(501, 0.5).seconds, 1);  // a change is located to within one sample
 }
 
 // Every window at every moment, compared with a complete record.
@@ -96,7 +96,7 @@ TEST(ExpertLoadRoute, SaysWhatTheEngineCounted) {
                                     {"experts", {10, 0, 30, 0}}}));
   ASSERT_EQ(all["hottest"].size(), 6u);  // excludes experts without a token
   EXPECT_EQ(all["hottest"][0], (json{{"layer", 1}, {"expert", 2}, {"tokens", 30}, {"over_mean", 3.0}}));
-  EXPECT_EQ(all["hottest"][1]["layer"], 1);  // ties: the first one
+  EXPECT_EQ(all["hottest"][1]["layer"], 1);  // a tie goes to the first expert
   const json last = get_json(s, "/expert_load");
   EXPECT_EQ(last["window_seconds"], 60.0);
   EXPECT_EQ(last["layers"], all["layers"]);  // the server is younger than the window
@@ -149,8 +149,9 @@ TEST(ExpertLoadRoute, APicture) {
   EXPECT_EQ(answer.headers.at("content-security-policy"), "default-src 'none'");
   EXPECT_NE(answer.body.find("Expert load of fake, since the start"), std::string::npos);
   EXPECT_NE(answer.body.find("d=\"M2 0h1v1h-1z\""), std::string::npos)
-      << "the hottest cell, alone in its colour";
-  EXPECT_NE(answer.body.find("d=\"M1 0h1v1h-1zM3 0h1v1h-1z\""), std::string::npos) << "the idle ones";
+      << "the hottest cell must have its colour alone";
+  EXPECT_NE(answer.body.find("d=\"M1 0h1v1h-1zM3 0h1v1h-1z\""), std::string::npos)
+      << "the idle cells must share a colour";
   EXPECT_NE(answer.body.find("1 of 2 ranks"), std::string::npos);
   EXPECT_EQ(answer.body.find("nan"), std::string::npos);
   EXPECT_EQ(answer.body.rfind("</svg>\n"), answer.body.size() - 7);
@@ -176,7 +177,8 @@ TEST(ChatPage, IsThereForAllUnderAStrictPolicy) {
     EXPECT_EQ(page.status, 200);
     EXPECT_EQ(page.headers.at("content-type"), "text/html; charset=utf-8");
     EXPECT_EQ(page.body.rfind("<!doctype html>", 0), 0u);
-    EXPECT_EQ(page.body.find("http://"), std::string::npos) << "nothing from elsewhere";
+    EXPECT_EQ(page.body.find("http://"), std::string::npos)
+        << "the page must not load anything from another host";
     const std::string policy = page.headers.at("content-security-policy");
     EXPECT_NE(policy.find("default-src 'none'; script-src 'sha256-"), std::string::npos) << policy;
     EXPECT_NE(policy.find("frame-ancestors 'none'"), std::string::npos) << policy;

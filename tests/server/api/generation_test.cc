@@ -1,4 +1,4 @@
-// The memory that a generation holds while its exchange is stalled, with a fake engine at full speed.
+// A generation whose exchange is stalled holds bounded memory while a fake engine runs at full speed.
 #include "server/api/generation.h"
 
 #include <deque>
@@ -73,7 +73,7 @@ struct Stalled {
   Metrics metrics;
   std::shared_ptr<LiveRequests> live = std::make_shared<LiveRequests>();
   std::shared_ptr<StalledExchange> exchange = std::make_shared<StalledExchange>();
-  FakeEngine engine;  // last: its thread uses the members above
+  FakeEngine engine;  // declared last, because its thread uses the members above
 };
 
 struct Endless {
@@ -96,7 +96,7 @@ TEST_P(Backlog, IsBounded) {
   constexpr int64_t kBytes = 100000;
   Stalled s(kBytes);
   s.start(GetParam().body);
-  // The engine's thread alone ended it: the exchange has run nothing yet.
+  // The engine's thread alone ended the request: the exchange has not run any task yet.
   s.live->wait_for_none();
   const int64_t tasks = s.exchange->num_tasks();
   EXPECT_GT(tasks, 1);

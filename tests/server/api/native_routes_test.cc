@@ -1,4 +1,4 @@
-// SGLang's native routes, and the operators' routes.
+// SGLang's native routes and the operator routes.
 #include "server/server_fixture.h"
 
 namespace fp4moe {

@@ -252,7 +252,7 @@ TEST(Chat, TooManyOrTooLongStopsAreRefused) {
     const HttpAnswer answer = http_post(s.port, kChat, chat("x", ",\"stop\":" + stop.dump()));
     EXPECT_EQ(answer.status, 400);
     EXPECT_EQ(body_of(answer)["error"]["param"], "stop");
-    EXPECT_LT(answer.body.size(), 1000u) << "the error repeats them";
+    EXPECT_LT(answer.body.size(), 1000u) << "the error repeats the whole input";
   }
   const json most(64, std::string(1024, 'x'));
   EXPECT_EQ(http_post(s.port, kChat, chat("x", ",\"stop\":" + most.dump())).status, 200);
@@ -353,7 +353,7 @@ TEST(Chat, EngineErrorIs500OrAnEvent) {
   EXPECT_EQ(events.back(), "[DONE]");
 }
 
-// The lists that lm_eval's local-completions reads: over prompt and output, null for the first token.
+// return_token_ids adds the ids of the prompt and of each choice, also in streams.
 TEST(Chat, TokenIds) {
   TestServer s;
   const json body = body_of(http_post(s.port, kChat, chat("ab", R"(,"return_token_ids":true)")));
@@ -397,7 +397,7 @@ TEST(Chat, RequestIdsAndPriority) {
   for (const char* more : {R"(,"rid":"")", R"(,"rid":5)"})
     EXPECT_EQ(body_of(http_post(s.port, kChat, chat("x", more)))["error"]["param"], "rid");
 
-  // A request refused for a duplicate id does not affect the request that has the id.
+  // A request that is refused for a duplicate id does not affect the request that owns the id.
   ASSERT_TRUE(eventually([&] { return s.engine.running() == 0; }));
   std::thread running([&] {
     const json whole =

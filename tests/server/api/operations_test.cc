@@ -1,4 +1,4 @@
-// Operators' settings: keys, request logs, and the admin routes.
+// Operator settings: keys, request logs, and the admin routes.
 #include "server/server_fixture.h"
 
 namespace fp4moe {
@@ -36,7 +36,7 @@ TEST(Keys, AreAskedForEverywhereButByProbesAndScrapers) {
   for (const std::string& header : {bearer("secret"), bearer("other"), std::string("x-api-key: secret\r\n"),
                                     std::string("authorization: bearer secret\r\n")}) {
     EXPECT_EQ(http_get(s.port, "/v1/models", header).status, 200) << header;
-    EXPECT_EQ(abort_status(s, header), 200) << "without an admin key, clients' keys do: " << header;
+    EXPECT_EQ(abort_status(s, header), 200) << "without an admin key, client keys suffice: " << header;
   }
 }
 
@@ -57,8 +57,8 @@ TEST(Keys, OfOperatorsAreForTheirRoutesAlone) {
   EXPECT_EQ(abort_status(s, bearer("admin")), 200);
 }
 
-// A client is identified by its key, if keys are set, else by its address: headers alone don't change the
-// identity.
+// A client is identified by its key if keys are set, otherwise by its address. Headers alone do not change
+// its identity.
 TEST(Keys, TellClientsApart) {
   const auto client_with = [](TestServer& s, const std::string& header) {
     EXPECT_EQ(http_post(s.port, "/generate", R"({"text":"a","sampling_params":{"max_new_tokens":1}})", header)
@@ -114,7 +114,7 @@ TEST(AbortRequest, EndsTheNamedOneAlone) {
   EXPECT_EQ(json::parse(two.receive().body)[1]["meta_info"]["finish_reason"]["type"], "abort");
 }
 
-// Clients choose ids: one client's id may look like a submission of another's request.
+// Clients choose ids, so one client's id can look like a part of another client's request.
 TEST(AbortRequest, EndsNoneOfAnotherClient) {
   TestServer s(FakeOptions{std::chrono::milliseconds(1)});
   const auto start = [&](HttpClient& client, const char* id, int n) {
@@ -139,7 +139,7 @@ TEST(AbortRequest, EndsNoneOfAnotherClient) {
   EXPECT_EQ(abort("job"), R"({"num_aborted":2})");
   EXPECT_TRUE(eventually([&] { return s.engine.running() == 4; }));
   EXPECT_EQ(abort("job-17"), R"({"num_aborted":1})");
-  EXPECT_EQ(abort("job-2-0"), R"({"num_aborted":1})") << "a part has an id of its own";
+  EXPECT_EQ(abort("job-2-0"), R"({"num_aborted":1})") << "each part must have a separate id";
   EXPECT_TRUE(eventually([&] { return s.engine.running() == 2; }));
   EXPECT_EQ(abort("job-2"), R"({"num_aborted":1})");
   EXPECT_EQ(abort("job-17-1"), R"({"num_aborted":1})");
@@ -207,7 +207,7 @@ TEST(RequestLog, SaysWhatFailed) {
   const std::vector<json> events = request_log(0, R"({"text":"FAIL"})");
   ASSERT_EQ(events.size(), 2u);
   EXPECT_FALSE(events[1]["error"].get<std::string>().empty());
-  EXPECT_EQ(request_log(3, R"({"text":5})").size(), 0u) << "a refused one is no request";
+  EXPECT_EQ(request_log(3, R"({"text":5})").size(), 0u) << "refused requests must not be logged";
 }
 
 std::string from(const std::string& origin) { return "Origin: " + origin + "\r\n"; }
@@ -250,7 +250,7 @@ TEST(Cors, PreflightNeedsNoKey) {
   EXPECT_EQ(answer.headers.at("access-control-allow-methods"), "GET, HEAD, POST");
   EXPECT_EQ(answer.headers.at("access-control-allow-headers"), "authorization,x-y");
   client.send(get_request("/health"));
-  EXPECT_EQ(client.receive().status, 200) << "the connection goes on";
+  EXPECT_EQ(client.receive().status, 200) << "the connection must stay open";
 }
 
 TEST(Cors, IsOffUnlessAskedForAndWantsOrigins) {
@@ -274,7 +274,8 @@ TEST(Health, GeneratesAToken) {
   ServerConfig config;
   config.api_keys = {"secret"};
   TestServer s({}, config);
-  EXPECT_EQ(http_get(s.port, "/health_generate").status, 401) << "it costs a token";
+  EXPECT_EQ(http_get(s.port, "/health_generate").status, 401)
+      << "the route generates a token, so it needs the key";
   EXPECT_EQ(http_get(s.port, "/health_generate", bearer("secret")).body, R"({"status":"ok"})");
   EXPECT_EQ(s.engine.last_request().sampling.max_new_tokens, 1);
   s.server->drain(1);

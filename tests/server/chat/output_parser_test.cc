@@ -17,7 +17,7 @@ using Make = std::function<std::unique_ptr<OutputParser>()>;
 OutputParts joined(const OutputParts& parts) {
   OutputParts result;
   for (const OutputPart& part : parts) {
-    EXPECT_TRUE(!part.text.empty()) << "an empty part";
+    EXPECT_TRUE(!part.text.empty()) << "the parser returned an empty part";
     if (!result.empty() && part.kind != Kind::kCall && result.back().kind == part.kind)
       result.back().text += part.text;
     else

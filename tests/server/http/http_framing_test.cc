@@ -1,4 +1,4 @@
-// Every request has one interpretation: RFC 9112's rules for bounds, hosts and targets; and the origin
+// Every request has one interpretation: the rules of RFC 9112 for bounds, hosts and targets; and origin
 // checks.
 #include "server/http/origin.h"
 #include "server/server_fixture.h"
@@ -15,7 +15,7 @@ struct Case {
   std::string lines;  // header lines after the request line
 };
 
-// Each body could be taken for a separate request by another parser.
+// Another parser could read each body as a separate request.
 TEST(Framing, AmbiguousBoundsAreRefusedAndTheConnectionEnds) {
   TestServer s;
   const std::string chunked = "Transfer-Encoding: chunked\r\n";
@@ -85,9 +85,9 @@ TEST(Framing, ChunksAreReadExactly) {
                              "c\r\n{\"text\":\"a\"}\n0\r\n\r\n", "\r\n", "g\r\n", "ffffffffffffffffff\r\n"})
     EXPECT_EQ(status(chunks), 400) << chunks;
   EXPECT_EQ(status("7fffffffffffffff\r\n"), 413);
-  EXPECT_EQ(status("c;" + std::string(1 << 20, 'a')), 400) << "an extension without end";
+  EXPECT_EQ(status("c;" + std::string(1 << 20, 'a')), 400) << "an endless chunk extension must be refused";
   EXPECT_EQ(status("c\r\n{\"text\":\"a\"}\r\n0\r\nA: " + std::string(1 << 20, 'a')), 400)
-      << "a trailer without end";
+      << "an endless trailer must be refused";
 }
 
 TEST(Framing, ATrailerIsNoHeader) {
@@ -142,7 +142,8 @@ TEST(Hosts, AreAddedByConfiguration) {
     EXPECT_EQ(status_of(s, "/health", "x.chat.example.org"), 403);
   }
   config.host = "0.0.0.0";
-  EXPECT_EQ(status_of(TestServer({}, config), "/health", "evil.example"), 403) << "asked for on any address";
+  EXPECT_EQ(status_of(TestServer({}, config), "/health", "evil.example"), 403)
+      << "allowed hosts apply to any address";
   config.allowed_hosts.clear();
   EXPECT_EQ(status_of(TestServer({}, config), "/health", "any.example"), 200);
   config.host = "127.0.0.1";
@@ -161,7 +162,8 @@ TEST(Hosts, AreNotCheckedOnUnixSockets) {
   request.origin = "https://other.example";
   EXPECT_EQ(refuse_foreign({}, /*is_loopback=*/false, request)->status, 403);
   request.origin = "https://any.example";
-  EXPECT_FALSE(refuse_foreign({}, /*is_loopback=*/false, request)) << "a proxy's own page";
+  EXPECT_FALSE(refuse_foreign({}, /*is_loopback=*/false, request))
+      << "a page that a proxy serves under this host";
 }
 
 std::string from(const std::string& origin) { return "Origin: " + origin + "\r\n"; }
@@ -186,7 +188,7 @@ TEST(Origins, OfForeignPagesAreRefused) {
   }
   EXPECT_EQ(s.engine.running(), 1);
   EXPECT_EQ(http_post(s.port, "/generate", R"({"text":"a"})", from("http://localhost")).status, 200)
-      << "its own page";
+      << "a page of this server";
 }
 
 TEST(Origins, AreAddedByConfiguration) {

@@ -260,7 +260,7 @@ TEST_P(Disconnect, AbortsTheRequest) {
 INSTANTIATE_TEST_SUITE_P(StreamOrNot, Disconnect, testing::Values(kEndless, kEndlessWhole),
                          [](const auto& test) { return test.param == kEndless ? "Stream" : "Whole"; });
 
-// Nothing else shows that the client is gone.
+// A shut-down sending side is the only sign that a client has disconnected.
 TEST(Clients, OneThatShutsItsSideIsTakenForGone) {
   TestServer s(FakeOptions{std::chrono::milliseconds(1)});
   HttpClient client(s.port);

@@ -1,4 +1,5 @@
-// The cost of one request before it is refused (bytes, memory, copies and time), and its effect on others.
+// The cost of one request before it is refused (bytes, memory, copies and time), and its effect on other
+// requests.
 #include <time.h>
 #include <unistd.h>
 
@@ -59,7 +60,8 @@ TEST(Head, IsAnsweredBeforeTheBody) {
     HttpClient client(s.port);
     client.send(c.bytes);
     EXPECT_EQ(client.receive().status, c.status) << c.bytes;
-    EXPECT_TRUE(client.at_end()) << "the body may still come: " << c.bytes;
+    EXPECT_TRUE(client.at_end()) << "the connection must close, because the body can still arrive: "
+                                 << c.bytes;
   }
 }
 
@@ -119,7 +121,7 @@ TEST(Memory, OfUnfinishedBodiesIsBounded) {
   }
   EXPECT_LE(most, (4 << 20) + (2 << 20));
   const HttpAnswer small = http_post(s.server->port(), "/", std::string(50000, 'x'));
-  EXPECT_EQ(small.status, 200) << "the largest gives way, not the newest";
+  EXPECT_EQ(small.status, 200) << "the largest request must give way, not the newest";
   int refused = 0;
   for (const auto& client : clients) {
     client->send(std::string((1 << 20) - 900000, 'x'));
@@ -144,7 +146,7 @@ TEST(Memory, OfABodyIsFreedWhenItIsHandled) {
   kept->post([&] { kept->respond({.body = "{}"}); });
   EXPECT_EQ(client.receive().status, 200);
   s.server->close_all();
-  kept.reset();  // an exchange may not outlive its server
+  kept.reset();  // an exchange must not outlive its server
 }
 
 struct Holder final : RequestMemory::Holder {
@@ -159,16 +161,16 @@ TEST(RequestMemory, TheLargestThatArrivesGivesWay) {
   EXPECT_TRUE(memory.set(middle, 30, true));
   EXPECT_TRUE(memory.set(small, 20, true));
   EXPECT_EQ(std::make_tuple(large.told, middle.told, small.told), std::make_tuple(1, 0, 0));
-  EXPECT_FALSE(memory.set(large, 70, true)) << "it was told to go";
-  EXPECT_EQ(memory.total(), 110) << "it has not gone yet";
+  EXPECT_FALSE(memory.set(large, 70, true)) << "it was asked to give way";
+  EXPECT_EQ(memory.total(), 110) << "it has not given way yet";
   EXPECT_TRUE(memory.set(large, 0, true));
   EXPECT_EQ(memory.total(), 50);
-  EXPECT_FALSE(memory.set(huge, 51, true)) << "it is the largest itself";
+  EXPECT_FALSE(memory.set(huge, 51, true)) << "it would be the largest request";
   EXPECT_EQ(memory.total(), 50);
-  EXPECT_TRUE(memory.set(parsed, 95, false)) << "what has arrived precedes what arrives";
+  EXPECT_TRUE(memory.set(parsed, 95, false)) << "complete requests take precedence over arriving ones";
   EXPECT_EQ(std::make_tuple(large.told, middle.told, small.told), std::make_tuple(1, 1, 1));
   Holder next;
-  EXPECT_FALSE(memory.set(next, 6, false)) << "nothing gives way any more";
+  EXPECT_FALSE(memory.set(next, 6, false)) << "no request can give way any more";
   for (Holder* holder : {&middle, &small, &parsed}) memory.set(*holder, 0, false);
   EXPECT_EQ(memory.total(), 0);
   EXPECT_TRUE(memory.set(next, 100, true));
@@ -183,10 +185,10 @@ TEST(Memory, BudgetIsAtLeastABody) {
   EXPECT_EQ(Server::make(config).status().code(), StatusCode::kInvalidArgument);
 }
 
-// 8 x 10 MiB at 64 MiB a second, less a burst of 8 MiB and the beginnings that count as small bodies.
+// 8 bodies of 10 MiB at 64 MiB/s, minus a burst of 8 MiB and the first bytes, which count as small bodies.
 TEST(Memory, LargeBodiesOfAllConnectionsShareOneRate) {
   ServerConfig config;
-  config.max_buffered_bytes = 400 << 20;  // a quarter holds all of them while they wait for a worker
+  config.max_buffered_bytes = 400 << 20;  // all bodies fit in a quarter of it while they wait for a worker
   PlainServer s(config);
   const auto begin = std::chrono::steady_clock::now();
   std::vector<std::jthread> clients;
@@ -308,7 +310,7 @@ TEST(WorkerPool, RunsTheOldestAndKeepsOneThreadForSmallTasks) {
   ASSERT_TRUE(eventually([&] { return so_far() == "c"; }));
   release.set_value();
   pool.stop();
-  EXPECT_EQ(order, "cAB") << "stop() runs what is queued";
+  EXPECT_EQ(order, "cAB") << "stop() must run the queued tasks";
   EXPECT_FALSE(pool.add(task('D', false), true));
 }
 
@@ -329,7 +331,7 @@ TEST(Json, ThatGrowsWhenItIsParsedIsRefusedBefore) {
   }
 }
 
-// Keys are found linearly: 600 objects of 4000 keys would take 5e9 comparisons.
+// Key lookup is linear: 600 objects of 4000 keys would take 5e9 comparisons.
 TEST(Json, OfManyObjectsWithManyKeysIsRefused) {
   std::string object = "{";
   for (int i = 0; i < 4000; ++i) object += "\"" + std::to_string(i) + "\":0,";
@@ -345,7 +347,7 @@ TEST(Json, TakesAtMostTheEstimatedMemory) {
   EXPECT_GE(*parsed_json_bytes("[1,2,3]"), 3 * static_cast<int64_t>(sizeof(fp4moe::json)));
   EXPECT_GE(*parsed_json_bytes(R"({"a":"b"})"), 2 * static_cast<int64_t>(sizeof(std::string)));
   EXPECT_EQ(*parsed_json_bytes(R"(["[{,:"])"), *parsed_json_bytes(R"(["abcd"])"))
-      << "texts are not structure";
+      << "strings must not count as structure";
 }
 
 TEST(Fields, UnknownOnesAreFoundInLinearTime) {
@@ -391,7 +393,10 @@ TEST(Samples, OfAPromptThatCannotFitAreNeverMade) {
       Fields fields(parsed);
       const GenerationCall call = api.parse(engine, fields);
       EXPECT_EQ(fields.error().code(), StatusCode::kDoesNotFit);
-      EXPECT_NE(fields.error().message().find(std::to_string(length) + " tokens, the context holds 4096"),
+      EXPECT_NE(fields.error().message().find(
+                    "maximum context length is 4096 tokens (prompt and output together), but the "
+                    "prompt has " +
+                    std::to_string(length)),
                 std::string::npos)
           << fields.error().message();
       EXPECT_TRUE(call.requests.empty());
@@ -437,7 +442,7 @@ TEST(Texts, ThatCannotFitAsMessagesAreRefused) {
   for (int i = 0; i < 5000; ++i) messages.push_back({{"role", "user"}, {"content", ""}});
   const HttpAnswer answer = http_post(s.port, "/v1/chat/completions", json{{"messages", messages}}.dump());
   EXPECT_EQ(answer.status, 400);
-  EXPECT_NE(answer.body.find("5000 entries"), std::string::npos) << answer.body;
+  EXPECT_NE(answer.body.find("5000 messages"), std::string::npos) << answer.body;
 }
 
 // CPU seconds for a chat whose message repeats `text` up to num_bytes bytes.

@@ -1,4 +1,4 @@
-// Parsing server URLs, and quoting peers' text in messages.
+// Server URLs are parsed strictly, and messages quote a peer's text safely.
 #include "server/http/server_url.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-// Nodes' responses in pieces of any size: HTTP bytes, and the content of /server_info.
+// Node responses in pieces of any size: HTTP bytes and the content of /server_info.
 #include "server/router/node_response.h"
 
 #include <gtest/gtest.h>

@@ -20,7 +20,7 @@ TEST(NodeTable, TheLeastLoadedNodeThatAnswersIsNextAndEqualOnesInTurn) {
   EXPECT_FALSE(nodes.acquire("decode")) << "no node has answered yet";
   EXPECT_NE(nodes.problems("decode").find("http://b:1 (not checked yet)"), std::string::npos);
   for (size_t i = 0; i < nodes.size(); ++i) EXPECT_TRUE(nodes.set_up(i));
-  EXPECT_FALSE(nodes.set_up(0)) << "it is up already";
+  EXPECT_FALSE(nodes.set_up(0)) << "the node is already up";
   std::map<size_t, NodeLease> leases;
   for (int i = 0; i < 3; ++i) {
     NodeLease lease = nodes.acquire("decode");
@@ -39,10 +39,11 @@ TEST(NodeTable, TheLeastLoadedNodeThatAnswersIsNextAndEqualOnesInTurn) {
   EXPECT_EQ(nodes.node(4).num_running, 0);
   const NodeLease first = nodes.acquire("decode");
   EXPECT_NE(first.index(), 3u);
-  EXPECT_EQ(nodes.acquire("decode", {2, 4}).index(), 3u) << "all that were not tried";
+  EXPECT_EQ(nodes.acquire("decode", {2, 4}).index(), 3u) << "node 3 is the only untried decode node";
   EXPECT_FALSE(nodes.acquire("decode", {2, 3, 4}));
   const size_t prefill = nodes.acquire("prefill").index();
-  EXPECT_NE(nodes.acquire("prefill").index(), prefill) << "equal ones take turns, whatever other roles do";
+  EXPECT_NE(nodes.acquire("prefill").index(), prefill)
+      << "equal nodes must take turns, independent of other roles";
 }
 
 TEST(NodeTable, ALeaseEndsOnceWhereverItGoes) {
@@ -57,7 +58,7 @@ TEST(NodeTable, ALeaseEndsOnceWhereverItGoes) {
     EXPECT_TRUE(other);
     EXPECT_EQ(nodes.node(2).num_running, 1);
     other = nodes.acquire("decode");
-    EXPECT_EQ(nodes.node(2).num_running, 1) << "the old one has ended";
+    EXPECT_EQ(nodes.node(2).num_running, 1) << "the first lease must have ended";
   }
   EXPECT_EQ(nodes.node(2).num_running, 0);
   EXPECT_THROW(nodes.node(5), std::out_of_range);

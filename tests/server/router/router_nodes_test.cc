@@ -1,5 +1,5 @@
-// A router whose nodes answer its own requests with arbitrary bytes: it reports why a node is down. Its
-// routes, limits and shutdown.
+// A router whose nodes answer its probes with arbitrary bytes reports why a node is down. Also its routes,
+// limits and shutdown.
 #include <algorithm>
 #include <chrono>
 
@@ -16,14 +16,14 @@ using std::string_literals::operator""s;
 struct BadAnswer {
   const char* name;
   FakeNode::Script script;
-  const char* reason;  // part of it
+  const char* reason;  // part of the reported problem
 };
 
 FakeNode::Script body(const std::string& text) { return bytes(http_answer(text)); }
 
 std::string info_with(const std::string& fields) { return "{" + fields + "}"; }
 
-// Responses that are malformed as /server_info only: with status 200, any body of /health is valid.
+// Responses that are malformed only for /server_info: with status 200, any body of /health is valid.
 std::vector<BadAnswer> bad_infos() {
   const std::string mode = R"("disaggregation_mode":"prefill",)";
   const char* const not_an_object = "its /server_info is not a JSON object";

@@ -1,4 +1,4 @@
-// A router whose nodes answer clients' requests with arbitrary bytes: it passes on what it can and survives.
+// A router whose nodes answer client requests with arbitrary bytes forwards valid responses and survives.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -105,7 +105,7 @@ TEST_F(RouterWithFakeNodes, AllUnfinishedAnswersHaveOneBudget) {
   for (const HttpAnswer& answer : answers)
     EXPECT_TRUE(answer.status == 503 || answer.status == 504) << answer.status;
   decode_.set_body("/generate", std::string(99999, 'y'));
-  for (int i = 0; i < 3; ++i) EXPECT_EQ(generate().status, 200) << "the budget is free again";
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(generate().status, 200) << "the budget was not released";
 }
 
 TEST_F(RouterWithFakeNodes, AStreamThatBreaksEndsWithWholeEventsAndAnErrorEvent) {
@@ -139,7 +139,7 @@ TEST_F(RouterWithFakeNodes, AStreamHasNoTotalLimitOfTimeOrBytes) {
   start();
   ASSERT_TRUE(eventually([&] { return is_healthy(); }));
   const std::string event = "data: " + std::string(20000, 'x') + "\n\n";
-  constexpr int kEvents = 20;  // 400 KB in 1.2 s: both exceed the limits of a non-streamed response
+  constexpr int kEvents = 20;  // 400 KB in 1.2 s; both exceed the limits of a non-streamed response
   decode_.set("/generate", [&](FakePeer& peer) {
     peer.send(kStreamHead);
     for (int i = 0; i < kEvents; ++i) {
@@ -170,7 +170,7 @@ TEST_F(RouterWithFakeNodes, AStreamThatNobodyReadsIsDropped) {
   const auto is_dropped = [&] {
     return worker("decode").at("num_requests") == 1 && worker("decode").at("num_running_reqs") == 0;
   };
-  // Socket buffers of some MiB are filled first, which takes a while with a sanitizer.
+  // Socket buffers of some MiB must fill first, which takes a while under a sanitizer.
   EXPECT_TRUE(eventually(is_dropped) || eventually(is_dropped) || eventually(is_dropped));
   EXPECT_LT(num_sent.load(), 32 << 20);
   EXPECT_NE(log().find("the client is behind by more than max_unsent_bytes=262144"), std::string::npos)

@@ -1,4 +1,4 @@
-"""Writes a .json beside each template: Jinja2's result for every conversation in conversations.json."""
+"""Writes a .json next to each template: Jinja2's result for every conversation in conversations.json."""
 import json
 import pathlib
 import sys

@@ -1,5 +1,5 @@
-// Attention on a GPU against kernels/ref on the same bf16 queries and pages. Page slots that no sequence owns
-// hold NaN, page tables end in invalid ids, and outputs start as NaN between canaries.
+// Compares attention on a GPU with kernels/ref on the same bf16 queries and pages. Page slots that no
+// sequence owns hold NaN, page tables end in invalid ids, and outputs start as NaN between canaries.
 #include "kernels/cuda/attention/attention.h"
 
 #include <cmath>
@@ -17,7 +17,7 @@ namespace {
 
 struct Heads {
   int num_heads, num_kv_heads, k_dim;
-  int v_dim = 0;  // 0: k_dim; else values are the first columns of the keys (MLA)
+  int v_dim = 0;  // 0: k_dim; otherwise values are the first columns of the keys (MLA)
 };
 
 // New rows of one sequence after `context` tokens.
@@ -32,9 +32,9 @@ struct Case {
   int64_t window = 0;
   bool sinks = false;
   DType out = DType::kBF16;
-  int64_t padding_rows = 0;  // and as many padding sequences
-  int nan_sequence = -1;     // whose newest key and value are NaN
-  int64_t extra_pages = 0;   // columns of the page table past the longest sequence's
+  int64_t padding_rows = 0;  // also the number of padding sequences
+  int nan_sequence = -1;     // sequence with NaN as its newest key and value; -1: none
+  int64_t extra_pages = 0;   // page table columns past those of the longest sequence
 
   int v_dim() const { return heads.v_dim == 0 ? heads.k_dim : heads.v_dim; }
   bool mla() const { return heads.v_dim != 0; }
@@ -147,7 +147,7 @@ class CudaAttention : public testing::Test {
     stream_ = std::move(*stream);
   }
 
-  // The output as float of `times` eager launches or replays, which must all give the same bits.
+  // Returns the output of `times` eager launches or graph replays as float; all must give the same bits.
   std::vector<float> run(const HostCase& h, int times = 1, bool graph = false) {
     const Case& c = h.c;
     const int64_t rows = static_cast<int64_t>(h.positions.size()), count = rows * c.out_cols();
@@ -189,7 +189,8 @@ class CudaAttention : public testing::Test {
     HostCase h(c);
     const auto actual = run(h), expected = h.reference();
     ASSERT_TRUE(within_relative_l2(actual, expected, 3e-3)) << c;
-    // A weight is off by half a bf16 unit and by its logit's f32 error, an output by half a unit once more.
+    // A weight has an error of half a bf16 ulp plus the f32 error of its logit; the output adds another half
+    // ulp.
     constexpr double kLargest = 5;
     const double logit = 2 * kLargest * kLargest * c.heads.k_dim * h.scale() / 2;
     const double limit = kLargest * (2 * kBf16Eps + 2 * (c.heads.k_dim + 2) * kF32Eps * logit);
@@ -198,7 +199,7 @@ class CudaAttention : public testing::Test {
     for (size_t i = h.rows * c.out_cols(); i < actual.size(); ++i) ASSERT_EQ(actual[i], 0) << c;
   }
 
-  // The same for rows [first, first + rows) of the only sequence alone.
+  // Runs rows [first, first + rows) of the case's only sequence as a separate batch.
   std::vector<float> run_chunk(const HostCase& whole, int64_t first, int64_t rows) {
     Case c = whole.c;
     c.sequences = {{first, rows}};
@@ -380,7 +381,7 @@ TEST_F(CudaAttention, MlaWindowsAndSinks) {
       expect_matches_ref({kSmallMla, {{0, rows}, {200, rows}}, 16, window, true, DType::kF32});
 }
 
-// However a sequence is split into steps.
+// The bits do not depend on how a sequence is split into steps.
 TEST_F(CudaAttention, TheOneForAnyBatchGivesARowTheSameBits) {
   attention_ = cuda::invariant_attention;
   for (const Heads& heads : {kGptOss, kQwen, Heads{4, 2, 256}, kSmallMla, kDeepSeek})

@@ -1,4 +1,4 @@
-// Rope, the write to the pages and attention in one call, for decode and other batches, against the separate
+// Compares one fused call of rope, page write and attention, for decode and other batches, with the separate
 // ops of kernels/ref. Pages hold NaN where no token was written.
 #include <cmath>
 #include <string>
@@ -15,7 +15,7 @@ constexpr int kPageSize = 8;
 
 struct Case {
   int num_q, num_kv, head_dim, rotary_dim;
-  std::vector<int64_t> contexts;  // tokens before the new ones, of each sequence
+  std::vector<int64_t> contexts;  // per sequence: tokens before the new ones
   int64_t new_tokens = 1;
   int64_t window = 0;
   bool sinks = false;
@@ -150,7 +150,7 @@ class RopeAttention : public testing::Test {
     expect_same_pages(to_float(device_v.values()), to_float(v), 0);
   }
 
-  // Equal within some units in the last place of a bf16; NaN where `expected` has NaN.
+  // Checks equality within `units` bf16 ulps; NaN exactly where `expected` has NaN.
   void expect_same_pages(const std::vector<float>& got, const std::vector<float>& expected, double units) {
     for (size_t i = 0; i < expected.size(); ++i) {
       ASSERT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << i;

@@ -1,5 +1,5 @@
-// The quantisers of the GPU against those of the CPU, bit for bit, on all kinds of numbers: NVFP4 against
-// kernels/act_quant.h, FP8 against formats/e4m3.h. Rows without an expert keep the NaN that they start with.
+// Compares the GPU's quantisers with the CPU's, bit for bit, on all kinds of numbers: NVFP4 with
+// kernels/act_quant.h, FP8 with formats/e4m3.h. Rows without an expert keep their initial NaN.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -18,8 +18,8 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-// Rows of random bits (including NaN and infinities), of blocks with similar exponents and ties, of zeros, of
-// tiny and of huge numbers.
+// Returns rows with random bits (including NaN and infinities), blocks with similar exponents and ties,
+// zeros, and tiny and huge numbers.
 std::vector<float> rows_of_every_kind(int64_t rows, int64_t cols, uint64_t seed) {
   Random random(seed);
   std::vector<float> x;
@@ -27,7 +27,7 @@ std::vector<float> rows_of_every_kind(int64_t rows, int64_t cols, uint64_t seed)
     for (int64_t c = 0, exponent = 0, kind = 0; c < cols; ++c) {
       if (c % 16 == 0) kind = random.integer(0, 3), exponent = random.integer(100, 140);
       auto bits = static_cast<uint32_t>(random.integer(0, 0xffffffff));
-      if (r % 8 != 0)  // all but every eighth row are finite
+      if (r % 8 != 0)  // here, all rows except every eighth are finite
         bits = (bits & 0x807fffffu) | static_cast<uint32_t>(exponent + random.integer(0, 4)) << 23;
       if (kind == 1) bits &= 0xfff00000u;
       if (kind == 2 && r % 3 == 0) bits &= 0x80000000u;
@@ -43,7 +43,7 @@ std::vector<float> rows_of_every_kind(int64_t rows, int64_t cols, uint64_t seed)
   return x;
 }
 
-// x on the device, in either dtype.
+// x on the device, as f32 or bf16.
 struct DeviceRowsOf {
   DeviceRowsOf(DType dtype, int64_t rows, int64_t cols, const std::vector<float>& values)
       : f32(dtype == DType::kF32 ? values : std::vector<float>()),
@@ -170,7 +170,7 @@ TEST_P(CudaActQuant, Nvfp4InPlace) {
   EXPECT_TRUE(same_bytes(bytes_of(actual.data(), rows * cols), bytes_of(expected.data(), rows * cols)));
 }
 
-// The rule in device_act_quant.h, for one row.
+// Quantises one row by the rule in device_act_quant.h.
 struct Fp8Row {
   float scale = 0;
   std::vector<uint8_t> codes;
@@ -184,7 +184,7 @@ struct Fp8Row {
   }
 };
 
-// Row `row` of slabs against x, zeros past its end.
+// Compares slab row `row` with the quantised x; columns past its end must be zero.
 void expect_slab_row(const std::vector<uint8_t>& slabs, int64_t slab_rows, int64_t row,
                      std::span<const float> x, float scale) {
   const Fp8Row expected(x);

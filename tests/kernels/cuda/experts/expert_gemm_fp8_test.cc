@@ -1,5 +1,5 @@
-// w4a8 on the GPU: against double sums over the same FP8 tokens and folded weights (tight), and the layer
-// against unquantised activations (the error that FP8 tokens cost).
+// Compares w4a8 on the GPU with double sums over the same FP8 tokens and folded weights (tight bounds), and
+// the whole layer with unquantised activations (bounds the error of FP8 tokens).
 #include <algorithm>
 #include <cmath>
 #include <ostream>
@@ -33,7 +33,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
              << c.masked_capacity;
 }
 
-// One expert's matrices and their tiles' values without tensor scales.
+// One expert's matrices.
 struct Expert {
   Fp4Matrix gate, up, down;
 };
@@ -72,7 +72,7 @@ class Layer {
                                   : (c_.tokens == 0 ? 0 : sorted_.max_rows());
   }
   int64_t x_rows() const { return c_.masked_capacity > 0 ? rows() : c_.tokens; }
-  // Row r of the batch: its expert (-1: none), row of x, and row of slabs.
+  // Row r of the batch: its expert (-1: none), its row in x, and its row in the slabs.
   struct Row {
     int64_t expert = -1, source = 0, slab = 0;
   };
@@ -102,7 +102,7 @@ class Layer {
 
   std::vector<float> intermediate() const { return to_float(device_.intermediate->values()); }
   std::vector<float> y() const { return to_float(device_.y->values()); }
-  // Slab row `row` as numbers.
+  // Decodes slab row `row`.
   static std::vector<double> slab_row(const DeviceArray<uint8_t>& slabs, const DeviceArray<float>& scales,
                                       int64_t slab_rows, int64_t row, int64_t cols) {
     const std::vector<uint8_t> bytes = slabs.values();
@@ -124,7 +124,7 @@ class Layer {
     return bf16_to_float(x_[static_cast<size_t>(row * c_.hidden + k)]);
   }
 
-  // Sums over the tiles (folded weights), or over the checkpoint's.
+  // Sums over the folded weights in the tiles if `folded`, otherwise over the checkpoint's weights.
   std::vector<double> gate_up(int64_t e, const std::vector<double>& x, bool folded) const;
   std::vector<double> down(int64_t e, const std::vector<double>& h, bool folded) const;
 
@@ -277,7 +277,7 @@ std::vector<double> Layer::down(int64_t e, const std::vector<double>& h, bool fo
   return out;
 }
 
-// Some rows of every case, so that the double loops take seconds: the first, the last and some in between.
+// Samples the rows of a case (the first, the last and some in between) so that the double loops take seconds.
 std::vector<int64_t> sampled_rows(const Layer& layer) {
   std::vector<int64_t> live;
   for (int64_t r = 0; r < layer.rows(); ++r)

@@ -1,5 +1,5 @@
-// The fallback's expert GEMMs, on any GPU, against double sums straight from the checkpoint's codes. Rows
-// without an expert keep the NaN that they start with.
+// Compares the fallback expert GEMMs, which run on any GPU, with double sums computed directly from the
+// checkpoint's codes. Rows without an expert keep their initial NaN.
 #include "kernels/cuda/experts/fallback_expert_gemm.h"
 
 #include <algorithm>
@@ -100,7 +100,7 @@ class FallbackExpertGemm : public testing::TestWithParam<Case> {
   int64_t source(int64_t row) const {
     return c_.gather ? sorted_.slot_of_row[static_cast<size_t>(row)] / c_.topk : row;
   }
-  // The intermediate of a row in double.
+  // Returns the intermediate of a row from sums in double.
   std::vector<float> expected_intermediate(int64_t row) const {
     const int64_t e = sorted_.expert_of(row), n = static_cast<int64_t>(weights_.bias1.size()) / c_.experts;
     const Expert& w = weights_.experts[static_cast<size_t>(e)];
@@ -129,7 +129,7 @@ class FallbackExpertGemm : public testing::TestWithParam<Case> {
   }
 
   struct Outputs {
-    std::vector<float> h, y;  // of all rows; y only if h is bf16
+    std::vector<float> h, y;  // for all rows; y is computed only if h is bf16
   };
   Outputs run(const DeviceRows& rows, bool gather, const std::vector<bf16>& x,
               const std::vector<float>& x_scales) {
@@ -187,8 +187,8 @@ TEST_P(FallbackExpertGemm, IsWithinItsBudget) {
     ASSERT_EQ(std::isnan(actual_h[i]), static_cast<int64_t>(i) >= live * c_.intermediate) << i;
 }
 
-// w4a4: the quantised intermediate of the GPU against that of the exact sums. A code differs where the sum's
-// last bits cross the midpoint between two codes.
+// w4a4: compares the GPU's quantised intermediate with that of the exact sums. A code differs where the error
+// of a sum crosses the midpoint between two codes.
 TEST_P(FallbackExpertGemm, FewCodesOfAnF32IntermediateFlip) {
   if (c_.intermediate_dtype != DType::kF32) return;
   const int64_t live = sorted_.offsets.back();
@@ -220,8 +220,8 @@ TEST_P(FallbackExpertGemm, SameBitsAgain) {
   }
 }
 
-// The same rows masked give equal bits. Rows past an expert's hold NaN, and their outputs are not written; a
-// count past the capacity is clamped.
+// The masked layout gives the same bits as the packed layout. Rows past an expert's count hold NaN, and their
+// outputs are not written; a count above the capacity is clamped.
 TEST_P(FallbackExpertGemm, MaskedRowsGiveThePackedOnesBits) {
   const Outputs packed = run(sorted_.device_rows(), c_.gather, x_, x_scales_);
   std::vector<int32_t> counts = sorted_.counts;

@@ -1,4 +1,4 @@
-// How the few-token layer divides its work and lays out rows.
+// Tests how the few-token layer divides its work and lays out rows.
 #include "kernels/cuda/experts/few_tokens_plan.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ TEST(FewCutTest, PartsAreEqualToOne) {
     }
 }
 
-// few_tokens.cu only has room for the rows of two experts.
+// A CTA in few_tokens.cu has room for the rows of at most two experts.
 TEST(FewCutTest, StripsOfACtaAreOfTwoExpertsAtMost) {
   for (int strips : {4, 8, 180, 448})
     for (int experts = 1; experts <= kFewMaxPairs; ++experts)
@@ -47,7 +47,7 @@ TEST(FewActTest, EveryPairHasItsOwnPlace) {
   EXPECT_EQ(places.size(), 5u * 128u);
 }
 
-// The 16 bytes that lane q of a B fragment reads: columns 2 q, 2 q + 1 and 2 q + 8, 2 q + 9 of two k steps.
+// Lane q reads 16 bytes of a B fragment: columns 2 q, 2 q + 1 and 2 q + 8, 2 q + 9 of two k steps.
 TEST(FewActTest, AFragmentIsContiguous) {
   for (int row : {0, 1})
     for (int half : {0, 1})

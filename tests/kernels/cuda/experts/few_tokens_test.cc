@@ -1,4 +1,4 @@
-// The few-token layer against double loops over the dequantised weights.
+// Compares the few-token layer with double loops over the dequantised weights.
 #include "kernels/cuda/experts/few_tokens.h"
 
 #include <gtest/gtest.h>
@@ -78,8 +78,8 @@ class Experts {
             .scales = tiles_[4].as<float>()};
   }
 
-  // Expert e's output for one row, before the router's weight; sets `magnitude` to the magnitudes of its
-  // terms.
+  // Returns expert e's output for one row before the router's weight is applied. Sets `magnitude` to the sums
+  // of the absolute values of the terms.
   std::vector<double> apply(int64_t e, const float* x, std::vector<double>* magnitude) const {
     const int64_t h = shape_.hidden, i_size = shape_.intermediate;
     const bool gated = is_gated(shape_.activation);
@@ -138,7 +138,7 @@ struct Batch {
   std::vector<float> weights;
 };
 
-// Distinct ids per token out of [0, num_ids).
+// Returns a batch whose tokens each have distinct random ids in [0, num_ids).
 Batch random_batch(int64_t num_tokens, int64_t topk, int64_t hidden, int64_t num_ids, uint64_t seed) {
   Random random(seed);
   Batch b{num_tokens, topk, 0, random.normal(num_tokens * hidden), {}, {}};
@@ -153,7 +153,7 @@ Batch random_batch(int64_t num_tokens, int64_t topk, int64_t hidden, int64_t num
   return b;
 }
 
-// Runs calls on one workspace.
+// Runs all calls on one workspace.
 class Runner {
  public:
   explicit Runner(const Experts& experts)
@@ -165,12 +165,12 @@ class Runner {
   struct Output {
     std::vector<float> f32, b16;
   };
-  // out starts as NaN, or as `before` with accumulate.
+  // out starts as NaN, or as `before` if that is given; the call then accumulates.
   Output run(const Batch& b, const std::vector<float>* before = nullptr) {
     return replay(b, before, 1).front();
   }
-  // The outputs of the first and the last of `times` replays of a captured call; of one eager call if `times`
-  // is 1.
+  // Returns the outputs of the first and the last of `times` replays of a captured call, or the output of one
+  // eager call if `times` is 1.
   std::vector<Output> replay(const Batch& b, const std::vector<float>* before, int times) {
     const int64_t h = experts_.shape().hidden, n = b.num_tokens * h;
     const Guarded x(to_bf16(b.x)), ids(b.ids), weights(b.weights);
@@ -215,7 +215,7 @@ class Runner {
   }
   void poison() { workspace_.fill(0, few_tokens_workspace_bytes(experts_.view(), kMaxPairs), kNanByte); }
 
-  // Checks run() against the double loops.
+  // Compares run() with the double loops.
   void check(const Batch& b, const std::vector<float>* before = nullptr) {
     const Output actual = run(b, before);
     const int64_t h = experts_.shape().hidden,
@@ -234,7 +234,7 @@ class Runner {
       for (size_t c = 0; c < sum.size(); ++c) {
         const double old = before != nullptr ? (*before)[static_cast<size_t>(t * h) + c] : 0;
         expected.push_back(static_cast<float>(old + sum[c]));
-        // A sum of f32 terms, and values of h that its error rounds to the next bf16.
+        // Bounds the error of the f32 sums, which can also round a value of h to the next bf16.
         budget.push_back(static_cast<float>((kBf16Eps + static_cast<double>(terms) * kF32Eps) * most[c] +
                                             4 * kF32Eps * std::fabs(old + sum[c])));
       }

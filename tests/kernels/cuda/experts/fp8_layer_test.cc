@@ -1,5 +1,5 @@
-// Whole w4a8 layers on a GPU, by every tactic, against double sums over the same FP8 tokens and operands, and
-// the tactics against each other; repeatable bit for bit.
+// Compares whole w4a8 layers on a GPU, with every tactic, with double sums over the same FP8 tokens and
+// operands. Every call must give the same bits.
 #include <cmath>
 #include <string>
 #include <tuple>
@@ -17,13 +17,13 @@
 namespace fp4moe {
 namespace {
 
-// The last slabs of gate/up and of down hold 32 and 96 columns; half of gate/up's is not read.
+// The last slabs of gate/up and of down hold 32 and 96 columns; half of gate/up's last slab is not read.
 constexpr int64_t kHidden = 160, kIntermediate = 224, kExperts = 5, kFirst = 3, kTopk = 3;
 
 struct LayerRun {
   int64_t tokens;
   Fp4Format format;
-  std::vector<int32_t> ids;  // also of 3 experts on either side of the local ones
+  std::vector<int32_t> ids;  // also ids of 3 experts on either side of the local ones
   std::vector<float> weights;
   std::vector<float> x;                // bf16 values
   std::vector<uint8_t> gate_up, down;  // tiles
@@ -33,7 +33,7 @@ struct LayerRun {
 int64_t gate_up_bytes(Fp4Format format) { return fp8_tiled_bytes(format, 2 * kIntermediate, kHidden); }
 int64_t down_bytes(Fp4Format format) { return fp8_tiled_bytes(format, kHidden, kIntermediate); }
 
-// The result of `times` calls, which must all give the same bits.
+// Returns the result of `times` calls; all must give the same bits.
 LayerRun run_layer(const DeviceMoeTactic& tactic, int64_t tokens, Fp4Format format, int64_t nan_token = -1,
                    int times = 1) {
   Random random(static_cast<uint64_t>(tokens) + 1);
@@ -85,7 +85,7 @@ LayerRun run_layer(const DeviceMoeTactic& tactic, int64_t tokens, Fp4Format form
     const std::vector<float> now = out.values();
     if (i == 0) run.out = now;
     if (!same_bits(now, run.out)) {
-      ADD_FAILURE() << "call " << i + 1 << " differs";
+      ADD_FAILURE() << "call " << i + 1 << " gave different bits";
       break;
     }
   }
@@ -149,8 +149,8 @@ class Fp8LayerTest : public testing::TestWithParam<std::tuple<DeviceMoeTactic, F
   }
 };
 
-// Errors of f32 sums flip some codes of the intermediate; "wide" sums with about 14 bits. Unquantised
-// activations would differ by 4e-2.
+// Errors of the f32 sums flip some codes of the intermediate; "wide" sums with about 14 bits. Unquantised
+// activations would give an error of 4e-2.
 TEST_P(Fp8LayerTest, IsTheOraclesFunction) {
   for (const int64_t tokens : sizes()) {
     const LayerRun run = run_layer(tactic(), tokens, format());

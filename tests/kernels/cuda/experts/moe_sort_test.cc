@@ -1,4 +1,4 @@
-// Sorting slots by expert, and combining rows of experts into tokens, against plain loops.
+// Compares sorting slots by expert, and combining the experts' rows into tokens, with plain loops.
 #include "kernels/cuda/experts/moe_sort.h"
 
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ class MoeSort : public testing::Test {
     return {offsets.values(), counts.values(), slot_of_row.values(), row_of_slot.values(), progress.values()};
   }
 
-  // Rows past the capacity are dropped but counted; offsets are not written.
+  // Slots past the capacity are dropped but counted; offsets are not written.
   void expect_masked(const std::vector<int32_t>& ids, int64_t topk, int64_t first, int64_t num_experts,
                      int64_t capacity) {
     SCOPED_TRACE("capacity " + std::to_string(capacity));

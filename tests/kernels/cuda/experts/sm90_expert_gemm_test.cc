@@ -1,4 +1,4 @@
-// The expert GEMMs and whole layers of Hopper against double loops over the tiles.
+// Compares the expert GEMMs and whole layers for Hopper with double loops over the tiles.
 #include "kernels/cuda/experts/sm90_expert_gemm.h"
 
 #include <gtest/gtest.h>
@@ -47,8 +47,8 @@ class OnStream : public testing::Test {
 
 class Sm90ExpertGemm : public OnStream, public testing::WithParamInterface<Fp4Format> {
  protected:
-  // Each GEMM by itself over packed rows of the given counts: gathered x, f32 outputs, row scales; with the
-  // tiles for few rows per expert, and with those for many.
+  // Runs each GEMM separately over packed rows with the given counts (gathered x, f32 outputs, row scales),
+  // with the tiles for few rows per expert and with the tiles for many.
   void expect_gemms(const ExpertShape& shape, const std::vector<int32_t>& counts) {
     expect_gemms(shape, counts, 1);
     expect_gemms(shape, counts, 1000);
@@ -130,8 +130,8 @@ TEST_P(Sm90ExpertGemm, IdleExperts) {
   expect_gemms({"no rows at all", 4, 64, 32}, {0, 0, 0, 0});
 }
 
-// Masked: rows past an expert's hold NaN, and their outputs are not written; counts past the capacity are
-// clamped. expected_rows only chooses among kernels and changes no bits: 0, wrong and huge values.
+// Masked layout: rows past an expert's count hold NaN, and their outputs are not written; counts above the
+// capacity are clamped. expected_rows selects a kernel but changes no bits, even if it is 0, wrong or huge.
 TEST_P(Sm90ExpertGemm, MaskedRowsWhateverIsExpected) {
   const ExpertShape shape{"masked", 4, 1440, 96};
   TiledExpertsCase experts(GetParam(), shape, 8);
@@ -187,7 +187,7 @@ TEST_P(Sm90ExpertGemm, MaskedRowsWhateverIsExpected) {
   }
 }
 
-// Whole layers.
+// The routing of a whole layer's batch.
 struct Batch {
   std::string name;
   int64_t num_tokens = 1, topk = 2, first_expert = 0;
@@ -220,7 +220,7 @@ class Sm90Layer : public OnStream,
     return tactic_.fits(sizes);
   }
 
-  // Returns out, and checks that a second call on the used workspace gives the same bits.
+  // Returns the output; checks that `repeats` more calls on the used workspace give the same bits.
   std::vector<float> run(const TiledExpertsCase& experts, const Batch& batch, const std::vector<float>& x,
                          const std::vector<float>& weights, int repeats = 1) {
     const TiledExperts tiled = experts.on_device();
@@ -250,7 +250,7 @@ class Sm90Layer : public OnStream,
       expect_done();
       const std::vector<float> again = out.values();
       if (!same_bits(first, again)) {
-        ADD_FAILURE() << "call " << i + 2 << " differs";
+        ADD_FAILURE() << "call " << i + 2 << " gave different bits";
         break;
       }
     }
@@ -266,7 +266,8 @@ class Sm90Layer : public OnStream,
       Sums h, y;
       experts.gate_up(e, &x[static_cast<size_t>(t * shape.hidden)], 1, &h);
       std::vector<float> row;
-      for (const auto& s : h) row.push_back(round_to_bf16(static_cast<float>(s.value)));  // as h is stored
+      for (const auto& s : h)
+        row.push_back(round_to_bf16(static_cast<float>(s.value)));  // h is stored as bf16
       experts.down(e, row.data(), &y);
       for (int64_t c = 0; c < shape.hidden; ++c)
         out[static_cast<size_t>(t * shape.hidden + c)] +=
@@ -275,7 +276,7 @@ class Sm90Layer : public OnStream,
     return out;
   }
 
-  // The first of max_tokens, half of it, a quarter ... that fits with 4 experts per token.
+  // Returns the first of max_tokens, max_tokens / 2, max_tokens / 4, ... that fits with 4 experts per token.
   int64_t most_tokens(const ExpertShape& shape, int64_t max_tokens) const {
     while (max_tokens > 4 && !fits(shape, {"", max_tokens, 4, 0, {}})) max_tokens /= 2;
     return max_tokens;

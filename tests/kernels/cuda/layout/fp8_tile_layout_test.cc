@@ -1,5 +1,5 @@
-// FP8 tiles and slabs against the matrices and rows they hold: every element, both formats, odd sizes; MXFP4
-// exactly, NVFP4 with the error that the header states.
+// Compares FP8 tiles and slabs with the matrices and rows they hold: every element, both formats, odd sizes.
+// MXFP4 is exact; NVFP4 has the error that the header states.
 #include "kernels/cuda/layout/fp8_tile_layout.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ std::vector<uint8_t> tiles_for(Fp4Format format, int64_t n, int64_t k) {
   return std::vector<uint8_t>(static_cast<size_t>(fp8_tiled_bytes(format, n, k)), 0xee);
 }
 
-// A packed weight: exact, or for NVFP4 rounded to four bits.
+// Checks a packed weight, which is exact for MXFP4 and rounded to four bits for NVFP4.
 void expect_weight(Fp4Format format, float actual, float expected) {
   if (format == Fp4Format::kMxfp4)
     ASSERT_EQ(actual, expected);
@@ -123,7 +123,7 @@ TEST(Fp8TileLayoutMxfp4, ScalesOfZeroGroupsDoNotCount) {
   EXPECT_EQ(fp8_tiled_at(Fp4Format::kMxfp4, tiles.data(), 64, 128, 0, 64), 0x1p-28f);
 }
 
-// Rows of zeros, and of tiny and huge scales, among ordinary rows: each row has its own factor.
+// Each row has a separate factor: one row is zero, and the scales of the other rows range from tiny to huge.
 TEST(Fp8TileLayoutMxfp4, RowsHaveTheirOwnRange) {
   Matrix m = random_matrix(Fp4Format::kMxfp4, 64, 128, 6, 0, 0);
   for (size_t r = 0; r < 64; ++r)
@@ -136,7 +136,7 @@ TEST(Fp8TileLayoutMxfp4, RowsHaveTheirOwnRange) {
       ASSERT_EQ(fp8_tiled_at(Fp4Format::kMxfp4, tiles.data(), 64, 128, r, c), fp4_at(m.view, r, c)) << r;
 }
 
-// The error stated in the header, for quantised weights of a normal distribution.
+// Checks the error stated in the header with quantised, normally distributed weights.
 TEST(Fp8TileLayoutNvfp4, FoldErrorIsWhatTheHeaderSays) {
   const int64_t rows = 128, cols = 1024;
   Random random(7);
@@ -164,7 +164,8 @@ TEST(Fp8TileLayoutNvfp4, FoldErrorIsWhatTheHeaderSays) {
   RecordProperty("relative_l2", std::to_string(relative));
 }
 
-// Rows of experts start at multiples of 8, apart from each other, within the slabs.
+// The rows of each expert start at a multiple of 8, do not overlap those of other experts, and fit in the
+// slabs.
 TEST(Fp8Slabs, ExpertsDoNotOverlap) {
   Random random(8);
   for (int round = 0; round < 200; ++round) {

@@ -33,10 +33,10 @@ struct Place {
   int reg() const { return static_cast<int>(half_row + 2 * half_col); }
 };
 
-// A code (sign and three bits) in the low half of a register.
+// Places a code (sign and three magnitude bits) in the low half of a register.
 constexpr uint32_t in_register(uint32_t code) { return code >> 3 << 15 | (code & 7) << 6; }
 
-// e4m3, not negative and not zero, as (e + 16) << 3 | m with subnormals normalised.
+// Converts a positive e4m3 byte to (e + 16) << 3 | m; subnormals are normalised.
 uint8_t e5m3(uint8_t e4m3) {
   int e = e4m3 >> 3, m = e4m3 & 7;
   if (e > 0) return static_cast<uint8_t>((e - 7 + 16) << 3 | m);
@@ -45,7 +45,7 @@ uint8_t e5m3(uint8_t e4m3) {
   return static_cast<uint8_t>((e + 16) << 3 | (m & 7));
 }
 
-// Puts one matrix's rows into the tiles at dst, `row_tiles` of them along N, which the caller has cleared.
+// Packs one matrix's rows into the tiles at dst, which the caller has cleared; there are `row_tiles` along N.
 Result<float> put(const Fp4MatrixView& w, RowOrder order, int64_t row_tiles, uint8_t* dst) {
   const bool mx = w.format == Fp4Format::kMxfp4;
   const int64_t bytes = tile_bytes(w.format), tiles_k = num_tiles(w.cols);
@@ -83,7 +83,7 @@ constexpr int kMxIndices = kFp8MxTop - kFp8MxBottom + 1;
 // Maps one row's scale bytes to indices; `factor` multiplies the row's sums.
 struct RowScale {
   Fp4Format format;
-  int move = 0;  // MXFP4: added to the byte; NVFP4: to the exponent
+  int move = 0;  // added to the byte (MXFP4) or to the exponent (NVFP4)
   float factor = 1;
 
   uint8_t index(uint8_t scale) const {
@@ -113,7 +113,7 @@ Result<RowScale> row_scale(const Fp4MatrixView& w, int64_t r) {
   return row;
 }
 
-// Puts one matrix's rows into the tiles at dst, which the caller has cleared.
+// Packs one matrix's rows into the tiles at dst, which the caller has cleared.
 Status put_fp8(const Fp4MatrixView& w, RowOrder order, int64_t n, uint8_t* dst) {
   const int block = fp4_block(w.format);
   auto* factors = reinterpret_cast<float*>(dst + fp8_row_factors_offset(w.format, n, w.cols));

@@ -1,4 +1,4 @@
-// The tiles against the matrices that they were packed from: every element, both formats, odd sizes.
+// Compares tiles with the matrices they were packed from: every element, both formats, odd sizes.
 #include "kernels/cuda/layout/tile_layout.h"
 
 #include <gtest/gtest.h>

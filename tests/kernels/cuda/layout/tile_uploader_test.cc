@@ -1,4 +1,4 @@
-// Tiles made on the GPU against those of the host's pack functions, byte for byte.
+// Compares tiles packed on the GPU with those of the host's pack functions, byte for byte.
 #include "kernels/cuda/layout/tile_uploader.h"
 
 #include <gtest/gtest.h>
@@ -25,8 +25,8 @@ struct Matrix {
 
 using Param = std::pair<TileKind, Fp4Format>;
 
-// Rows `step` apart in memory, like gate or up of alternating rows. Some groups are zeros, with an arbitrary
-// scale.
+// Returns a matrix with rows `step` rows apart in memory, like gate or up if they alternate. Some groups are
+// zeros with an arbitrary scale.
 Matrix random_matrix(const Param& param, int64_t rows, int64_t cols, uint32_t seed, int64_t step = 1) {
   const auto [kind, format] = param;
   std::mt19937 rng(seed);
@@ -56,7 +56,7 @@ class TileUploading : public testing::TestWithParam<Param> {
     uploader_ = std::move(*made);
   }
 
-  // Device tiles of n x k between canaries, followed by two scales.
+  // Device memory for the tiles of an n x k matrix between canaries, followed by two scales.
   struct Target {
     Buffer memory;
     int64_t bytes = 0;
@@ -91,7 +91,7 @@ class TileUploading : public testing::TestWithParam<Param> {
 
   static bool is_fp8() { return GetParam().first == TileKind::kFp8; }
   static Fp4Format format() { return GetParam().second; }
-  // Packs on the host; returns the factor of the tensor scale.
+  // Packs on the host; returns the factor for the tensor scale.
   static float pack(const Fp4MatrixView& w, uint8_t* tiles) {
     if (!is_fp8()) return pack_tiles(w, tiles).value();
     EXPECT_TRUE(pack_fp8_tiles(w, tiles).ok());
@@ -197,7 +197,7 @@ TEST_P(TileUploadingMxfp4, ScalesTooFarApartAreRefusedAtTheEndAndForgottenAfterw
   const Status status = uploader->finish();
   ASSERT_EQ(status.code(), StatusCode::kUnsupported);
   EXPECT_NE(status.message().find("199 octaves"), std::string::npos) << status.message();
-  for (size_t i = 0; i < 16; ++i) m.codes[i] = 0x80;  // a group of zeros is ignored
+  for (size_t i = 0; i < 16; ++i) m.codes[i] = 0x80;  // the scale of a zero group is ignored
   m.scales.assign(m.scales.size(), 200);
   m.scales[0] = 1;
   ASSERT_TRUE(uploader->plain(m.view, target.data(), scale).ok());
@@ -207,7 +207,7 @@ TEST_P(TileUploadingMxfp4, ScalesTooFarApartAreRefusedAtTheEndAndForgottenAfterw
 INSTANTIATE_TEST_SUITE_P(Kinds, TileUploadingMxfp4, testing::Values(TileKind::kBf16, TileKind::kFp8),
                          [](const auto& p) { return p.param == TileKind::kFp8 ? "fp8" : "bf16"; });
 
-// Tiny and huge row factors: subnormal scales, rows of zeros, the widest span.
+// Covers tiny and huge row factors: subnormal scales, rows of zeros, and the widest span.
 TEST(TileUploadingFp8, RowsHaveTheirOwnFactor) {
   ThreadPool pool(1);
   Result<TileUploader> uploader = TileUploader::make(TileKind::kFp8, pool);

@@ -1,5 +1,4 @@
-// The kernels that benchmarks run besides the ops: random data in range, reads of any size, the matmul's
-// result.
+// Tests the kernels that only benchmarks run: random data in range, reads of any size, the matmul's result.
 #include <gtest/gtest.h>
 
 #include <algorithm>

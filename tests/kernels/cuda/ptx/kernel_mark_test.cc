@@ -1,5 +1,5 @@
-// The error that a stream reports for a kernel that failed, launched eagerly or in a graph. The device is
-// lost to the process that saw the error, so each case has its own process.
+// Tests the error that a stream reports if a kernel fails, launched eagerly or in a graph. A process cannot
+// use the device after such an error, so each case runs in a separate process.
 #include <gtest/gtest.h>
 
 #include <cstdio>
@@ -13,7 +13,8 @@
 namespace fp4moe {
 namespace {
 
-// Runs layers of a sort and a copy of rows, then a last sort. Layer `layer` copies from an invalid address.
+// Runs four layers, each a sort and a copy of rows, then a final sort. Layer `layer` copies from an invalid
+// address.
 [[noreturn]] void fail_in(int layer, bool in_graph) {
   Stream stream = Stream::make().value();
   ThreadPool pool(1);

@@ -1,4 +1,5 @@
-// The GPU's router: logits against double sums, ids and weights against the CPU's choice on equal logits.
+// Compares the GPU router's logits with double sums, and its ids and weights with the CPU's choice for the
+// same logits.
 #include "kernels/cuda/routing/router.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +21,7 @@ namespace {
 struct Case {
   int64_t num_tokens = 1, hidden = 64;
   RoutingRule rule;
-  std::vector<float> x, weight, bias, correction;  // weight: rounded to bf16; the biases may be empty
+  std::vector<float> x, weight, bias, correction;  // weight: rounded to bf16; the biases can be empty
 };
 
 constexpr float kNormEps = 1e-5f;
@@ -28,11 +29,11 @@ constexpr float kNormEps = 1e-5f;
 struct Routed {
   std::vector<float> logits, weights;
   std::vector<int32_t> ids;
-  std::vector<uint64_t> counts;  // of the first half of the tokens, starting at kCountsBefore
+  std::vector<uint64_t> counts;  // for the first half of the tokens, starting at kCountsBefore
 };
 constexpr uint64_t kCountsBefore = uint64_t{1} << 40;
 
-// A norm before the router: its weight, and the outputs.
+// A norm before the router: its weight and its outputs.
 struct Norm {
   std::vector<float> weight, f32;
   std::vector<bf16> act;
@@ -45,7 +46,7 @@ void check_counts(const Case& c, const Routed& routed, int times) {
   EXPECT_EQ(routed.counts, expected);
 }
 
-// The result of the last of `times` equal calls, replayed from a graph if more than one.
+// Returns the result of the last of `times` identical calls; more than one call replays a graph.
 Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
   const int64_t n = c.num_tokens, experts = c.rule.num_experts, k = c.rule.top_k;
   const Guarded x(c.x), weight(to_bf16(c.weight)), bias(c.bias), correction(c.correction);
@@ -91,7 +92,8 @@ Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
   return routed;
 }
 
-// Checks that, on the GPU's logits, ids equal the CPU's and weights are within 1e-6 of the CPU's.
+// Checks that the ids equal the CPU's choice for the GPU's logits, and that the weights are within a relative
+// error of 1e-6.
 void check_choice(const Case& c, const Routed& routed) {
   RoutingRule rule = c.rule;
   rule.correction_bias = c.correction.empty() ? nullptr : c.correction.data();
@@ -107,7 +109,7 @@ void check_choice(const Case& c, const Routed& routed) {
       ASSERT_TRUE(std::isnan(weights[i]) ? std::isnan(actual)
                                          : actual == weights[i] || std::fabs(actual - weights[i]) <=
                                                                        1e-6f * std::fabs(weights[i]))
-          << actual << " is not " << weights[i] << ", token " << t << ", choice " << i;
+          << actual << " instead of " << weights[i] << ", token " << t << ", choice " << i;
     }
   }
 }
@@ -124,7 +126,8 @@ void check_logits(const Case& c, const Routed& routed) {
       }
       const double bias = c.bias.empty() ? 0 : c.bias[static_cast<size_t>(e)];
       expected.push_back(static_cast<float>(sum + bias));
-      // f32 sums of three parts each; the tensor cores truncate when they align terms.
+      // x is split into three parts, whose products are summed in f32; the tensor cores truncate when they
+      // align terms.
       budget.push_back(static_cast<float>((std::sqrt(3.0 * static_cast<double>(c.hidden)) + 8) * 2 * kF32Eps *
                                               (magnitude + std::fabs(bias)) +
                                           1e-30));
@@ -180,7 +183,7 @@ TEST(CudaRouter, SizesOfPublishedModels) {
   }
 }
 
-// Sizes that norm_route() supports, and some that it does not.
+// Covers sizes that norm_route() supports and sizes that it does not.
 TEST(CudaRouter, NormComesFirst) {
   ThreadPool pool(2);
   uint64_t seed = 0;
@@ -220,7 +223,7 @@ TEST(CudaRouter, NormComesFirst) {
     }
 }
 
-// Small integers: the logits are exact, so equal scores tie.
+// x and the weights are multiples of 0.5, so the logits are exact and equal scores tie.
 TEST(CudaRouter, TiesGoToTheLowerIdAndGroups) {
   Random random(5);
   for (int round = 0; round < 60; ++round) {

@@ -1,5 +1,5 @@
-// Sampling on the GPU against engine/output/sampler.h's Sampler, row by row. engine/sampler_test compares
-// Sampler with a naive version of its definition.
+// Compares sampling on the GPU with Sampler of engine/output/sampler.h, row by row.
+// tests/engine/output/sampler_test.cc compares Sampler with a naive version of its definition.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -30,9 +30,9 @@ class SamplerCuda : public testing::Test {
     const size_t vocab_size = rows.empty() ? 8 : rows[0].logits.size(), stride = vocab_size + 3;
     std::vector<float> logits(rows.size() * stride, std::nanf(""));
     std::vector<SampleRowParams> params;
-    std::vector<LogitEdit> edits = {{.token_id = 0, .add = 1e9f}};  // no row's
+    std::vector<LogitEdit> edits = {{.token_id = 0, .add = 1e9f}};  // belongs to no row
     const size_t words = (vocab_size + 31) / 32;
-    std::vector<uint32_t> allowed(words);  // no row's
+    std::vector<uint32_t> allowed(words);  // belongs to no row
     for (size_t i = 0; i < rows.size(); ++i) {
       std::copy(rows[i].logits.begin(), rows[i].logits.end(), logits.begin() + static_cast<long>(i * stride));
       const SamplingParams& p = rows[i].params;
@@ -80,7 +80,7 @@ class SamplerCuda : public testing::Test {
     return got;
   }
 
-  // Compares every field of every row with the CPU's; returns how many rows drew another id.
+  // Compares every field of every row with the CPU's; returns the number of rows that drew a different id.
   int compare(const std::vector<RowCase>& rows, const std::vector<int32_t>& masked = {}) {
     const std::vector<SampledRow> got = run(rows, masked);
     int num_other = 0;
@@ -133,7 +133,8 @@ TEST_F(SamplerCuda, GreedyTakesTheLargestAndTiesGoToTheLowerId) {
   }
 }
 
-// With and without edits, sampled in every way, mixed with rows without a mask; also masks that allow no id.
+// Masked rows with and without edits, sampled in every way and mixed with rows without a mask; also masks
+// that allow no id.
 TEST_F(SamplerCuda, MasksOfRows) {
   std::mt19937 generator(5);
   const SamplingParams ways[] = {{.temperature = 0},
@@ -239,7 +240,8 @@ TEST_F(SamplerCuda, MinPBesidesTheOtherCutsOnAGridOfRandomNumbers) {
       }
 }
 
-// Some ids of each row, in any order, on both sides of 0, and some that end up at -infinity.
+// Returns edits of distinct random ids in random order; some add a positive value, some a negative value,
+// some -infinity.
 std::vector<LogitEdit> random_edits(size_t vocab_size, size_t num_edits, unsigned seed) {
   std::mt19937 generator(seed);
   std::uniform_real_distribution<float> uniform(-3, 3);
@@ -319,7 +321,8 @@ TEST_F(SamplerCuda, Edges) {
       0);
 }
 
-// Large vocabularies of every kind: of 2000 draws at most one may fall so near an edge that it differs.
+// Large vocabularies with all kinds of parameters. At most one of more than 2000 draws can fall so close to
+// an edge that its id differs.
 TEST_F(SamplerCuda, WholeVocabularies) {
   std::mt19937 generator(5);
   std::uniform_real_distribution<double> uniform(0, 1);

@@ -1,0 +1,91 @@
+#include "server/api/foreign_fields.h"
+
+#include <string>
+
+namespace fp4moe {
+
+namespace {
+
+struct Refused {
+  const char* name;
+  const char* neutral;  // JSON: the value without effect; null: only an absent field has none
+};
+
+constexpr Refused kRefused[] = {
+    // vLLM
+    {"allowed_token_ids", "null"},
+    {"bad_words", "[]"},
+    {"cache_salt", "null"},
+    {"early_stopping", "false"},
+    {"kv_transfer_params", "null"},
+    {"length_penalty", "1.0"},
+    {"logits_processors", "null"},
+    {"prompt_logprobs", "null"},
+    {"thinking_token_budget", "null"},
+    {"truncate_prompt_tokens", "null"},
+    {"use_beam_search", "false"},
+    {"vllm_xargs", "null"},
+    // SGLang
+    {"custom_logit_processor", "null"},
+    {"custom_params", "null"},
+    {"lora_path", "null"},
+    {"return_hidden_states", "false"},
+    {"session_params", "null"},
+    {"token_ids_logprob", "null"},
+    // llama-server
+    {"dry_multiplier", "0.0"},
+    {"dynatemp_range", "0.0"},
+    {"lora", "[]"},
+    {"mirostat", "0"},
+    {"n_indent", "0"},
+    {"n_probs", "0"},
+    {"repeat_last_n", "-1"},
+    {"samplers", "null"},
+    {"top_n_sigma", "-1.0"},
+    {"typical_p", "1.0"},
+    {"xtc_probability", "0.0"},
+    // OpenAI
+    {"audio", "null"},
+    {"modalities", R"(["text"])"},
+    {"web_search_options", "null"},
+};
+
+constexpr const char* kMoot[] = {
+    // OpenAI: identification and caching, and hints about speed
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "prediction",
+    // vLLM and SGLang: where and how a request runs
+    "data_parallel_rank",
+    "guided_decoding_backend",
+    "mm_processor_kwargs",
+    "spaces_between_special_tokens",
+    // llama-server: slots, timing, and parameters of the samplers refused above
+    "cache_prompt",
+    "id_slot",
+    "timings_per_token",
+    "min_keep",
+    "t_max_predict_ms",
+    "mirostat_tau",
+    "mirostat_eta",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_penalty_last_n",
+    "dry_sequence_breakers",
+    "dynatemp_exponent",
+    "xtc_threshold",
+};
+
+}  // namespace
+
+void read_foreign_fields(Fields& fields) {
+  for (const auto& [name, neutral] : kRefused) fields.refuse(name, json::parse(neutral));
+  for (const char* name : kMoot) fields.find(name);
+}
+
+}  // namespace fp4moe

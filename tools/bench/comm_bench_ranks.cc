@@ -1,0 +1,105 @@
+#include "bench/comm_bench_ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <numeric>
+#include <random>
+
+#include "device/device.h"
+#include "device/device_memory.h"
+
+namespace fp4moe {
+
+namespace {
+
+template <class T>
+Result<Buffer> upload(const std::vector<T>& values) {
+  return Buffer::copy_of(values.data(), std::ssize(values) * int64_t{sizeof(T)}, device_memory());
+}
+
+Status allocate(const CommBenchOptions& o, int r, CommBenchRank& rank, int num_ranks, int64_t most) {
+  const int64_t h = o.hidden_size, k = o.top_k;
+  const auto make = [](Buffer& out, int64_t num_bytes) -> Status {
+    FP4MOE_ASSIGN_OR_RETURN(out, Buffer::make(num_bytes, device_memory()));
+    cuda_a2a_ops()->clear(out.as<float>(), num_bytes / 4);
+    return current_stream().synchronize();
+  };
+  FP4MOE_RETURN_IF_ERROR(make(rank.x, most * h * 4));
+  FP4MOE_RETURN_IF_ERROR(make(rank.sum, most * h * 4));
+  FP4MOE_RETURN_IF_ERROR(make(rank.gathered, num_ranks * most * h * 4));
+  FP4MOE_RETURN_IF_ERROR(make(rank.out, most * h * 4));
+  FP4MOE_RETURN_IF_ERROR(make(rank.y, num_ranks * most * k * h * 2));
+  std::mt19937_64 random(static_cast<uint64_t>(r) + 1);
+  std::vector<int32_t> experts(static_cast<size_t>(o.num_experts)), ids;
+  std::iota(experts.begin(), experts.end(), 0);
+  for (int64_t t = 0; t < most; ++t) {
+    std::shuffle(experts.begin(), experts.end(), random);
+    ids.insert(ids.end(), experts.begin(), experts.begin() + k);
+  }
+  std::vector<bf16> x(static_cast<size_t>(most * h));
+  std::normal_distribution<float> normal;
+  for (bf16& v : x) v = float_to_bf16(normal(random));
+  FP4MOE_RETURN_IF_ERROR(device_memory().upload(rank.x.data(), x.data(), std::ssize(x) * 2));
+  FP4MOE_ASSIGN_OR_RETURN(rank.ids, upload(ids));
+  FP4MOE_ASSIGN_OR_RETURN(rank.weights, upload(std::vector<float>(ids.size(), 0.125f)));
+  FP4MOE_ASSIGN_OR_RETURN(rank.row_of_slot,
+                          Buffer::make(num_ranks * most * k * int64_t{sizeof(int32_t)}, device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(rank.scratch, Arena::make(num_ranks * most * (h * 2 + 4) + 512, device_memory()));
+  return {};
+}
+
+int num_gpus() {
+  int count = 0;
+  while (count < kMaxGroupRanks && DeviceContext::of(count).ok()) ++count;
+  return count;
+}
+
+}  // namespace
+
+A2aShape shape_of(const CommBenchOptions& o, int num_ranks, A2aRowFormat format) {
+  return {.hidden_size = o.hidden_size,
+          .top_k = o.top_k,
+          .num_experts = o.num_experts,
+          .experts_per_rank = o.num_experts / num_ranks,
+          .row_format = format,
+          .slots_return = o.a2a == "deepep"};
+}
+
+Result<CommBenchRanks> make_comm_bench_ranks(const CommBenchOptions& o) {
+  CommBenchRanks all;
+  const int on_all = std::clamp(num_gpus() * ranks_per_gpu(), 1, kMaxGroupRanks);
+  const int num_ranks = o.ranks > 0 ? o.ranks : on_all;
+  if (o.num_experts % num_ranks != 0)
+    return unsupported("--num-experts " + std::to_string(o.num_experts) + " must be a multiple of the " +
+                       std::to_string(num_ranks) + " ranks");
+  for (int r = 0; r < num_ranks; ++r) {
+    all.gpus.push_back(gpu_of_rank(r));
+    all.ranks.push_back(std::make_unique<CommBenchRank>());
+    FP4MOE_ASSIGN_OR_RETURN(all.ranks.back()->gpu, DeviceContext::of(all.gpus.back()));
+  }
+  const int64_t most = *std::max_element(o.tokens.begin(), o.tokens.end());
+  const int64_t exchange = a2a_area(shape_of(o, num_ranks, A2aRowFormat::kBf16), num_ranks, most).num_bytes;
+  const DeviceRegion region{.offset = 0,
+                            .word_bytes = sum_word_bytes(num_ranks),
+                            .gather_bytes = int64_t{32} << 20,
+                            .exchange_bytes = exchange};
+  FP4MOE_ASSIGN_OR_RETURN(all.heap, PeerHeap::make(all.gpus, region.num_bytes(num_ranks)));
+  for (int r = 0; r < num_ranks; ++r) {
+    CommBenchRank& rank = *all.ranks[static_cast<size_t>(r)];
+    const DeviceScope on_gpu(*rank.gpu);
+    FP4MOE_ASSIGN_OR_RETURN(rank.stream, Stream::make());
+    const StreamScope scope(rank.stream);
+    FP4MOE_ASSIGN_OR_RETURN(
+        rank.group, DeviceCommunicator::make(*all.heap, 0, num_ranks, r, region, std::chrono::seconds(20)));
+    FP4MOE_RETURN_IF_ERROR(allocate(o, r, rank, num_ranks, most));
+  }
+  auto nccl = NcclPeer::make(all.gpus);
+  if (nccl.ok())
+    all.nccl = std::move(nccl).value();
+  else
+    all.no_nccl = nccl.status().message();
+  FP4MOE_RETURN_IF_ERROR(all.synchronize());
+  return all;
+}
+
+}  // namespace fp4moe
