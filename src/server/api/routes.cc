@@ -51,22 +51,21 @@ class HeaderId {
 
   HeaderId(LiveRequests& live, const std::string& id, json& body) : live_(live), id_(id) {
     const auto has = [&body](const char* name) { return body.contains(name) && !body[name].is_null(); };
-    if (id.empty() || !body.is_object() || has(kField) || has("request_id") || !live.reserve(id)) return;
-    is_used_ = true;
-    body[kField] = id;
+    if (id.empty() || !body.is_object() || has(kField) || has("request_id")) return;
+    ticket_ = live.reserve(id);
+    if (is_used()) body[kField] = id;
   }
-  ~HeaderId() {
-    if (is_used_) live_.release(id_);
-  }
+  ~HeaderId() { release(); }
   HeaderId(const HeaderId&) = delete;
   HeaderId& operator=(const HeaderId&) = delete;
 
-  bool is_used() const { return is_used_; }
+  bool is_used() const { return ticket_ != 0; }
+  void release() const { live_.release(id_, ticket_); }
 
  private:
   LiveRequests& live_;
   const std::string id_;
-  bool is_used_ = false;
+  uint64_t ticket_ = 0;
 };
 
 }  // namespace
@@ -190,8 +189,10 @@ void ServerRoutes::generate(Engine& engine, const Route& r, const std::shared_pt
     fields.fail(unknown.front().substr(0, kMaxShown),
                 "is not a field of " + std::string(r.path) +
                     " (--strict-requests is on; without it such fields are ignored)");
-  if (!fields.ok())
+  if (!fields.ok()) {
+    header_id.release();  // the client may send it again as soon as it has this response
     return exchange->respond(shaped(r.errors, error_response(fields.error(), fields.param())));
+  }
   warn_unknown(r.path, unknown);
   run(engine, exchange, std::move(call));
 }
