@@ -122,7 +122,7 @@ class Stream:
         self.url, self.body = url, body
         self.stopped = threading.Event()
         self.gaps = []  # (time, seconds since the previous event)
-        self.latest = time.perf_counter()  # of the most recent event
+        self.latest = time.perf_counter()  # time of the most recent event
         self.failures = 0
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()

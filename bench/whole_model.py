@@ -48,7 +48,7 @@ class GptOss:
         return self.layers * (2 * self.dense_weights_of_layer() + experts) + 2 * self.vocabulary * self.hidden
 
     def context_bytes(self, batch, context):
-        """Bytes read by the layers without a window; the other layers read the same bytes behind any context of at least a window."""
+        """Bytes read by the layers without a window; the other layers read the same bytes at any context of at least a window."""
         return self.layers // 2 * batch * context * 2 * self.kv_heads * self.head_dim * 2
 
     def flops_of_token(self):

@@ -54,8 +54,8 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  // A write beyond `ulimit -f` must fail with an error, which each writer handles, instead of killing the
-  // process.
+  // A write that exceeds `ulimit -f` must fail with an error, which each writer handles, instead of killing
+  // the process.
   std::signal(SIGXFSZ, SIG_IGN);
   try {
     return run(argc, argv);

@@ -81,7 +81,7 @@ struct EngineConfig {
   int page_size = 16;                // tokens per KV page
   bool disable_radix_cache = false;  // do not reuse the KV pages of earlier requests with a common prefix
   int max_running_requests = 64;     // maximum in one batch
-  int max_queued_requests = 4096;    // maximum waiting; beyond it, submit() returns kUnavailable
+  int max_queued_requests = 4096;    // maximum waiting; if it is reached, submit() returns kUnavailable
   // Maximum prompt tokens in one step, per request and for all requests; 0: 512 on a CPU, 8192 on a GPU.
   int64_t chunked_prefill_size = 0;
   int64_t max_prefill_tokens = 0;
@@ -102,7 +102,7 @@ struct EngineConfig {
 
   // Prefill-decode disaggregation: a prefill node computes prompts and first tokens, and a decode node
   // computes the rest (docs/disaggregation.md).
-  std::string disaggregation_mode = "null";  // null (one engine does both) | prefill | decode
+  std::string disaggregation_mode = "null";  // null (one engine does prefill and decode) | prefill | decode
   // A prefill node listens here for decode nodes. Any address other than loopback requires a secret.
   std::string disaggregation_bootstrap_host = "127.0.0.1";
   int disaggregation_bootstrap_port = 8998;  // 0: any free port

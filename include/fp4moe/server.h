@@ -35,7 +35,7 @@ struct ServerConfig {
   int64_t max_body_bytes = 32 << 20;    // of one request
   int64_t max_header_bytes = 64 << 10;  // of one request
   // Limit in bytes on the received data and parsed JSON of all requests that have not reached the engine yet.
-  // Beyond it, the largest request that is still arriving gets 503. At least max_body_bytes.
+  // If it is exceeded, the largest request that is still arriving gets 503. At least max_body_bytes.
   int64_t max_buffered_bytes = 192 << 20;
   int64_t max_unsent_bytes = 8 << 20;   // per connection; a client that falls further behind is dropped
   int max_connections = 16384;          // open at the same time

@@ -13,7 +13,7 @@ enum class StatusCode {
   kNotFound,         // a file, tensor, model or id does not exist
   kDataLoss,         // a file or message is truncated, corrupt or inconsistent
   kUnsupported,      // valid, but not supported here; the message names the nearest legal choice
-  kDoesNotFit,       // memory, context or capacity is exhausted; the message has both numbers
+  kDoesNotFit,       // memory, context or capacity is exhausted; the message states the need and the limit
   kCancelled,        // the caller cancelled the operation
   kUnavailable,      // not ready yet, draining, or the queue is full: try again later
   kDeadline,         // an operation exceeded its deadline

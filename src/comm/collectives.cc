@@ -140,7 +140,7 @@ static void sum_parts(Communicator::State& s, const StepArea& area, const float*
   sum_in_order(s.sources, num_elems, out);
 }
 
-// One step of a reduce-scatter: part r of x is s.piece[r] bytes at byte s.offsets[r].
+// Runs one step of a reduce-scatter: part r of x is s.piece[r] bytes at byte s.offsets[r].
 static Status reduce_step(Communicator::State& s, const Operation& operation, const float* x, float* out) {
   const int64_t num_bytes = s.piece[static_cast<size_t>(s.me)];
   FP4MOE_RETURN_IF_ERROR(

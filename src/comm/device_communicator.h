@@ -47,8 +47,8 @@ class DeviceCommunicator {
   int rank() const { return group_.rank; }  // within the group
   int size() const { return group_.size; }
 
-  // out += the sum over ranks, in rank order, of `partial`: bit-identical on every rank. Both [n] f32 in
-  // device memory, n a multiple of 4.
+  // out += the sum over ranks, in rank order, of `partial`: bit-identical on every rank. `partial` and `out`
+  // are [n] f32 in device memory; n is a multiple of 4.
   void add_all_reduced(const CommOp& op, const float* partial, float* out, int64_t n) const;
   // Gathers `rows` rows. Rank r has the columns [first[r], first[r + 1]), given in bytes that are multiples
   // of 4. `mine` is [rows, first[rank + 1] - first[rank]], `out` [rows, first[size]], in device memory.

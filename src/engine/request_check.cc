@@ -16,7 +16,7 @@ constexpr int32_t kMaxTopLogprobs = 20;  // OpenAI's limit
 constexpr float kMaxTemperature = 100;
 constexpr size_t kMaxStopBytes = 1024;
 
-// "name=value; must be ...".
+// Returns the error "name=value; must be ...".
 template <class T>
 Status illegal(const std::string& name, T value, const std::string& legal) {
   return invalid_argument(name + "=" + std::to_string(value) + "; must be " + legal);

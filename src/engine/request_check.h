@@ -19,7 +19,7 @@ struct RequestLimits {
 };
 
 // kInvalidArgument names the field, its value and the allowed values; kDoesNotFit (the context cannot hold
-// the prompt and one output token) names both numbers.
+// the prompt and one output token) names the length of the context and of the prompt.
 Status check_request(const Request& request, const RequestLimits& limits);
 
 }  // namespace fp4moe

@@ -60,7 +60,7 @@ Status check_private(const struct stat& info, const std::string& path) {
   return {};
 }
 
-// Checked because a write beyond RLIMIT_FSIZE (ulimit -f) would kill the process with SIGXFSZ.
+// Checked because a write that exceeds RLIMIT_FSIZE (ulimit -f) would kill the process with SIGXFSZ.
 Status check_size_limit(const std::string& path, int64_t end) {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY ||

@@ -40,7 +40,7 @@ struct MlaWeights {
   // In the ops' layout: [latent, nope] of each head; from byte value_up on, [value, latent] of each head.
   Buffer up;
   int64_t value_up = 0;
-  float up_scale = 1;     // tensor scale of both, if the checkpoint has an FP4 matrix
+  float up_scale = 1;     // tensor scale of both parts of `up`, if the checkpoint has an FP4 matrix
   Buffer inv_freq;        // [rope / 2] f32
   float rope_factor = 1;  // multiplies cos and sin
   float scale = 0;        // softmax scale

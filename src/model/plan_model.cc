@@ -108,8 +108,8 @@ Status check_quantization(const ModelConfig& model, const std::string& flag) {
   if (flag != "auto" && model.quant.method == QuantMethod::kNone)
     return unsupported(
         "--quantization " + flag +
-        ": the checkpoint declares no FP4 quantization (neither config.json's quantization_config nor "
-        "hf_quant_config.json); `fp4moe quantize` writes one that does");
+        ": the checkpoint declares no FP4 quantization (neither in config.json's quantization_config nor in "
+        "hf_quant_config.json); `fp4moe quantize` writes a checkpoint that declares it");
   if (flag != "auto" && flag != declared)
     return unsupported("--quantization " + flag + " contradicts the checkpoint, which is " + declared + " (" +
                        model.quant.declared_by + "); use --quantization " + declared + " or auto");

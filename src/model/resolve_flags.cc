@@ -195,7 +195,7 @@ class Resolver {
         warn_nvfp4_ignored();
       }
     }
-    note("--deepep-dispatcher-output-dtype auto is " + dtype + ": " + why);
+    note("--deepep-dispatcher-output-dtype auto selects " + dtype + ": " + why);
     return {};
   }
 
@@ -213,7 +213,7 @@ class Resolver {
     if (computes_w4a4())
       why = nvfp4.has_value() ? std::string("SGLANG_MOE_NVFP4_DISPATCH=") + (*nvfp4 ? "1" : "0")
                               : "w4a4 quantises the rows anyway (SGLANG_MOE_NVFP4_DISPATCH=0 for bf16)";
-    note("--flashinfer-dispatcher-output-dtype auto is " + dtype + ": " + why);
+    note("--flashinfer-dispatcher-output-dtype auto selects " + dtype + ": " + why);
     return {};
   }
 
@@ -223,8 +223,8 @@ class Resolver {
         "checkpoint");
   }
 
-  // SGLang sizes its buffers by these variables and fails beyond them; here a value that is too small only
-  // causes a warning.
+  // SGLang sizes its buffers by these variables and fails if a batch exceeds them; here a value that is too
+  // small only causes a warning.
   Status check_capacity() {
     const std::string a2a = given_.moe_a2a_backend;
     if (a2a != "deepep" && a2a != "flashinfer") return {};

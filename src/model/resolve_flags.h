@@ -28,7 +28,7 @@ struct ResolvedFlags {
 Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format);
 
 // Most tokens that a rank dispatches in one step: a full prefill plus one row per running request, divided
-// among the data-parallel groups, then among a group's ranks, rounding up.
+// among the data-parallel groups, then among a group's ranks, each quotient rounded up.
 int64_t dispatch_tokens_per_rank(const EngineConfig& flags);
 
 }  // namespace fp4moe

@@ -42,7 +42,7 @@ struct A2aRow {
   CombineContract combine_contract;
   EnumSet<Payload> payloads;  // supported payloads
   // `world` connects all ranks. `attention` connects this rank's group; it is null if the group is one rank,
-  // and null or `world` if it is all ranks. Both must outlive the transport.
+  // and null or `world` if it is all ranks. Both communicators must outlive the transport.
   Result<std::unique_ptr<Transport>> (*make)(const TransportOptions&, Communicator* world,
                                              Communicator* attention);
   // Bytes of the symmetric heap that the transport uses, starting at options.region_offset.

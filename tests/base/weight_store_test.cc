@@ -14,7 +14,7 @@ Status write_seven(uint8_t* to) {
   return {};
 }
 
-// A store that returns one byte that is not packed yet.
+// A store that already holds one packed byte and never calls the packing function.
 class OneByte final : public WeightStore {
  public:
   Result<Buffer> next(int64_t num_bytes, const PackFn&) override {

@@ -46,7 +46,7 @@ Outcome run(int faulty, const Faults& faults, const CommOptions& options, const 
   return outcome;
 }
 
-// Ten layers, each an exchange and an all_reduce of two pieces.
+// Runs ten layers, each an exchange and an all_reduce of two pieces.
 Status ten_layers(Communicator& comm) {
   for (int layer = 0; layer < 10; ++layer) {
     int32_t all[kRanks], mine = comm.rank();

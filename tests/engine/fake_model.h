@@ -34,7 +34,7 @@ inline KvCache fake_kv(int64_t num_pages, int page_size) {
 // Computes the logits of the token after `history`.
 using FakeLogits = std::function<void(std::span<const int32_t> history, std::span<float> logits)>;
 
-// Every logit is a hash of the whole history, in [-4, 4).
+// Sets every logit to a hash of the whole history, in [-4, 4).
 inline void hashed_logits(std::span<const int32_t> history, std::span<float> logits) {
   uint64_t h = 1469598103934665603u;  // FNV-1a
   for (const int32_t id : history) h = (h ^ static_cast<uint64_t>(id)) * 1099511628211u;

@@ -1,4 +1,4 @@
-// Sockets for tests that act as a node or as a stranger.
+// Sockets with which a test acts as a node or as an unknown client.
 #pragma once
 
 #include <arpa/inet.h>

@@ -48,7 +48,7 @@ Tokenizer make_tokenizer() {
   return std::move(*tokenizer);
 }
 
-// Only client errors are allowed.
+// Checks that the error is a client error: no other error is allowed.
 void check_error(const Status& status) {
   FP4MOE_CHECK(status.code() == StatusCode::kInvalidArgument, status.to_string());
   FP4MOE_CHECK(!status.message().empty(), "no message");

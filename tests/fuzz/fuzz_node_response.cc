@@ -8,7 +8,7 @@ namespace {
 
 using namespace fp4moe;
 
-// The message is one line of printable ASCII, not much longer than the text it quotes.
+// Checks that the message is one line of printable ASCII, not much longer than the text it quotes.
 void check_message(const Status& status) {
   const std::string& message = status.message();
   const auto is_plain = [](char c) { return c >= ' ' && c < '\x7f'; };

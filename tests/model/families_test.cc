@@ -137,7 +137,7 @@ class Fp4UpProjection : public testing::Test {
   static constexpr const char* kSource = FP4MOE_FIXTURES "/dsv3_h96_modelopt_yarn";
   static constexpr float kTensorScale = 1.0f / 64;
 
-  // A copy of the fixture whose kv_b_proj weights are FP4, or their dequantised values in bf16.
+  // Writes a copy of the fixture in which the kv_b_proj weights are FP4, or their dequantised values in bf16.
   static Status write_copy(const std::string& folder, bool is_fp4) {
     namespace fs = std::filesystem;
     fs::create_directories(folder);

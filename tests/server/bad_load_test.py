@@ -178,7 +178,7 @@ class Load(unittest.TestCase):
             self.assertEqual(crowd.stream(serve.url, 200)[0], expected)
 
     def test_descriptors_run_out(self):
-        """Clients beyond the descriptor limit get 503; all other clients are served."""
+        """Once the descriptor limit is reached, new clients get 503 and connected clients are still served."""
         launcher = ("sh", "-c", 'ulimit -n 128; exec "$@"', "sh")
         with Serve(BINARY, MODEL, launcher=launcher) as serve, contextlib.ExitStack() as stack:
             clients = [stack.enter_context(crowd.connect(serve.url)) for _ in range(200)]

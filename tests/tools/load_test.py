@@ -348,7 +348,7 @@ def wait_for_idle(serve, descriptors):
 
 
 def grown(rss, gpu):
-    """Yields failures for growth beyond the limits between the medians after the warm-up and at the end."""
+    """Yields failures for growth that exceeds the limits, from the median after the warm-up to the one at the end."""
     for name, (first, last), most in [("RSS", rss, RSS_GROWTH_MIB), ("GPU memory", gpu, GPU_GROWTH_MIB)]:
         if last - first > most:
             yield f"{name} grew from {first:.1f} to {last:.1f} MiB; at most {most} MiB more are allowed"

@@ -1,8 +1,8 @@
 """A server with far more clients than slots: overload_test.py BINARY MODEL.
 
-Requests beyond the queue get 503 with Retry-After. Requests that wait too long get 503, and requests that run
-too long get 504. All others get the same responses as alone. The server is idle again afterwards, and KV pages
-are reused and never lost.
+Requests that do not fit in the queue get 503 with Retry-After. Requests that wait too long get 503, and
+requests that run too long get 504. All others get the same responses as alone. The server is idle again
+afterwards, and KV pages are reused and never lost.
 """
 import concurrent.futures
 import contextlib

@@ -20,7 +20,7 @@ COMMANDS = [
     ("cutedsl, EP 4", NVFP4, DEEPSEEK.format(4), {}, ["flashinfer_cutedsl is w4a4"]),
     ("cutedsl over flashinfer", NVFP4,
      DP + " --moe-runner-backend flashinfer_cutedsl --moe-a2a-backend flashinfer --max-prefill-tokens 4096", {},
-     ["--flashinfer-dispatcher-output-dtype auto is nvfp4: w4a4 quantises the rows anyway"]),
+     ["--flashinfer-dispatcher-output-dtype auto selects nvfp4: w4a4 quantises the rows anyway"]),
     ("cutedsl over deepep", NVFP4, "--moe-runner-backend flashinfer_cutedsl --moe-a2a-backend deepep --tp 4", {},
      ["--ep-size 1 is raised to --tp-size 4", "--deepep-mode auto is low_latency"]),
     ("cutedsl over deepep, low latency", NVFP4,
@@ -28,7 +28,7 @@ COMMANDS = [
     ("mxfp4", MODEL, "--tp 4 --moe-runner-backend flashinfer_mxfp4", {}, ["flashinfer_mxfp4 is w4a16"]),
     ("cutlass, NVFP4 before the wire", NVFP4,
      DP + " --moe-a2a-backend flashinfer --moe-runner-backend flashinfer_cutlass", {"SGLANG_MOE_NVFP4_DISPATCH": "1"},
-     ["--flashinfer-dispatcher-output-dtype auto is nvfp4: SGLANG_MOE_NVFP4_DISPATCH=1"]),
+     ["--flashinfer-dispatcher-output-dtype auto selects nvfp4: SGLANG_MOE_NVFP4_DISPATCH=1"]),
 ]
 
 

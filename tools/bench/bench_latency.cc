@@ -175,7 +175,7 @@ Status run_once(Engine& engine, Measured& m, int repeat) {
   const auto seconds = batch.run(static_cast<uint64_t>(repeat + 1));
   if (!seconds.ok()) return seconds.status().with_context(m.what.name());
   m.num_together = batch.num_together();
-  constexpr int64_t kSpare = 2;  // requests do not join at the same step in every run
+  constexpr int64_t kSpare = 2;  // extra tokens: requests do not join at the same step in every run
   if (m.what.n_gen > 0 && m.what.batch > 1) m.num_ahead = std::max(m.num_ahead, batch.most_ahead() + kSpare);
   if (repeat >= 0) m.rates.push_back(static_cast<double>(batch.num_timed()) / *seconds);
   return {};

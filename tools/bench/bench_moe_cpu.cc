@@ -137,7 +137,8 @@ class ColdLayers {
     return layers;
   }
 
-  // Returns the layer for the next call and renames the draw's experts to the least recently used ones.
+  // Returns the layer for the next call and renumbers the draw's experts, so that the call uses the layer's
+  // least recently used experts.
   const RoutedExperts& take(const MoeShape& shape, RoutingDraw& draw) {
     Copy& copy = copies_[next_++ % copies_.size()];
     rename_experts(shape, copy.first_expert, draw);

@@ -35,7 +35,7 @@ struct Measurement {
 
 double gbps(int64_t num_bytes, double us) { return static_cast<double>(num_bytes) / us * 1e-3; }
 
-// Long reads alternate between the halves of 16 GiB; short reads are spread over all of it.
+// Long reads alternate between the halves of a 16 GiB buffer; short reads are spread over the whole buffer.
 Status measure_reads(const Measurement& m) {
   const auto buffer = Buffer::make(2 * kReadBytes, device_memory());
   if (!buffer.ok()) return buffer.status();

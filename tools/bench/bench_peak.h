@@ -15,7 +15,7 @@ struct ShortRead {
 };
 
 struct PeakFigures {
-  double hbm_gbps = 0;                 // reads of 8 GiB each, over 16 GiB
+  double hbm_gbps = 0;                 // reads of 8 GiB each from a 16 GiB buffer
   double bf16_tflops = 0;              // 8192^3 matmuls, four per graph
   double empty_us = 0;                 // per kernel in a graph of empty kernels
   double h2d_gbps = 0, d2h_gbps = 0;   // page-locked memory, 256 MiB

@@ -34,7 +34,7 @@ void add_http_flags(CLI::App& subcommand, ServeOptions& options) {
   flag("--max-body-bytes", s.max_body_bytes, "maximum bytes of one HTTP request body");
   flag("--max-buffered-bytes", s.max_buffered_bytes,
        "maximum total bytes of requests being received or parsed, at least "
-       "--max-body-bytes; beyond this limit, the largest request gets 503");
+       "--max-body-bytes; if it is exceeded, the largest request gets 503");
   flag("--stream-keep-alive", s.keep_alive_seconds,
        "seconds after which an idle stream gets an SSE comment; 0: never")
       ->check(CLI::Range(0.0, 1e6));

@@ -28,14 +28,15 @@ std::string seal_hello(const KvHello& hello, const NodeSecret& secret, NodeRole 
 Result<KvHello> open_hello(std::span<const uint8_t> payload, const NodeSecret& secret, NodeRole role,
                            const KvNonces& nonces);
 
-// The decode node's side. Returns the prefill node's hello, which holds the connection's epoch. Errors: the
-// prefill node's refusal, an invalid proof or differing facts (kUnsupported), malformed frames, or the
+// Runs the decode node's side. Returns the prefill node's hello, which holds the connection's epoch. Errors:
+// the prefill node's refusal, an invalid proof or differing facts (kUnsupported), malformed frames, or the
 // socket's errors.
 Result<KvHello> greet_prefill_node(KvSocket& socket, const KvHello& ours, const NodeSecret& secret,
                                    KvSocket::Clock::time_point end_by);
 
-// The prefill node's side; `ours` holds the connection's epoch. A decode node that proves the secret and has
-// the same facts is admitted if `admit` returns OK. A refusal is also sent to the decode node.
+// Runs the prefill node's side; `ours` holds the connection's epoch. A decode node that proves that it knows
+// the secret, and whose facts match, is admitted if `admit` returns OK. A refusal is also sent to the decode
+// node.
 Status greet_decode_node(KvSocket& socket, const KvHello& ours, const NodeSecret& secret,
                          KvSocket::Clock::time_point end_by, const std::function<Status()>& admit);
 

@@ -1,8 +1,9 @@
 // KvWire: the TCP protocol between a prefill node and a decode node (docs/disaggregation.md).
 //
-// A decode node connects to a prefill node. Each sends a challenge, then a hello that proves the shared
-// secret over both nonces (engine/disagg/kv_handshake.h). A node refuses the connection if the hellos' facts
-// differ. The decode node then requests prompts, each under a room number that it never reuses:
+// A decode node connects to a prefill node. Each sends a challenge, then a hello with a proof, over both
+// nonces, that it knows the shared secret (engine/disagg/kv_handshake.h). A node refuses the connection if
+// the hellos' facts differ. The decode node then requests prompts, each under a room number that it never
+// reuses:
 //
 //   decode node                      prefill node
 //   kChallenge                    ->

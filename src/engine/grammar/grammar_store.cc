@@ -304,7 +304,7 @@ void GrammarStore::State::deliver(Job& job, GrammarResult result) {
 
 // ---- tickets and requests -------------------------------------------------------------------------
 
-// The last ticket of the job was destroyed.
+// Called when the last ticket of the job is destroyed.
 void GrammarStore::State::abandon(const JobPtr& job) {
   std::lock_guard lock(mutex);
   if (std::exchange(job->is_delivered, true)) return;

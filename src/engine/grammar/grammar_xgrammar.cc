@@ -26,7 +26,7 @@ std::string without_condition(const std::string& message) {
   return end == std::string::npos ? message : message.substr(end + kEnd.size());
 }
 
-// `what` is "the mask" or similar; `part` is the text from costliest_part().
+// Returns the error for a limit; `what` is "the mask" or similar; `part` is the text from costliest_part().
 Status over_budget(const xgrammar::WorkBudget::Error& error, const std::string& what,
                    const GrammarBudget& budget, const std::string& part) {
   using Limit = xgrammar::WorkBudget::Limit;

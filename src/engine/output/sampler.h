@@ -24,7 +24,7 @@ struct SampledToken {
   std::vector<TokenLogprob> top;  // best first; `bytes` is left empty
 };
 
-// kInternal errors for a row from which no token can be chosen.
+// Return kInternal for a row from which no token can be chosen.
 Status bad_logits();  // a logit is NaN or infinity
 Status no_token();    // every id is masked or at -infinity
 

@@ -17,7 +17,7 @@ struct CommMemory {
   CommRegion world, attention;  // attention: all zero if each group has one rank or there is only one group
   int64_t a2a_offset = 0, a2a_bytes = 0;
   StepRegion step;
-  int64_t communicator_bytes = 0;  // for both regions
+  int64_t communicator_bytes = 0;  // for `world` and `attention`
   int64_t step_bytes = 0;          // for steps and logits; 0 if all ranks are in one process
   // For ranks on GPUs: one group's region, and the region of all ranks. A region that is not needed is empty,
   // and unused members are 0.

@@ -21,7 +21,7 @@ class PagePool {
   PagePool& operator=(const PagePool&) = delete;
 
   // Grows `page_table` until it covers num_tokens, from free pages first, then by evicting the least recently
-  // released cached pages. Returns false and changes nothing if there are too few of both.
+  // released cached pages. Returns false and changes nothing if free and cached pages together are too few.
   bool grow(std::vector<int32_t>& page_table, int64_t num_tokens);
   // Empties `page_table`. Those of its pages that are in no other table become cached if they are published,
   // otherwise free.

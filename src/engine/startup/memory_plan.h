@@ -54,7 +54,7 @@ struct MemoryPlan {
 // Without --max-total-tokens, the pool gets the rest of the budget, but at most a full context for every
 // running request. Without --context-length, the context is the model's or, if the pool holds less, as long
 // as the pool allows (then with a note). kDoesNotFit, which is also returned for a context longer than the
-// model's, states both numbers and a value that works.
+// model's, states the required and the available number, and a value that works.
 Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig& flags);
 
 // Returns text such as "9.02 MiB" or "12.50 GiB".

@@ -68,7 +68,7 @@ class GrammarManager {
   std::vector<Sequence*> sequences_;  // those with a matcher
   Clock::duration step_duration_{0};
   GrammarStore store_;
-  MaskThreads masks_;  // destroyed before the store; the threads of both call on_ready
+  MaskThreads masks_;  // destroyed before store_; their threads and the store's call on_ready
 };
 
 }  // namespace fp4moe

@@ -96,7 +96,7 @@ class Inbox {
   std::unordered_map<std::string, std::shared_ptr<DeltaSink>> active_;  // by id; these ids are in use
   int64_t num_ending_ = 0;    // requests that left active_ since the last publish(); their last delta may
                               // not have been delivered yet
-  bool is_flushing_ = false;  // wait() has returned input_.flushes; publish() resets both
+  bool is_flushing_ = false;  // wait() has returned input_.flushes; publish() resets both flags
   bool is_draining_ = false, is_stuck_ = false;
   uint64_t num_submitted_ = 0, num_named_ = 0;
   EngineStats stats_;  // as last published, but num_queue_reqs also counts requests submitted since

@@ -79,7 +79,7 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
 StepLoop::~StepLoop() {
   inbox_.stop();
   if (thread_.joinable()) thread_.join();
-  grammars_.reset();  // the threads of both call inbox_
+  grammars_.reset();  // its threads and those of remote_prefill_ call inbox_
   remote_prefill_.reset();
 }
 

@@ -42,7 +42,8 @@ class Checkpoint {
   int64_t total_bytes() const;
   // Returns null if there is no such tensor.
   const TensorEntry* find(std::string_view name) const;
-  // Returns the view if dtype and shape match. kNotFound, or kInvalidArgument with both dtypes and shapes.
+  // Returns the view if dtype and shape match. kNotFound, or kInvalidArgument with the stored and the
+  // requested dtype and shape.
   Result<TensorView> get(std::string_view name, DType dtype, std::vector<int64_t> shape) const;
   // Hint to the kernel that these bytes will be read soon (will_need) or are no longer needed (release).
   void will_need(const TensorView& view) const;

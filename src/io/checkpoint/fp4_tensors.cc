@@ -103,7 +103,7 @@ Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRan
 
 Status undeclared_fp4(const std::string& tensor) {
   return unsupported(
-      "the checkpoint declares no FP4 quantization (neither config.json's quantization_config nor "
+      "the checkpoint declares no FP4 quantization (neither in config.json's quantization_config nor in "
       "hf_quant_config.json), but has '" +
       tensor + "'");
 }

@@ -32,8 +32,9 @@ struct SafetensorsEntry {
 };
 
 // Returns the tensors of a file in the order of their data, which they cover without holes or overlaps.
-// `file` is the whole file; only its header is read. kDataLoss, with the name and both numbers, for any
-// inconsistency; kUnsupported for an unknown dtype or data that is not aligned to its elements.
+// `file` is the whole file; only its header is read. kDataLoss, with the tensor's name and the actual and
+// expected numbers, for any inconsistency; kUnsupported for an unknown dtype or data that is not aligned to
+// its elements.
 Result<std::vector<SafetensorsEntry>> parse_safetensors(std::span<const uint8_t> file);
 
 // Pushes the bytes of one tensor, in any number of pieces.

@@ -12,7 +12,7 @@ namespace fp4moe {
 
 struct UnusedTensors {
   // Below "model." or "lm_head.", where each tensor changes the model's output: a bias that config.json
-  // disables, a layer beyond num_hidden_layers, a scale that is not applied.
+  // disables, a layer with an index of num_hidden_layers or more, a scale that is not applied.
   std::vector<const TensorEntry*> in_model;
   // Anywhere else, such as a vision tower: the language model is complete without these tensors.
   std::vector<const TensorEntry*> elsewhere;

@@ -45,7 +45,7 @@ struct Builtin {
 struct Callable {
   const Builtin* builtin = nullptr;  // either this or `macro` is set
   const Macro* macro = nullptr;
-  Value self = {};           // of a method
+  Value self = {};           // a method's object
   Scope* closure = nullptr;  // of a macro: the scope it was defined in
 };
 

@@ -10,7 +10,7 @@ namespace fp4moe {
 
 // Creates the folder; kInvalidArgument if it is not empty.
 Status prepare_folder(const std::string& folder);
-// kDoesNotFit, with both sizes, if the disk lacks space for the tensors.
+// kDoesNotFit, with the required and the free size, if the disk lacks space for the tensors.
 Status check_space(const std::string& folder, const std::vector<TensorSpec>& specs);
 
 }  // namespace fp4moe

@@ -111,7 +111,8 @@ void add_logits(const Row* rows, float (*scores)[kKeyBlock], const float* slice,
   }
 }
 
-// Adds p[r] . slice columns to sums[r][0..V * 16), over the keys to which the R rows attend.
+// Adds the dot products of p[r] and slice's columns, over the keys to which the R rows attend, to
+// sums[r][0..V * 16).
 template <int R, int V>
 void add_value_columns(const Row* rows, const float (*p)[kKeyBlock], const float* slice, float* sums,
                        int stride) {

@@ -4,7 +4,7 @@
 //
 // Computes  gate_up: out[t, n] = activation(gate_n . x_t, up_n . x_t); down: out[t, n] = w_n . x_t + bias_n;
 //           router_logits: out[t, e] = w_e . x_t + bias_e. x is cut into tiles of at most max_rows() rows;
-//           expert_dot (expert_dot_*.h) makes a tile's sums with one or two panels.
+//           expert_dot (expert_dot_*.h) computes a tile's sums with one or two panels.
 // Shapes    x [T, K] of one expert: bf16, or kI8 codes with scales per block; some panels of 16 weight rows
 //           (expert_panel.h), N = 16 * number of panels; out [T, N], bf16 or f32 from gate_up (N / 2 columns
 //           if gated), f32 from down. Router: x [T, H] f32, one panel of 16 experts in bf16.
@@ -14,7 +14,7 @@
 // Bound     that of the ISA's expert_dot: memory for few rows, then the multipliers or the decoding.
 // Numerics  y = sum * tensor scale (* row scale) + bias, each operation rounded to f32; then the activation
 //           in f32, exp within 2.5e-7 (vec.h). A sum has the same order for every T, tile and chunk. Router:
-//           four f32 sums (h mod 4) by fma, (0 + 1) + (2 + 3), then the bias.
+//           four f32 sums (h mod 4) with fma, (0 + 1) + (2 + 3), then the bias.
 #include "kernels/expert_ops.h"
 
 #include "kernels/cpu/vec.h"

@@ -9,7 +9,7 @@
 namespace fp4moe::FP4MOE_ISA {
 namespace {
 
-constexpr int kMaxTokens = 6;  // 12 of 16 registers hold sums
+constexpr int kMaxTokens = 6;  // with two sums per token, 12 of 16 registers hold sums
 
 template <Fp4Format F>
 inline __m256 half_block_scales(const uint8_t* scales) {

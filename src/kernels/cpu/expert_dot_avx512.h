@@ -7,7 +7,7 @@
 //           vdpbf16ps for them, and one fma per block.
 // Bound     memory for few rows, then vdpbf16ps.
 // Numerics  products are exact; vdpbf16ps sums a block in f32 from zero, pairs of k in ascending order
-//           (subnormals count as zero); total = fma(block's scale, sum, total), in ascending blocks, for
+//           (subnormals count as zero); total = fma(block's scale, sum, total), in ascending block order, for
 //           every NT.
 #pragma once
 

@@ -6,9 +6,10 @@
 // Flops     32 NT K; on AVX2, decoding 16 weights costs about 12 operations, once for all rows, and each row
 //           costs two fma.
 // Bound     the arithmetic: decoding for one row, the fma for several.
-// Numerics  code values and x are exact in f32; a block is summed from zero in ascending k by fma (a rounded
-//           product and a rounded sum on scalar). A kI8 row's block sum is exact and is then multiplied by
-//           x's block scale. total = fma(block's scale, sum, total), in ascending blocks, for every NT.
+// Numerics  code values and x are exact in f32; a block is summed from zero in ascending k with fma (a
+//           rounded product and a rounded sum on scalar). A kI8 row's block sum is exact and is then
+//           multiplied by x's block scale. total = fma(block's scale, sum, total), in ascending block order,
+//           for every NT.
 #pragma once
 
 #include "kernels/cpu/expert_panel.h"

@@ -1,4 +1,4 @@
-// Computes  expert_dot_int8 for MXFP4 and 8 to 128 rows, by AMX tiles: one tdpbssd makes the sums over a
+// Computes  expert_dot_int8 for MXFP4 and 8 to 128 rows, with AMX tiles: one tdpbssd computes the sums over a
 //           block of 32 columns for 16 rows and one panel; the sums are stored from the tile and then scaled.
 //           Eight blocks of one or two panels are decoded to bytes at a time and used for all rows.
 // Bytes     the panels once; x from the L2 cache, once for two panels.

@@ -6,11 +6,11 @@
 // Flops     2 T N K.
 // Bound     memory for T <= 4 (weights stream from DRAM, prefetched); from T = 12 on, the multiply units:
 //           tiles on AMX, bf16 dots on AVX-512, f32 FMA elsewhere.
-// Numerics  one f32 accumulator per output, over k in ascending pairs, for every T, tile and chunk.
-//           AMX on bf16 rows: tdpbf16ps makes an even and an odd sum over each 32 k, adds the two, then adds
-//           the result to the accumulator (subnormals count as zero).
+// Numerics  one f32 accumulator per output, pair by pair in ascending k, for every T, tile and chunk.
+//           AMX on bf16 rows: tdpbf16ps computes an even and an odd sum over each 32 k, adds the two, then
+//           adds the result to the accumulator (subnormals count as zero).
 //           AVX-512 on bf16 rows: vdpbf16ps (subnormals count as zero). Otherwise bf16 is decoded exactly,
-//           and even k, then odd k, are added by fma (a rounded product and a rounded sum on scalar).
+//           and even k, then odd k, are added with fma (a rounded product and a rounded sum on scalar).
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/linear_q8_tile.h"
 #include "kernels/cpu/linear_step.h"

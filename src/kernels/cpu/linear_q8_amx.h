@@ -5,9 +5,9 @@
 // Bytes     1.0625 N K of weights, once for all rows of a chunk.
 // Flops     2 T N K.
 // Bound     memory for a few rows; then loading x from the L2 cache and storing the tiles.
-// Numerics  one tdpbf16ps makes a block's sum: even and odd k are each summed from 0 in ascending order, then
-//           the two sums are added; total = fma(block's scale, sum, total), in ascending blocks, for every
-//           number of rows.
+// Numerics  one tdpbf16ps computes a block's sum: even and odd k are each summed from 0 in ascending order,
+//           then the two sums are added; total = fma(block's scale, sum, total), in ascending block order,
+//           for every number of rows.
 #pragma once
 
 #include "kernels/cpu/linear_rows_amx.h"

@@ -2,8 +2,9 @@
 // Bytes     1.0625 N K of weights, once for up to 12 rows.
 // Flops     2 T N K; decoding costs 5 instructions per 64 weights on AVX-512, once per tile.
 // Bound     as with bf16 weights. On AMX, this file handles only f32 rows (bf16 rows: linear_q8_amx.h).
-// Numerics  codes are exact in bf16 and f32. A block's products are summed in f32 from zero, in ascending
-//           pairs; total = fma(block's scale, sum, total), in ascending blocks, for every T, tile and chunk.
+// Numerics  codes are exact in bf16 and f32. A block's products are summed in f32 from zero, pair by pair in
+//           ascending k; total = fma(block's scale, sum, total), in ascending block order, for every T, tile
+//           and chunk.
 #pragma once
 
 #include "kernels/cpu/linear_step.h"

@@ -2,8 +2,8 @@
 //
 // Computes: results are discarded.
 // Bytes:    none.
-// Flops:    per round, 6 products of tiles with 16 rows of 64 bytes; each makes 16 x 16 sums over 32 bf16 or
-//           64 int8 products.
+// Flops:    per round, 6 products of tiles with 16 rows of 64 bytes; each computes 16 x 16 sums over 32 bf16
+//           or 64 int8 products.
 // Bound:    the tile multiplier: a product occupies it for 16 cycles and has a latency of about 52, so four
 //           independent sums keep it busy.
 // Numerics: sums of ones.

@@ -75,7 +75,8 @@ void int8_dots(int64_t rounds) {
 constexpr CpuDot kBf16 = {"vdpbf16ps, 512 bits", 2 * 32 * kChains, bf16_dots};
 constexpr CpuDot kInt8 = {"vpdpbusd, 512 bits", 2 * 64 * kChains, int8_dots};
 #elif defined(__AVX2__)
-// Each step makes 16-bit sums of two products, then 32-bit sums of two such sums, and adds those to a total.
+// Each step computes 16-bit sums of two products, then 32-bit sums of two such sums, and adds those to a
+// total.
 constexpr int kInt8Chains = 8;
 void int8_dots(int64_t rounds) {
   const __m256i b = _mm256_set1_epi8(-5), ones = _mm256_set1_epi16(1);

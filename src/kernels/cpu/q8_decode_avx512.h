@@ -1,6 +1,6 @@
 // Decodes the codes of a 64-byte quad (q8_panel.h) to bf16 or f32, in AVX-512 with VBMI: each byte of a
-// magnitude's bf16 is looked up in a 128-entry table, by an index that ignores the sign bit. An integer of 7
-// bits is exact in bf16.
+// magnitude's bf16 is looked up in a 128-entry table, with an index that ignores the sign bit. An integer of
+// 7 bits is exact in bf16.
 #pragma once
 
 #include <immintrin.h>

@@ -14,7 +14,7 @@ inline void rms_norm(const RmsNormArgs& args, ThreadPool&) { rms_norm_rows(args)
 void head_norm(const HeadNormArgs& args, ThreadPool& pool);
 void rope(const RopeArgs& args, ThreadPool& pool);
 void kv_write(const KvWriteArgs& args, ThreadPool& pool);
-// The first half of rope_attention.
+// Runs the first half of rope_attention.
 void rope_kv(const RopeKvArgs& args, ThreadPool& pool);
 void head_linear(const HeadLinearArgs& args, ThreadPool& pool);
 void silu_mul(const SiluMulArgs& args, ThreadPool& pool);

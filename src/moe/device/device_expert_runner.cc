@@ -9,7 +9,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kMostSummedTokens = 16;  // few_tokens accepts up to 8
+constexpr int64_t kMostSummedTokens = 16;  // at least 8, the most that few_tokens accepts
 
 }  // namespace
 

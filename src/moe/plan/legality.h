@@ -17,9 +17,9 @@ struct LegalityRule {
 // Returns the rules in the order in which they are checked. A rule can assume that all earlier rules hold.
 std::span<const LegalityRule> legality_rules();
 
-// Returns the error of the first violated rule: kUnsupported with both values and the nearest legal choice,
-// or kInvalidArgument for a number out of range or an unknown name. `choice` holds the user's flags,
-// unresolved.
+// Returns the error of the first violated rule: kUnsupported with the conflicting values and the nearest
+// legal choice, or kInvalidArgument for a number out of range or an unknown name. `choice` holds the user's
+// flags, unresolved.
 Status check_legality(const MoeProblem& problem, const MoeChoice& choice);
 
 // Returns kUnsupported with the message "<what> <why>; nearest legal choice: <nearest>". Every refusal has

@@ -131,9 +131,9 @@ class MoePlan {
   std::string note_;
 };
 
-// Chooses the first rows of the table that fit; a name given by the user is never replaced.
-// kInvalidArgument: an unknown name (the message lists the known ones) or inconsistent sizes. kUnsupported:
-// no row supports the combination; the message has both values and the nearest legal choice.
+// Chooses the first rows of the table that fit; a name given by the user is never replaced. kInvalidArgument:
+// an unknown name (the message lists the known ones) or inconsistent sizes. kUnsupported: no row supports the
+// combination; the message has the conflicting values and the nearest legal choice.
 Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice);
 
 // The chosen runner's name; "none" for an empty plan.

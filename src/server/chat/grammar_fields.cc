@@ -84,7 +84,7 @@ std::string quoted(const std::string& text) {
   return literal + "\"";
 }
 
-// A list of texts, one of which is the output.
+// Reads field `name`, a list of texts, and constrains the output to one of them.
 void read_choice(const Engine& engine, Fields& fields, const std::string& name, GrammarSpec& grammar) {
   const json* given = fields.find(name);
   if (given == nullptr) return;

@@ -111,7 +111,7 @@ void Connection::lend(std::function<void()> task, bool is_small) {
   close();
 }
 
-// On a worker.
+// Called on a worker.
 void Connection::work(const std::function<void()>& task) {
   shared_.queued_bytes.fetch_sub(std::exchange(queued_bytes_, 0));
   if (is_abandoned()) return close();

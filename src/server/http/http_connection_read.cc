@@ -158,7 +158,8 @@ bool Connection::take_head() {
   return true;
 }
 
-// Reserves memory for the body bytes in in_, growing by at most a factor of 2. False: over the memory budget.
+// Reserves memory for the body and the bytes in in_. If the capacity must grow, it at least doubles, up to
+// the announced length or, without one, the allowed maximum. False: over the memory budget.
 bool Connection::make_room_for_body() {
   std::string& body = parser_->get().body();
   const size_t needed = body.size() + in_.size();

@@ -54,7 +54,7 @@ Status check_hosts(const ServerConfig& config) {
 }
 
 std::string_view without_port(std::string_view host) {
-  const size_t bracket = host.rfind(']');  // of an IPv6 address
+  const size_t bracket = host.rfind(']');  // the end of an IPv6 address
   const size_t colon = host.rfind(':');
   return colon != host.npos && (bracket == host.npos || colon > bracket) ? host.substr(0, colon) : host;
 }

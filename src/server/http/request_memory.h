@@ -24,7 +24,7 @@ class RequestMemory {
   explicit RequestMemory(int64_t limit) : limit_(limit) {}
 
   // Sets the bytes that `holder` holds; 0 removes it, which is required before its destruction. A holder can
-  // be evicted while `is_arriving`. False: the bytes do not fit, and the previous number stays.
+  // be evicted while `is_arriving`. False: the bytes do not fit, and the previous number is kept.
   bool set(Holder& holder, int64_t bytes, bool is_arriving);
   int64_t total() const;
   int64_t limit() const { return limit_; }

@@ -14,7 +14,8 @@ bool is_port(const std::string& text) {
          std::stoi(text) >= 1 && std::stoi(text) <= 65535;
 }
 
-// A name or an address; `is_v6`: an IPv6 address from inside brackets, with or without a zone ("%eth0").
+// Whether `text` is a host name or an address; `is_v6`: an IPv6 address from inside brackets, with or without
+// a zone ("%eth0").
 bool is_host(const std::string& text, bool is_v6) {
   const auto is_legal = [is_v6](unsigned char c) {
     return std::isalnum(c) || c == '-' || c == '.' || c == '_' || (is_v6 && (c == ':' || c == '%'));

@@ -174,13 +174,13 @@ class Relay : public std::enable_shared_from_this<Relay> {
     exchange_->respond(std::move(response));
   }
 
-  // The client has disconnected; closing the upstream connection cancels the request on the node.
+  // Called when the client has disconnected: closing the upstream connection cancels the request on the node.
   void abandon() {
     if (const auto call = std::exchange(call_, nullptr)) call->cancel();
     close();
   }
 
-  // The relay is finished: later upstream events are dropped, and the node leases are released.
+  // Called when the relay is finished: later upstream events are dropped, and the node leases are released.
   void close() {
     over_ = true;
     prefill_.release();
@@ -192,7 +192,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   const RelayContext context_;
   const std::shared_ptr<HttpExchange> exchange_;
   std::string body_;
-  std::string collected_;  // of a stream: bytes not forwarded yet
+  std::string collected_;  // a stream's bytes that are not forwarded yet
   int64_t num_held_ = 0;   // this request's share of context_.held_bytes
   std::set<size_t> tried_;
   NodeLease prefill_, decode_;

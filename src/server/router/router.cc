@@ -250,7 +250,7 @@ class RouterImpl final : public Router {
   std::atomic<int64_t> num_live_{0}, held_bytes_{0};
   boost::asio::io_context io_{1};
   boost::asio::executor_work_guard<boost::asio::io_context::executor_type> work_{io_.get_executor()};
-  std::vector<boost::asio::steady_timer> timers_;  // of each node's next health check
+  std::vector<boost::asio::steady_timer> timers_;  // for each node's next health check
   const RelayContext relays_;
   std::thread thread_;
   std::unique_ptr<HttpServer> http_;  // last: its threads use the members above

@@ -30,7 +30,7 @@ class UpstreamParser {
   // status outside 200..599, or over a limit; don't call it again. Buffers at most kMaxHeadBytes between two
   // calls.
   Status read(std::string_view bytes, std::string& body);
-  // The connection was closed. kUnavailable: the response is incomplete.
+  // Call when the connection was closed. kUnavailable: the response is incomplete.
   Status read_end();
 
   bool has_head() const { return has_head_; }

@@ -156,7 +156,8 @@ class SimpleModel {
       if (pool.find_prefix(prefix).num_pages * page_size_ == std::ssize(prefix)) left[prefix] = page;
     known = left;
   }
-  // Every page is either used, published and unused, or free. Tables share only published pages.
+  // Checks that every page is either used, published and unused, or free, and that tables share only
+  // published pages.
   void check(const PagePool& pool) {
     std::set<int32_t> used, known_pages;
     std::map<int32_t, Tokens> holds;

@@ -346,7 +346,7 @@ TEST(Handler, WhatItThrowsIsLoggedAndAnswered) {
 
 TEST(Clients, OneThatPipelinesAndNeverReadsGetsNoMoreAnswersMade) {
   constexpr int kRequests = 2000;
-  constexpr size_t kAnswerBytes = 256 << 10;  // 500 MB in all, far more than the socket buffers
+  constexpr size_t kAnswerBytes = 256 << 10;  // 500 MB for all requests; socket buffers hold far less
   ServerConfig config;
   config.port = 0;
   config.write_timeout_seconds = 0.3;

@@ -108,7 +108,7 @@ struct Prepared {
     if (p.rope.k != nullptr && i < D / 2) inv_freq = __ldg(p.rope.inv_freq + i);
     if (p.sinks != nullptr && i < p.group) sink = __ldg(p.sinks + kv_head * p.group + i);
   }
-  // Puts both into shared memory. Called by all threads; ends with a block barrier.
+  // Puts the rotations and sinks into shared memory. Called by all threads; ends with a block barrier.
   template <int S, int W>
   __device__ __forceinline__ void put(const AttentionParams& p, int position, Shared<D, S, W>& shared) const {
     const int i = static_cast<int>(threadIdx.x);
@@ -447,7 +447,7 @@ void launch(const AttentionParams& p, int splits) {
   current_stream().check_launch("attention_decode");
 }
 
-constexpr int kMostSplits = 8;  // 16 blocks start only if a GPC has room for all of them
+constexpr int kMostSplits = 8;  // a cluster of 16 starts only if a GPC has room for all its blocks
 
 int64_t num_blocks(const AttentionParams& p, int splits) {
   return int64_t{p.num_rows} * p.num_kv_heads * splits;

@@ -10,8 +10,8 @@
 //            L2's share.
 // Design     A block serves one tile of rows of one sequence and kv head, tokens x G heads, so that a tile
 //            spans few positions and masks cost little. One warp group gathers key tiles from the pages with
-//            16-byte cp.async (zeros past the last key), and C other warp groups own 64 rows each: logits by
-//            wgmma with q in registers, softmax in base 2, then the weights are the register operand of the
+//            16-byte cp.async (zeros past the last key), and C other warp groups own 64 rows each: logits
+//            with wgmma (q in registers), softmax in base 2, then the weights are the register operand of the
 //            product with the values. A tile's logits are issued before the previous tile's product with the
 //            values, which overlaps the softmax.
 // Numerics   q and the weights are rounded to bf16, sums are f32. A row's bits depend only on its keys.

@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads) return_kernel(const __grid_constant_
   raise_flags(o);
 }
 
-// The slots of a token of this rank whose experts are on ranks of the group.
+// Loads the slots of a token of this rank. A slot without an expert on a rank of the group gets row -1.
 __device__ __forceinline__ void load_slots(const A2aRound& a, int64_t token, Slots& slots) {
   const int topk = static_cast<int>(a.shape.top_k), k = static_cast<int>(threadIdx.x);
   if (k >= topk) return;

@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constan
 
 struct ArmArgs {
   uint4* region;
-  int64_t num_zeros, num_vectors;  // of the state and flags; of these and the words
+  int64_t num_zeros, num_vectors;  // vectors to zero (state and flags); all vectors, with the words
 };
 
 __global__ void __launch_bounds__(kThreads) arm_kernel(const __grid_constant__ ArmArgs a) {

@@ -32,7 +32,7 @@ namespace fp4moe {
 namespace {
 
 constexpr size_t kMaxAlgorithms = 4096;       // remembered; a new query gives the same result
-constexpr size_t kWorkspaceBytes = 32 << 20;  // as cuBLAS itself uses on Hopper
+constexpr size_t kWorkspaceBytes = 32 << 20;  // the size that cuBLAS itself uses on Hopper
 constexpr int64_t kInvariantTokens = 64, kMostInvariantTokens = 1024;
 constexpr float kEnoughWaves = 0.25f;
 

@@ -8,8 +8,8 @@
 // Flops     2 rows N K, with a unit's tokens padded to a multiple of 16.
 // Bound     the FP8 rate; below about 100 tokens per expert, the weight bytes.
 // Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
-//           both. A block has two to four warpgroups that multiply, each with one row tile, a thread that
-//           loads and a thread that finds units ahead. Units are assigned round-robin.
+//           both blocks. A block has two to four warpgroups that multiply, each with one row tile, a thread
+//           that loads and a thread that finds units ahead. Units are assigned round-robin.
 // Numerics  weights are the A operand, made in registers: a byte permute picks a magnitude's e4m3 byte from
 //           the eight bytes of its scale (a table in shared memory), with about 0.9 instructions per weight.
 //           The matrix unit adds in ascending K with about 14 bits: relative L2 error 1.4e-3 at K = 2880,

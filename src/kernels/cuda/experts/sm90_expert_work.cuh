@@ -80,7 +80,7 @@ struct GemmConfig {
 // w4a8: factors of an item's sums, loaded with the item's first stage.
 template <class C>
 struct ItemScales {
-  alignas(16) float rows[C::kFp8 ? C::kTiles * 64 : 4];  // of the weights
+  alignas(16) float rows[C::kFp8 ? C::kTiles * 64 : 4];  // the weights' row factors
   float tokens[C::kFp8 ? C::kMaxN : 4];
 };
 

@@ -8,7 +8,8 @@
 // Flops     2 rows N K, with a unit's tokens padded to a multiple of 16.
 // Bound     the tensor cores; below about 60 rows per expert, the instructions that unpack.
 // Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
-//           both. A block has two warpgroups that multiply, each with one row tile, and a thread that loads.
+//           both blocks. A block has two warpgroups that multiply, each with one row tile, and a thread that
+//           loads.
 // Numerics  f32 sums in ascending k, one chain for each output; weights exact in bf16. Same bits on every
 //           run.
 //

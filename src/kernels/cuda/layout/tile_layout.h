@@ -28,8 +28,8 @@
 // weight without its tensor scale.
 //
 // Gate and up share tiles: matrix row 64 j + 16 w + g is gate row 32 j + 8 w + g, and matrix row
-// 64 j + 16 w + g + 8 is the same row of up; with either instruction, one thread has both. I, the number of
-// gate rows, must be a multiple of 32.
+// 64 j + 16 w + g + 8 is the same row of up; with either instruction, one thread holds both rows. I, the
+// number of gate rows, must be a multiple of 32.
 #pragma once
 
 #include <cstdint>

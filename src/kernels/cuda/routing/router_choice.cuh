@@ -28,7 +28,8 @@ struct Candidates {
     const int lane = threadIdx.x % 32, mine = (n - lane + 31) / 32;
     open = mine >= 32 ? ~0u : (1u << max(mine, 0)) - 1;
   }
-  // Returns and closes the best open candidate, the first among equals; returns -1 if none is open.
+  // Returns and closes the best open candidate (on a tie, the one with the lowest id); returns -1 if none is
+  // open.
   __device__ int take_best() {
     const int lane = threadIdx.x % 32;
     uint32_t best = 0;
