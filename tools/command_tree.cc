@@ -20,7 +20,7 @@ FlagInfo flag_info(const CLI::Option& option) {
   FlagInfo flag;
   for (const std::string& name : option.get_lnames()) flag.names.push_back("--" + name);
   for (const std::string& name : option.get_snames()) flag.names.push_back("-" + name);
-  if (flag.names.empty()) flag.positional = option.get_name(true);
+  if (option.get_positional()) flag.positional = option.get_name(true);
   if (option.get_items_expected_max() > 0) {
     const std::string type = option.get_type_name();
     flag.type = type.substr(0, type.find_first_of(":{[ "));

@@ -8,9 +8,10 @@
 namespace fp4moe {
 
 struct FlagInfo {
-  std::vector<std::string> names;    // "--port", "-n"; empty for a positional argument
-  std::string positional;            // name of a positional argument, otherwise empty
-  std::string type, initial;         // type of the value (empty: no value) and default (empty: no default)
+  std::vector<std::string> names;    // "--port", "-n"; empty for an argument that is only positional
+  std::string positional;            // its name as a positional argument; empty: it is not one
+  std::string type, initial;         // type of the value (empty: no value; FILE and FOLDER are completed as
+                                     // paths) and default (empty: no default)
   std::vector<std::string> choices;  // all allowed values, if the flag has a fixed set
   std::string environment, help, group;
   bool required = false;
@@ -30,5 +31,7 @@ std::string man_page(const std::vector<SubcommandInfo>& tree, const SubcommandIn
 std::string bash_completion(const std::vector<SubcommandInfo>& tree);
 std::string zsh_completion(const std::vector<SubcommandInfo>& tree);
 std::string fish_completion(const std::vector<SubcommandInfo>& tree);
+// docs/flags.md
+std::string flags_document(const std::vector<SubcommandInfo>& tree);
 
 }  // namespace fp4moe

@@ -1,5 +1,5 @@
-// fp4moe completion SHELL, and the hidden fp4moe manual FOLDER, which writes the man pages and completion
-// scripts that an installation contains.
+// fp4moe completion SHELL, and the hidden fp4moe manual, which writes the man pages and completion scripts
+// that an installation contains, or prints docs/flags.md.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -57,8 +57,17 @@ void add_completion(CLI::App& app, int& exit_code) {
   subcommand->callback(
       [&app, argument] { std::fputs(script(*argument, command_tree(app)).c_str(), stdout); });
   CLI::App* manual = app.add_subcommand("manual", "Write man pages and completion scripts")->group("");
-  manual->add_option("folder", *argument, "folder to write to, laid out like /usr/share")->required();
-  manual->callback([&app, argument, &exit_code] {
+  auto markdown = std::make_shared<bool>(false);
+  CLI::Option* folder =
+      manual->add_option("folder", *argument, "folder to write to, laid out like /usr/share")
+          ->type_name("FOLDER");
+  manual->add_flag("--markdown", *markdown, "print docs/flags.md instead")->excludes(folder);
+  manual->require_option(1);
+  manual->callback([&app, argument, markdown, &exit_code] {
+    if (*markdown) {
+      std::fputs(flags_document(command_tree(app)).c_str(), stdout);
+      return;
+    }
     const Status status = write_all(*argument, command_tree(app));
     if (!status.ok()) exit_code = report_error(status);
   });

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "unknown_names.h"
+
 namespace fp4moe {
 
 namespace {
@@ -57,10 +59,10 @@ CLI::Option* find_flag(const CLI::App& subcommand, const CLI::ConfigItem& item) 
   std::replace(name.begin(), name.end(), '_', '-');
   const bool nested =
       !item.parents.empty() && item.parents != std::vector<std::string>{subcommand.get_name()};
-  if (nested || name == "config" || name == "help") return nullptr;
+  if (nested || name == "config") return nullptr;
   for (const CLI::Option* option : subcommand.get_options()) {
     const std::vector<std::string>& names = option->get_lnames();
-    if (std::find(names.begin(), names.end(), name) != names.end())
+    if (option->get_configurable() && std::find(names.begin(), names.end(), name) != names.end())
       return const_cast<CLI::App&>(subcommand).get_option_no_throw("--" + name);
   }
   return nullptr;
@@ -79,7 +81,7 @@ std::string environment_name(const std::string& names) {
 void add_environment_names(CLI::App& subcommand) {
   for (CLI::Option* option :
        subcommand.get_options([](CLI::Option* o) { return o->get_envname().empty(); })) {
-    if (option->get_lnames().empty() || option == subcommand.get_help_ptr()) continue;
+    if (option->get_lnames().empty() || !option->get_configurable()) continue;
     option->envname(environment_name("--" + option->get_lnames().front()));
   }
 }
@@ -98,8 +100,8 @@ Status apply_config_file(CLI::App& app, int argc, char** argv) {
     const CLI::Option* flag = find_flag(*subcommand, item);
     if (flag == nullptr)
       return invalid_argument("--config " + path + ": '" + item.fullname() + "' is not a flag of fp4moe " +
-                              subcommand->get_name() + "; see `fp4moe " + subcommand->get_name() +
-                              " --help`");
+                              subcommand->get_name() + unknown_flag_hint(*subcommand, "--" + item.name) +
+                              "; see `fp4moe " + subcommand->get_name() + " --help-all`");
     setenv(flag->get_envname().c_str(), one_string(*flag, item.inputs).c_str(), /*overwrite=*/0);
   }
   return {};

@@ -13,6 +13,7 @@
 #include "fp4moe/engine.h"
 #include "io/hub_cache.h"
 #include "model/sglang_names.h"
+#include "moe/plan/plan.h"
 #include "subcommand.h"
 
 namespace fp4moe {
@@ -50,6 +51,13 @@ class Group {
         ->envname(environment_name(names))
         ->group(name_);
   }
+  // A flag whose values the engine checks: the list is for the help, the documents and the completion.
+  void choice(const std::string& names, std::string& field, const std::vector<std::string>& choices,
+              const std::string& help) {
+    std::string list;
+    for (const std::string& name : choices) list += (list.empty() ? "" : ",") + name;
+    value(names, field, help)->type_name("TEXT:{" + list + "}");
+  }
   void on(const std::string& names, bool& field, const std::string& help) {
     subcommand_.add_flag(names, field, help)->envname(environment_name(names))->group(name_);
   }
@@ -83,32 +91,36 @@ void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
   Group model(subcommand, "Model");
   CLI::Option* path = model.value("model,--model-path,--model", c.model_path,
                                   "checkpoint folder, or a repository id in the local Hugging Face cache");
-  path->required();
+  path->required()->type_name("FOLDER");
   add_revision_flag(subcommand, c.model_path, &c)->group("Model")->envname("FP4MOE_REVISION");
-  model.value("--load-format", c.load_format,
-              "auto (safetensors), safetensors, or dummy (random weights with the shapes in config.json)");
+  model.choice(
+      "--load-format", c.load_format, {"auto", "safetensors", "dummy"},
+      "format of the weights; auto: safetensors; dummy: random weights with the shapes in config.json");
   model.on(
       "--allow-unused-tensors", c.allow_unused_tensors,
       "if the checkpoint contains model tensors that the engine does not use, warn instead of refusing it");
-  model.value(
-      "--weight-cache-dir", c.weight_cache_dir,
-      "CPU: folder that caches packed weights for the next start; default: in the user's cache folder; "
-      "none: no cache");
-  model.value("--tokenizer-path", c.tokenizer_path,
-              "folder or tokenizer.json file; default: the checkpoint's");
-  model.value("--chat-template", c.chat_template,
-              "file with a Jinja chat template; default: the checkpoint's");
+  model
+      .value(
+          "--weight-cache-dir", c.weight_cache_dir,
+          "CPU: folder that caches packed weights for the next start; default: in the user's cache folder; "
+          "none: no cache")
+      ->type_name("FOLDER");
+  model
+      .value("--tokenizer-path", c.tokenizer_path, "folder or tokenizer.json file; default: the checkpoint's")
+      ->type_name("FILE");
+  model
+      .value("--chat-template", c.chat_template, "file with a Jinja chat template; default: the checkpoint's")
+      ->type_name("FILE");
   add_served_names(subcommand, *path, c.served_model_name);
-  model.value("--quantization", c.quantization,
-              "auto, mxfp4, modelopt_fp4 or compressed-tensors; must agree with the checkpoint");
-  model.value("--dtype", c.dtype, "activation type: auto (bfloat16), bfloat16 or float32");
-  model.value(
-      "--dense-quant", c.dense_quant,
-      "format for dense weights that are bf16 in the checkpoint: none (bf16) or q8 (8 bits; CPU only)");
-  model.value("--kv-cache-dtype", c.kv_cache_dtype,
-              "auto or bfloat16; if the checkpoint declares an FP8 cache, bfloat16 is used");
-  model.value("--grammar-backend", c.grammar_backend,
-              "structured output: auto (xgrammar if the build has it), xgrammar or none");
+  model.choice("--quantization", c.quantization, {"auto", "mxfp4", "modelopt_fp4", "compressed-tensors"},
+               "quantization of the experts; must agree with the checkpoint");
+  model.choice("--dtype", c.dtype, {"auto", "bfloat16", "float32"}, "activation type; auto: bfloat16");
+  model.choice("--dense-quant", c.dense_quant, {"none", "q8"},
+               "format for dense weights that are bf16 in the checkpoint; none: bf16; q8: 8 bits, CPU only");
+  model.choice("--kv-cache-dtype", c.kv_cache_dtype, {"auto", "bfloat16"},
+               "type of the KV cache; if the checkpoint declares an FP8 cache, bfloat16 is used");
+  model.choice("--grammar-backend", c.grammar_backend, {"auto", "xgrammar", "none"},
+               "library for structured output; auto: xgrammar if the build has it");
   model.value("--grammar-compile-timeout", c.grammar_compile_timeout,
               "maximum seconds for compiling one grammar before its requests get 504");
   model.value("--grammar-max-steps", c.grammar_max_steps,
@@ -123,20 +135,20 @@ void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
 
 void add_moe_flags(CLI::App& subcommand, EngineConfig& c) {
   Group moe(subcommand, "Experts");
-  moe.value("--moe-runner-backend", c.moe_runner_backend,
-            "runner for the experts; `fp4moe backends` lists the choices");
-  moe.value("--moe-a2a-backend", c.moe_a2a_backend, "all-to-all protocol: none, deepep or flashinfer");
-  moe.value("--fp4-compute", c.fp4_compute,
-            "scheme: auto (implied by the runner's name), w4a16, w4a4 or w4a8");
-  moe.value("--fp4-act-scales", c.fp4_act_scales,
-            "activation scales for w4a4: auto, static (from the checkpoint) or per_token");
-  moe.value("--deepep-mode", c.deepep_mode, "auto or low_latency");
-  moe.value("--deepep-dispatcher-output-dtype", c.deepep_dispatcher_output_dtype,
-            "format of dispatched rows: auto, bf16, fp8 or nvfp4");
-  moe.value("--flashinfer-dispatcher-output-dtype", c.flashinfer_dispatcher_output_dtype,
-            "format of dispatched rows: auto, bf16 or nvfp4");
-  moe.value("--flashinfer-combine-dtype", c.flashinfer_combine_dtype,
-            "format of combined results: auto (bf16), bf16 or fp8");
+  moe.choice("--moe-runner-backend", c.moe_runner_backend, runner_names(),
+             "runner for the experts; `fp4moe backends` shows where each one runs");
+  moe.choice("--moe-a2a-backend", c.moe_a2a_backend, a2a_names(), "all-to-all protocol");
+  moe.choice("--fp4-compute", c.fp4_compute, {"auto", "w4a16", "w4a4", "w4a8"},
+             "scheme; auto: implied by the runner's name");
+  moe.choice("--fp4-act-scales", c.fp4_act_scales, {"auto", "static", "per_token"},
+             "activation scales for w4a4; static: from the checkpoint");
+  moe.choice("--deepep-mode", c.deepep_mode, {"auto", "low_latency"}, "mode of --moe-a2a-backend deepep");
+  moe.choice("--deepep-dispatcher-output-dtype", c.deepep_dispatcher_output_dtype,
+             {"auto", "bf16", "fp8", "nvfp4"}, "format of dispatched rows with --moe-a2a-backend deepep");
+  moe.choice("--flashinfer-dispatcher-output-dtype", c.flashinfer_dispatcher_output_dtype,
+             {"auto", "bf16", "nvfp4"}, "format of dispatched rows with --moe-a2a-backend flashinfer");
+  moe.choice("--flashinfer-combine-dtype", c.flashinfer_combine_dtype, {"auto", "bf16", "fp8"},
+             "format of combined results; auto: bf16");
   moe.on("--disable-fp4-allgather,--disable-flashinfer-cutlass-moe-fp4-allgather", c.disable_fp4_allgather,
          "gather unquantised rows if data-parallel attention is used with --moe-a2a-backend none");
   moe.on("--enable-deterministic-inference", c.enable_deterministic_inference,
@@ -145,10 +157,11 @@ void add_moe_flags(CLI::App& subcommand, EngineConfig& c) {
 
 void add_rank_flags(CLI::App& subcommand, EngineConfig& c) {
   Group ranks(subcommand, "Ranks");
-  ranks.value("--fabric", c.fabric, "auto, local, threads or mpi");
+  ranks.choice("--fabric", c.fabric, {"auto", "local", "threads", "mpi"}, "how the ranks communicate");
   ranks.value("--tp-size,--tp,--tensor-parallel-size", c.tp_size, "total number of ranks");
   ranks.value("--ep-size,--ep,--expert-parallel-size", c.ep_size,
-              "1: each rank has a shard of every expert; equal to --tp-size: each rank has whole experts");
+              "number of ranks that divide the experts among them; 1: each rank has a shard of every "
+              "expert; otherwise equal to --tp-size");
   ranks.value("--dp-size,--dp,--data-parallel-size", c.dp_size,
               "number of data-parallel groups of ranks; each group runs separate requests");
   ranks.on("--enable-dp-attention", c.enable_dp_attention, "use data-parallel attention");
@@ -160,16 +173,17 @@ void add_rank_flags(CLI::App& subcommand, EngineConfig& c) {
 
 void add_execution_flags(CLI::App& subcommand, EngineConfig& c) {
   Group run(subcommand, "Execution");
-  run.value("--device", c.device, "auto, cpu or cuda");
+  run.choice("--device", c.device, {"auto", "cpu", "cuda"}, "device that runs the model");
   run.value("--threads", c.threads, "CPU threads; 0: all cores");
-  run.value("--self-test", c.self_test,
-            "self-test before serving: fast (one layer), full (all layers) or off");
+  run.choice("--self-test", c.self_test, {"fast", "full", "off"},
+             "self-test before the first request; fast: one layer; full: all layers");
   run.on("--disable-autotune,--disable-flashinfer-autotune", c.disable_autotune,
          "use the default tactics instead of timing candidates");
   run.value("--autotune-budget", c.autotune_budget,
             "maximum seconds for timing tactics at startup; 0: no autotuning");
   run.value("--autotune-cache", c.autotune_cache,
-            "file that caches timed tactics; default: in the user's cache folder");
+            "file that caches timed tactics; default: in the user's cache folder")
+      ->type_name("FILE");
   Group memory(subcommand, "Memory and scheduling");
   memory.value("--max-total-tokens", c.max_total_tokens,
                "tokens in the KV pool of each data-parallel group; 0: from --mem-fraction-static");

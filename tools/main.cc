@@ -1,38 +1,30 @@
 // fp4moe: one binary with subcommands.
 #include <csignal>
 #include <cstdio>
+#include <memory>
 #include <new>
 #include <string>
+#include <vector>
 
 #include "config_file.h"
 #include "engine/startup/kernels_id.h"
+#include "help_text.h"
 #include "subcommand.h"
+#include "unknown_names.h"
 
 namespace {
-
-// Returns one line with the error and either the valid choices or the command that lists them.
-std::string usage_error(const CLI::App* app, const CLI::Error& error) {
-  const auto chosen = app->get_subcommands();
-  if (!chosen.empty())
-    return std::string("error: ") + error.what() + "; see `fp4moe " + chosen[0]->get_name() + " --help`\n";
-  const std::vector<std::string> rest = app->remaining();
-  std::string text =
-      rest.empty() ? "error: no subcommand given" : "error: '" + rest[0] + "' is not a subcommand";
-  const char* separator = "; use one of: ";
-  for (const CLI::App* subcommand :
-       app->get_subcommands([](const CLI::App* v) { return !v->get_group().empty(); })) {
-    text += separator + subcommand->get_name();
-    separator = ", ";
-  }
-  return text + "\n";
-}
 
 int run(int argc, char** argv) {
   CLI::App app{"fp4moe " FP4MOE_VERSION ": native FP4 mixture-of-experts inference"};
   app.set_version_flag("--version",
                        std::string("fp4moe " FP4MOE_VERSION " (kernels ") + fp4moe::kernels_id() + ")");
   app.require_subcommand(1);
-  app.failure_message(usage_error);
+  app.set_help_all_flag("--help-all", "Print the help of all flags and exit");
+  app.formatter(std::make_shared<fp4moe::HelpText>());
+  app.failure_message([args = std::vector<std::string>(argv + 1, argv + argc)](const CLI::App* parsed,
+                                                                               const CLI::Error& error) {
+    return fp4moe::usage_error(*parsed, error, args);
+  });
   // Like argparse: the last value of a repeated flag wins; values of a list are appended.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   int exit_code = fp4moe::kExitOk;

@@ -33,8 +33,8 @@ std::string page_name(const std::string& path) {
 std::string entry(const FlagInfo& flag) {
   std::string head;
   for (const std::string& name : flag.names) head += (head.empty() ? "" : ", ") + bold(name);
-  if (!flag.positional.empty()) head = "\\fI" + plain(flag.positional) + "\\fR";
-  if (!flag.type.empty() && flag.positional.empty()) head += " \\fI" + plain(flag.type) + "\\fR";
+  if (flag.names.empty()) head = "\\fI" + plain(flag.positional) + "\\fR";
+  if (!flag.type.empty() && !flag.names.empty()) head += " \\fI" + plain(flag.type) + "\\fR";
   std::string text = ".TP\n" + head + "\n" + plain(flag.help);
   if (!flag.choices.empty()) {
     text += "\n.br\nOne of:";

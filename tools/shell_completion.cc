@@ -27,44 +27,119 @@ std::string zsh_text(const std::string& text) {
   return out;
 }
 
+// How values are completed.
+enum class Values { kFlag, kChoices, kFiles, kFolders, kOther };
+Values values_of(const FlagInfo& flag) {
+  if (!flag.choices.empty()) return Values::kChoices;
+  return flag.type.empty()       ? Values::kFlag
+         : flag.type == "FILE"   ? Values::kFiles
+         : flag.type == "FOLDER" ? Values::kFolders
+                                 : Values::kOther;
+}
+
+// The subcommand's first positional argument, or nullptr. All positional arguments of one subcommand are
+// completed alike.
+const FlagInfo* positional_of(const SubcommandInfo& subcommand) {
+  for (const FlagInfo& flag : subcommand.flags)
+    if (!flag.positional.empty()) return &flag;
+  return nullptr;
+}
+
+// What a bash script assigns to complete the flag's value.
+std::string bash_values(const FlagInfo& flag) {
+  switch (values_of(flag)) {
+    case Values::kChoices:
+      return "words='" + join(flag.choices) + "'";
+    case Values::kFiles:
+      return "paths=-f";
+    case Values::kFolders:
+      return "paths=-d";
+    default:
+      return "paths=none";
+  }
+}
+
+// The action of zsh's _arguments that completes the flag's value.
+std::string zsh_action(const FlagInfo& flag) {
+  switch (values_of(flag)) {
+    case Values::kChoices:
+      return "(" + join(flag.choices) + ")";
+    case Values::kFiles:
+      return "_files";
+    case Values::kFolders:
+      return "_files -/";
+    default:
+      return " ";
+  }
+}
+
+// The options of fish's complete for the flag's value, or for a positional argument.
+std::string fish_values(const FlagInfo& flag) {
+  switch (values_of(flag)) {
+    case Values::kFlag:
+      return "";
+    case Values::kChoices:
+      return " -x -a " + quoted(join(flag.choices), "\\'");
+    case Values::kFiles:
+      return " -r -F";
+    case Values::kFolders:
+      return " -x -a '(__fish_complete_directories)'";
+    case Values::kOther:
+      return " -x";
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string bash_completion(const std::vector<SubcommandInfo>& tree) {
-  std::string cases, values;
+  std::string cases, values, positionals, parents;
   for (const SubcommandInfo& subcommand : tree) {
     std::vector<std::string> words = subcommand.subcommands;
     for (const FlagInfo& flag : subcommand.flags) {
       words.insert(words.end(), flag.names.begin(), flag.names.end());
-      if (flag.choices.empty() || flag.names.empty()) continue;
+      if (values_of(flag) == Values::kFlag) continue;
       for (const std::string& name : flag.names)
-        values += "    '" + subcommand.path + " " + name + "') words='" + join(flag.choices) + "' ;;\n";
+        values += "    '" + subcommand.path + " " + name + "') " + bash_values(flag) + " ;;\n";
     }
     cases += "    '" + subcommand.path + "') words='" + join(words) + "' ;;\n";
-  }
-  std::string parents;
-  for (const SubcommandInfo& subcommand : tree)
+    if (const FlagInfo* argument = positional_of(subcommand))
+      positionals += "    '" + subcommand.path + "') " + bash_values(*argument) + " ;;\n";
     if (!subcommand.subcommands.empty() && !subcommand.path.empty())
       parents += (parents.empty() ? "" : "|") + subcommand.path;
-  return "# bash completion of fp4moe\n"
-         "_fp4moe() {\n"
-         "  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} subcommand='' "
-         "words=''\n"
-         "  [ \"$COMP_CWORD\" -gt 1 ] && subcommand=${COMP_WORDS[1]}\n"
-         "  case \"$subcommand\" in\n"
-         "    " +
-         parents +
-         ") [ \"$COMP_CWORD\" -gt 2 ] && subcommand=\"$subcommand ${COMP_WORDS[2]}\" ;;\n"
-         "  esac\n"
-         "  case \"$subcommand $previous\" in\n" +
-         values +
-         "  esac\n"
-         "  if [ -n \"$words\" ]; then COMPREPLY=($(compgen -W \"$words\" -- \"$current\")); return; fi\n"
-         "  case \"$subcommand\" in\n" +
-         cases +
-         "  esac\n"
-         "  COMPREPLY=($(compgen -W \"$words\" -- \"$current\"))\n"
-         "}\n"
-         "complete -o default -F _fp4moe fp4moe\n";
+  }
+  return R"(# bash completion of fp4moe
+_fp4moe() {
+  local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} subcommand='' words='' paths=''
+  if [ "$current" = = ]; then current=''; fi
+  if [ "$previous" = = ]; then previous=${COMP_WORDS[COMP_CWORD-2]}; fi
+  [ "$COMP_CWORD" -gt 1 ] && subcommand=${COMP_WORDS[1]}
+  case "$subcommand" in
+    )" + parents +
+         R"() [ "$COMP_CWORD" -gt 2 ] && subcommand="$subcommand ${COMP_WORDS[2]}" ;;
+  esac
+  case "$subcommand $previous" in
+)" + values +
+         R"(  esac
+  if [ -z "$words$paths" ] && [[ "$current" != -* ]]; then
+    case "$subcommand" in
+)" + positionals +
+         R"(    esac
+  fi
+  if [ -z "$words$paths" ]; then
+    case "$subcommand" in
+)" + cases +
+         R"(    esac
+  fi
+  COMPREPLY=()
+  case "$paths" in
+    none) ;;
+    -*) compopt -o filenames 2>/dev/null; mapfile -t COMPREPLY < <(compgen "$paths" -- "$current") ;;
+    *) mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current") ;;
+  esac
+}
+complete -F _fp4moe fp4moe
+)";
 }
 
 std::string zsh_completion(const std::vector<SubcommandInfo>& tree) {
@@ -84,12 +159,13 @@ std::string zsh_completion(const std::vector<SubcommandInfo>& tree) {
     }
     text += "    _arguments";
     for (const FlagInfo& flag : subcommand.flags) {
-      std::string value = flag.type.empty() ? "" : ":" + zsh_text(flag.type) + ":";
-      if (!value.empty()) value += flag.choices.empty() ? "_files" : "(" + join(flag.choices) + ")";
+      const std::string value = flag.type.empty() ? "" : ":" + zsh_text(flag.type) + ":" + zsh_action(flag);
       for (const std::string& name : flag.names)
         text += " \\\n      " + quoted(name + "[" + zsh_text(flag.help) + "]" + value, "'\\''");
     }
-    text += " \\\n      '*:file:_files'\n    ;;\n";
+    if (const FlagInfo* argument = positional_of(subcommand))
+      text += " \\\n      " + quoted("*:" + argument->positional + ":" + zsh_action(*argument), "'\\''");
+    text += "\n    ;;\n";
   }
   return text + "esac\n";
 }
@@ -103,14 +179,13 @@ std::string fish_completion(const std::vector<SubcommandInfo>& tree) {
     const std::string head = "complete -c fp4moe -n " + quoted(when, "\\'");
     if (!subcommand.subcommands.empty())
       text += head + " -f -a " + quoted(join(subcommand.subcommands), "\\'") + "\n";
+    if (const FlagInfo* argument = positional_of(subcommand)) text += head + fish_values(*argument) + "\n";
     for (const FlagInfo& flag : subcommand.flags) {
       if (flag.names.empty()) continue;
       text += head;
       for (const std::string& name : flag.names)
         text += name.rfind("--", 0) == 0 ? " -l " + name.substr(2) : " -s " + name.substr(1);
-      if (!flag.type.empty()) text += " -r";
-      if (!flag.choices.empty()) text += " -f -a " + quoted(join(flag.choices), "\\'");
-      text += " -d " + quoted(flag.help, "\\'") + "\n";
+      text += fish_values(flag) + " -d " + quoted(flag.help, "\\'") + "\n";
     }
   }
   return text;

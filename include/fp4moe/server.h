@@ -43,9 +43,11 @@ struct ServerConfig {
   double request_timeout_seconds = 30;  // from a request's first byte to its last
   double write_timeout_seconds = 30;    // during which the client accepts no bytes
   double keep_alive_seconds = 15;       // an idle stream gets an SSE comment after this time; 0: never
-  bool strict_requests = false;         // refuse requests with unknown fields
-  bool accept_any_model_name = false;   // requests may name any model; responses name the served one
-  LogSink log_sink;                     // empty: log lines are dropped
+  // Memory of the stored responses of /v1/responses; the least recently used are evicted. 0: none are stored.
+  int64_t max_stored_response_bytes = 64 << 20;
+  bool strict_requests = false;        // refuse requests with unknown fields
+  bool accept_any_model_name = false;  // requests may name any model; responses name the served one
+  LogSink log_sink;                    // empty: log lines are dropped
   // Receives "request.received" and "request.finished" events with a JSON object of fields; empty: no events.
   std::function<void(const std::string& event, const std::string& fields)> request_sink;
   // 0: ids and sizes; 1: also sampling parameters; 2: also texts, cut to 2048 bytes; 3: whole texts

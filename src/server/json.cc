@@ -84,6 +84,7 @@ Fields::Fields(const json& object, std::string prefix) : object_(object), prefix
     if (!prefix_.empty()) param_ = prefix_.substr(0, prefix_.size() - 1);
     error_ = invalid_argument((param_.empty() ? "the body" : param_) + " must be a JSON object, not " +
                               object_.type_name());
+    cause_ = error_;
   }
 }
 
@@ -103,15 +104,34 @@ void Fields::fail(const std::string& name, std::string message) {
 void Fields::fail(const std::string& name, const Status& status) {
   if (!error_.ok()) return;
   param_ = prefix_ + name;
+  cause_ = status;
   error_ = param_.empty() ? status : status.with_context(param_);
 }
 
 void Fields::merge(const Fields& inner) {
   notes_.insert(notes_.end(), inner.notes_.begin(), inner.notes_.end());
   for (std::string& name : inner.unknown()) unknown_inside_.push_back(std::move(name));
+  merge_error(inner);
+}
+
+void Fields::merge_error(const Fields& inner) {
   if (!error_.ok()) return;
   error_ = inner.error_;
+  cause_ = inner.cause_;
   param_ = inner.param_;
+}
+
+void Fields::merge_translated(const Fields& inner, std::string (*rename)(const std::string& name)) {
+  for (FieldNote note : inner.notes_) {
+    note.name = rename(note.name);
+    if (!note.name.empty()) notes_.push_back(std::move(note));
+  }
+  for (const std::string& name : inner.unknown_inside_)
+    if (std::string own = rename(name); !own.empty()) unknown_inside_.push_back(std::move(own));
+  if (!error_.ok() || inner.ok()) return;
+  param_ = rename(inner.param_);
+  cause_ = inner.cause_;
+  error_ = param_.empty() ? cause_ : cause_.with_context(param_);
 }
 
 void Fields::wrong_type(const std::string& name, const char* wanted, const json& value) {

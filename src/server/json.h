@@ -57,6 +57,13 @@ class Fields {
   void fail(const std::string& name, const Status& status);
   // Adopts the error and the unknown fields of `inner`, the Fields of a nested object.
   void merge(const Fields& inner);
+  // Adopts only the error.
+  void merge_error(const Fields& inner);
+  // merge() for an object that was translated from this one: `rename` maps its field names to names in this
+  // object, and to an empty name if there is no such field.
+  void merge_translated(const Fields& inner, std::string (*rename)(const std::string& name));
+  const json& object() const { return object_; }
+  const std::string& prefix() const { return prefix_; }
   bool ok() const { return error_.ok(); }
   const Status& error() const { return error_; }
   const std::string& param() const { return param_; }  // the field with the error
@@ -72,7 +79,7 @@ class Fields {
   std::string prefix_;
   std::vector<FieldNote> notes_;
   std::vector<std::string> unknown_inside_;
-  Status error_;
+  Status error_, cause_;  // with and without the field's name
   std::string param_;
 };
 

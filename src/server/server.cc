@@ -23,7 +23,7 @@ class ServerImpl final : public Server {
     auto http = HttpServer::make(
         config_, [this](const std::shared_ptr<HttpExchange>& e) { routes_.handle(e); },
         [this](const HttpRequest& request, int status) { routes_.count_response(request, status); },
-        [this](const HttpRequest& head) { return routes_.respond_to_head(head); });
+        [this](const HttpRequest& head) { return routes_.respond_to_head(head); }, ServerRoutes::shape_error);
     if (!http.ok()) return http.status();
     http_ = std::move(http).value();
     return {};

@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   static const FakeEngine engine;
   const auto body = parse_json({reinterpret_cast<const char*>(data), size});
   if (!body.ok()) return 0;
-  for (const auto parse : {parse_chat, parse_completion, parse_generate}) {
+  for (const auto parse : {parse_chat, parse_completion, parse_generate, parse_messages}) {
     Fields fields(*body);
     const GenerationCall call = parse(engine, fields);
     if (fields.ok() && (call.requests.empty() || call.format == nullptr)) __builtin_trap();

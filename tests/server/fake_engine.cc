@@ -143,6 +143,8 @@ Result<std::string> FakeEngine::apply_chat_template(std::string_view messages_js
   const auto messages = nlohmann::json::parse(messages_json);
   std::string text;
   for (const auto& m : messages) {
+    if (options_.is_system_first && m["role"] == "system" && &m != &messages.front())
+      return invalid_argument("chat template, line 1: the system message is not the first one");
     if (m["role"] == "bad") return invalid_argument("chat template, line 1: unknown role bad");
     text += m["content"].get<std::string>();
   }

@@ -20,7 +20,8 @@ struct FakeOptions {
   std::vector<std::string> special_tokens;  // ids 257, 258, ...
   int64_t max_bytes_per_token = 0;          // reported in ModelInfo
   int64_t context_length = 4096;
-  bool has_grammars = false;  // accepts grammars but ignores them
+  bool is_system_first = false;  // the template refuses a system message behind another message
+  bool has_grammars = false;     // accepts grammars but ignores them
   std::vector<std::string> aliases;
 };
 

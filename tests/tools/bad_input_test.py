@@ -160,7 +160,7 @@ CONFIG_CASES = [  # on copies without weights: must be refused before weights ar
 FLAG_CASES = [  # also on copies without weights
     ("unknown runner", "--moe-runner-backend fast", USAGE, "'fast'", "marlin"),
     ("ep 3 of 16 experts", "--tp 3 --ep-size 3", UNSUPPORTED, "ep=3", "num_experts=16", "--ep 1"),
-    ("tp 0", "--tp 0", USAGE, "tp=0", "1 to 1024"),
+    ("tp 0", "--tp 0", USAGE, "tp=0", "1 and 1024"),
     ("tp two", "--tp two", USAGE, "--tp-size = two"),
     ("deepep", "--moe-a2a-backend deepep --tp 3", UNSUPPORTED, "ep=3 (raised to tp by a2a=deepep)", "--tp 2"),
     ("float16", "--dtype float16", USAGE, "--dtype float16", "bfloat16"),
@@ -230,7 +230,7 @@ class StartUp(unittest.TestCase):
         return [self.logits(folder), ["run", folder, "--prompt", "Hi"], ["serve", folder, "--port", "0"]]
 
     def refused(self, command, code, *words):
-        ended = subprocess.run([BINARY, *command], capture_output=True, text=True, timeout=SECONDS)
+        ended = subprocess.run([BINARY, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS)
         self.assertEqual(ended.returncode, code, (command, ended.stdout, ended.stderr))
         self.assertRegex(ended.stderr, r"\Aerror: [^\n]*\n\Z", command)
         for word in words:
@@ -267,7 +267,7 @@ class StartUp(unittest.TestCase):
 
     def test_command_line(self):
         for line, *words in [("", "subcommand", "serve"), ("swerve", "'swerve'", "serve"), ("run", "--model-path"),
-                             (f"run {MODEL}", "--prompt"), (f"serve {MODEL} --port 70000", "70000", "65535"),
+                             (f"run {MODEL}", "stdin contains no prompt", "--prompt"), (f"serve {MODEL} --port 70000", "70000", "65535"),
                              (f"serve {MODEL} --port 0 --max-connections 0", "max_connections=0", "1"),
                              (f"serve {MODEL} --port 0 --max-body-bytes -1", "max_body_bytes=-1", "1"),
                              (f"serve {MODEL} --port 0 --host none.invalid", "none.invalid")]:

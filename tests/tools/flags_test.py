@@ -50,13 +50,13 @@ REFUSED = [
     ("given twice by two names", "--tp 4 --tp-size 3 --dp 2", UNSUPPORTED, "dp=2", "tp=3"),
     ("no time to wait", "--comm-timeout 0", USAGE, "--comm-timeout", "above 0"),
     ("no memory for rows", "--a2a-memory-budget 0", USAGE, "--a2a-memory-budget 0", "1 to"),
-    ("negative tuning", "--autotune-budget -1", USAGE, "--autotune-budget", "0 to 3600"),
+    ("negative tuning", "--autotune-budget -1", USAGE, "--autotune-budget", "0 and 3600"),
 ]
 
 VARIABLES = [  # with --moe-a2a-backend deepep
     ("SGLANG_MOE_NVFP4_DISPATCH", "maybe", "0 or 1"),
     ("SGLANG_DEEPEP_BF16_DISPATCH", "2", "0 or 1"),
-    ("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "1025", "1 to 1024"),
+    ("SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK", "1025", "1 and 1024"),
     ("SGLANG_FLASHINFER_NVFP4_PER_TOKEN_ACTIVATION", "x", "0 or 1"),
 ]
 
@@ -91,6 +91,14 @@ class Flags(unittest.TestCase):
         for name, flags, code, *words in REFUSED:
             with self.subTest(name):
                 self.refused(flags.split(), code, *words)
+
+    def test_listed_values_are_those_that_the_engine_accepts(self):
+        text = subprocess.run([BINARY, "serve", "--help-all"], capture_output=True, text=True, check=True).stdout
+        listed = re.findall(r"(?m)^  (--[\w-]+)\S* TEXT:\{([^}]*)\}", text)
+        self.assertGreater(len(listed), 15)
+        for flag, values in listed:
+            with self.subTest(flag):
+                self.refused([flag, "no-such-value"], USAGE, "no-such-value", *values.split(","))
 
     def test_variables(self):
         for name, value, *words in VARIABLES:

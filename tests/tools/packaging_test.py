@@ -25,7 +25,7 @@ def read(*names):
 
 
 def help_text():
-    return subprocess.run([BINARY, "serve", "--help"], capture_output=True, text=True, check=True).stdout
+    return subprocess.run([BINARY, "serve", "--help-all"], capture_output=True, text=True, check=True).stdout
 
 
 class Packaging(unittest.TestCase):

@@ -129,6 +129,7 @@ void add_bench_moe(CLI::App& bench, int& exit_code) {
   subcommand
       ->add_option("--routing", options->routing,
                    "distribution of tokens over experts: uniform, zipf or onehot")
+      ->type_name("TEXT:{uniform,zipf,onehot}")
       ->capture_default_str();
   subcommand->add_option("--format", options->format, "format of the weights: mxfp4 or nvfp4")
       ->check(CLI::IsMember({"mxfp4", "nvfp4"}))
@@ -139,8 +140,10 @@ void add_bench_moe(CLI::App& bench, int& exit_code) {
   subcommand
       ->add_option("--tactic", options->tactic, "cuda: auto (chosen by token count), or the name of a tactic")
       ->capture_default_str();
-  subcommand->add_option("--peers", options->peers,
-                         "cuda: file with results of peers to compare with, such as bench/peers_h200.json");
+  subcommand
+      ->add_option("--peers", options->peers,
+                   "cuda: file with results of peers to compare with, such as bench/peers_h200.json")
+      ->type_name("FILE");
   subcommand->add_option("-t,--threads", options->threads, "cpu: threads; 0: all cores")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();

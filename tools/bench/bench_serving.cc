@@ -232,7 +232,8 @@ void add_dataset_flags(CLI::App& subcommand, DatasetOptions& d) {
   flag("--dataset-name", d.name, "source of the prompts: random or file")
       ->check(CLI::IsMember({"random", "file"}));
   flag("--dataset-path", d.path,
-       R"(file of JSON lines with "prompt" (text or token ids) and optionally "max_tokens")");
+       R"(file of JSON lines with "prompt" (text or token ids) and optionally "max_tokens")")
+      ->type_name("FILE");
   flag("--num-prompts", d.num_prompts, "number of requests; with a file, at most its number of lines")
       ->check(CLI::Range(1, 1 << 24));
   flag("--random-input-len", d.random_input_len, "tokens per prompt, or words for a chat backend")
@@ -285,7 +286,8 @@ void add_bench_serving(CLI::App& bench, int& exit_code) {
   subcommand->add_flag("--disable-ignore-eos", o.disable_ignore_eos,
                        "let outputs end before their requested length");
   flag("--extra-request-body", o.extra_body, "JSON object whose fields are added to each request");
-  flag("--output-file", o.output_file, "file to append the result to, as one line of JSON");
+  flag("--output-file", o.output_file, "file to append the result to, as one line of JSON")
+      ->type_name("FILE");
   subcommand->add_flag("--output-details", o.output_details,
                        "add the lengths, times and text of each request to the result");
   flag("--tag", o.tag, "text stored with the result");

@@ -265,7 +265,8 @@ void add_eval(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"gsm8k", "gpqa", "mmlu"}));
   flag("--data-path,--gsm8k-data-path", o.questions.data_path,
        "file with the questions; gsm8k: JSON lines; gpqa, mmlu: CSV")
-      ->required();
+      ->required()
+      ->type_name("FILE");
   flag("--base-url", o.base_url, "server URL, such as http://127.0.0.1:30000; overrides --host and --port");
   flag("--host", o.host, "server host");
   flag("--port", o.port, "server port");
@@ -285,10 +286,10 @@ void add_eval(CLI::App& app, int& exit_code) {
   flag("--top-p", o.top_p, "nucleus sampling probability");
   subcommand->add_option("--top-k", o.top_k, "number of candidate tokens");
   flag("--seed", o.questions.seed, "seed for shuffling gpqa's choices");
-  flag("--output-json", o.output_json, "JSON file to write all answers to");
+  flag("--output-json", o.output_json, "JSON file to write all answers to")->type_name("FILE");
   subcommand->add_flag("--json", o.json_to_stdout,
                        "print the JSON report to stdout; other output goes to stderr");
-  flag("--output-html", o.output_html, "HTML file to write a report to");
+  flag("--output-html", o.output_html, "HTML file to write a report to")->type_name("FILE");
   subcommand->callback([options, &exit_code] { exit_code = eval(*options); });
 }
 

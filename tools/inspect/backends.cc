@@ -94,16 +94,21 @@ void add_backends(CLI::App& app, int& exit_code) {
   CLI::App* subcommand =
       app.add_subcommand("backends", "Show which backends run on this machine and why others do not");
   auto flags = std::make_shared<BackendsFlags>();
-  subcommand->add_option("--model,--model-path", flags->engine.model_path,
-                         "checkpoint folder, or a repository id, whose MoE layers to plan; default: "
-                         "gpt-oss-20b's layers");
+  subcommand
+      ->add_option(
+          "--model,--model-path", flags->engine.model_path,
+          "checkpoint folder, or a repository id, whose MoE layers to plan; default: gpt-oss-20b's layers")
+      ->type_name("FOLDER");
   add_revision_flag(*subcommand, flags->engine.model_path, nullptr);
-  subcommand->add_option("--dtype", flags->engine.dtype, "activation type: auto, bfloat16 or float32");
-  subcommand->add_option("--device", flags->engine.device, "auto, cpu or cuda");
+  subcommand->add_option("--dtype", flags->engine.dtype, "activation type")
+      ->type_name("TEXT:{auto,bfloat16,float32}");
+  subcommand->add_option("--device", flags->engine.device, "device to plan for")
+      ->type_name("TEXT:{auto,cpu,cuda}");
   add_gpu_flags(*subcommand, flags->gpu);
   CLI::Option* json = subcommand->add_flag("--json", flags->json, "print JSON");
   subcommand->add_flag("--markdown", flags->markdown, "print docs/backends.md")->excludes(json);
-  subcommand->add_option("--scores", flags->scores, "with --markdown: file written by accuracy_matrix.py");
+  subcommand->add_option("--scores", flags->scores, "with --markdown: file written by accuracy_matrix.py")
+      ->type_name("FILE");
   subcommand->callback([flags, &exit_code] {
     if (const Status status = run_backends(*flags); !status.ok()) exit_code = report_error(status);
   });

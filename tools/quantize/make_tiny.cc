@@ -17,7 +17,9 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
       *app.add_subcommand("make-tiny", "Write a random checkpoint with the dims of a published model");
   const auto flags = std::make_shared<Flags>();
   MakeTinyOptions& o = flags->options;
-  subcommand.add_option("out", flags->folder, "output folder; must be absent or empty")->required();
+  subcommand.add_option("out", flags->folder, "output folder; must be absent or empty")
+      ->required()
+      ->type_name("FOLDER");
   subcommand.add_option("--like", o.like, "published model that sets the default dims")
       ->check(CLI::IsMember(make_tiny_shapes()))
       ->capture_default_str();
@@ -25,10 +27,12 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
       .add_option("--dialect", o.dialect,
                   "checkpoint format: auto, gpt-oss (MXFP4), modelopt (NVFP4), compressed-nvfp4, "
                   "compressed-mxfp4 or bf16")
+      ->type_name("TEXT:{auto,gpt-oss,modelopt,compressed-nvfp4,compressed-mxfp4,bf16}")
       ->capture_default_str();
   subcommand
       .add_option("--rope-style", o.rope_style,
                   "RoPE field in config.json: new (rope_parameters) or old (rope_scaling)")
+      ->type_name("TEXT:{new,old}")
       ->capture_default_str();
   subcommand.add_option("--seed", o.seed, "seed for the random weights")->capture_default_str();
   subcommand.add_option("--shards", o.num_shards, "number of safetensors files")->capture_default_str();

@@ -183,9 +183,13 @@ void add_quantize(CLI::App& app, int& exit_code) {
       *app.add_subcommand("quantize", "Write a copy of a bf16 checkpoint with FP4 experts");
   const auto flags = std::make_shared<QuantizeFlags>();
   QuantizeFlags& f = *flags;
-  subcommand.add_option("model", f.model, "bf16 checkpoint folder, or a repository id")->required();
+  subcommand.add_option("model", f.model, "bf16 checkpoint folder, or a repository id")
+      ->required()
+      ->type_name("FOLDER");
   add_revision_flag(subcommand, f.model, nullptr);
-  subcommand.add_option("out", f.out, "output folder; must be absent or empty")->required();
+  subcommand.add_option("out", f.out, "output folder; must be absent or empty")
+      ->required()
+      ->type_name("FOLDER");
   subcommand.add_option("--format", f.format, "format of the experts: mxfp4 or nvfp4")
       ->check(CLI::IsMember({"mxfp4", "nvfp4"}))
       ->capture_default_str();
@@ -193,6 +197,7 @@ void add_quantize(CLI::App& app, int& exit_code) {
       .add_option("--dialect", f.options.dialect,
                   "how tensors and the quantization config are named: auto, gpt-oss, modelopt or "
                   "compressed-tensors")
+      ->type_name("TEXT:{auto,gpt-oss,modelopt,compressed-tensors}")
       ->capture_default_str();
   subcommand
       .add_option("--scale-search", f.search,
@@ -204,10 +209,13 @@ void add_quantize(CLI::App& app, int& exit_code) {
       "pattern of MLPs and shared experts to keep in bf16: a name with * and ?, or re:EXPRESSION");
   subcommand.add_option("--shards", f.options.num_shards, "number of safetensors files")
       ->capture_default_str();
-  subcommand.add_option(
-      "--calib", f.calib,
-      "text file, or .jsonl file with \"text\" or \"question\" and \"answer\", for calibrating NVFP4's input "
-      "scales and comparing predictions; without it, NVFP4 is written for bf16 activations (W4A16)");
+  subcommand
+      .add_option(
+          "--calib", f.calib,
+          "text file, or .jsonl file with \"text\" or \"question\" and \"answer\", for calibrating NVFP4's "
+          "input "
+          "scales and comparing predictions; without it, NVFP4 is written for bf16 activations (W4A16)")
+      ->type_name("FILE");
   subcommand.add_option("--calib-tokens", f.calib_tokens, "maximum tokens read from --calib")
       ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
       ->capture_default_str();
@@ -216,8 +224,9 @@ void add_quantize(CLI::App& app, int& exit_code) {
   subcommand.add_flag("--allow-unused-tensors", f.allow_unused_tensors,
                       "if the checkpoint contains model tensors that the engine does not use, copy them "
                       "instead of refusing it");
-  subcommand.add_option("--report", f.report, "HTML report file: errors by layer, predictions, scores");
-  subcommand.add_option("--report-json", f.report_json, "JSON file with the same report");
+  subcommand.add_option("--report", f.report, "HTML report file: errors by layer, predictions, scores")
+      ->type_name("FILE");
+  subcommand.add_option("--report-json", f.report_json, "JSON file with the same report")->type_name("FILE");
   subcommand.add_option("--threads", f.threads, "CPU threads; default: all cores")
       ->check(CLI::NonNegativeNumber);
   subcommand.callback([flags, &exit_code] {

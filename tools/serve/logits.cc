@@ -88,10 +88,13 @@ void add_logits(CLI::App& app, int& exit_code) {
       app.add_subcommand("logits", "Write the logits of one forward pass over given token ids");
   auto flags = std::make_shared<LogitsFlags>();
   add_engine_flags(*subcommand, flags->engine);
-  subcommand->add_option("--input-ids", flags->input_ids, "file with a JSON array of token ids")->required();
+  subcommand->add_option("--input-ids", flags->input_ids, "file with a JSON array of token ids")
+      ->required()
+      ->type_name("FILE");
   subcommand
       ->add_option("--output", flags->output, "safetensors file to write: tensor `logits` [T, V], float32")
-      ->required();
+      ->required()
+      ->type_name("FILE");
   subcommand->callback([flags, &exit_code] {
     if (const Status status = run_logits(*flags); !status.ok()) exit_code = report_error(status);
   });

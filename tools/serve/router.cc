@@ -49,7 +49,8 @@ int route(RouterOptions options) {
   if (!router.ok()) return report_error(router.status());
   const std::string url = url_to_announce(options.router.http.host, (*router)->port(), log);
   log(LogLevel::kInfo,
-      "endpoints: " + url + "/v1/chat/completions /v1/completions /generate /health /metrics /workers");
+      "endpoints: " + url +
+          "/v1/chat/completions /v1/completions /v1/messages /generate /health /metrics /workers");
   for (bool was_ready = false; !signalled(signals);) {
     if (!was_ready && (*router)->is_ready()) {
       log(LogLevel::kInfo, "The server is fired up and ready to roll!");

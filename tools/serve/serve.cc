@@ -30,7 +30,7 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
   const std::string& host = options.server.host;
   const std::string url = url_to_announce(host, server.port(), log);
   log(LogLevel::kInfo, "endpoints: " + url +
-                           "/v1/chat/completions /v1/completions /v1/models /generate /tokenize "
+                           "/v1/chat/completions /v1/completions /v1/messages /v1/models /generate /tokenize "
                            "/detokenize /health /metrics /server_info /expert_load");
   if (info.disaggregation_mode == "prefill")
     log(LogLevel::kInfo,

@@ -35,6 +35,9 @@ void add_http_flags(CLI::App& subcommand, ServeOptions& options) {
   flag("--max-buffered-bytes", s.max_buffered_bytes,
        "maximum total bytes of requests being received or parsed, at least "
        "--max-body-bytes; if it is exceeded, the largest request gets 503");
+  flag("--max-stored-response-bytes", s.max_stored_response_bytes,
+       "maximum bytes of responses that /v1/responses stores in memory; 0: store none")
+      ->check(CLI::NonNegativeNumber);
   flag("--stream-keep-alive", s.keep_alive_seconds,
        "seconds after which an idle stream gets an SSE comment; 0: never")
       ->check(CLI::Range(0.0, 1e6));
@@ -54,8 +57,9 @@ void add_disaggregation_flags(CLI::App& subcommand, ServeOptions& options) {
     return subcommand.add_option(name, value, help)->capture_default_str()->group("Disaggregation");
   };
   flag("--disaggregation-mode", e.disaggregation_mode,
-       "null (no disaggregation), prefill (compute prompts for decode nodes) or decode (generate from those "
-       "prompts); see `fp4moe router`");
+       "role of this node; null: no disaggregation; prefill: computes prompts for decode nodes; decode: "
+       "generates from those prompts; see `fp4moe router`")
+      ->type_name("TEXT:{null,prefill,decode}");
   flag("--disaggregation-bootstrap-port", e.disaggregation_bootstrap_port,
        "prefill: port on --host from which decode nodes fetch KV pages; 0: any free port")
       ->check(CLI::Range(0, 65535));
@@ -65,6 +69,7 @@ void add_disaggregation_flags(CLI::App& subcommand, ServeOptions& options) {
   subcommand
       .add_option("--disaggregation-secret-file", e.disaggregation_secret_file,
                   "file with the secret that all nodes share; required for addresses other than loopback")
+      ->type_name("FILE")
       ->group("Disaggregation");
   flag("--disaggregation-allowed-hosts", e.disaggregation_allowed_hosts,
        "decode: prefill nodes that requests may name (HOST, HOST:PORT or *); default: loopback addresses")
@@ -84,10 +89,11 @@ void add_key_flags(CLI::App& subcommand, ServeOptions& options) {
   };
   flag("--api-key", options.api_key,
        "key that clients must send; visible to other users of the machine, so prefer --api-key-file");
-  flag("--api-key-file", options.api_key_file, "file with keys for clients, one per line");
+  flag("--api-key-file", options.api_key_file, "file with keys for clients, one per line")->type_name("FILE");
   flag("--admin-api-key", options.admin_api_key, "key for administrative routes, such as /abort_request");
   flag("--admin-api-key-file", options.admin_api_key_file,
-       "file with keys for administrative routes, one per line");
+       "file with keys for administrative routes, one per line")
+      ->type_name("FILE");
 }
 
 void add_log_flags(CLI::App& subcommand, ServeOptions& options) {
@@ -154,9 +160,11 @@ Status read_keys(ServeOptions& options) {
 }
 
 void add_serve_flags(CLI::App& subcommand, ServeOptions& options) {
-  subcommand.add_option(
-      "--config", options.config,
-      "file with flags, written without \"--\", in TOML or INI, or in flat YAML if named *.yaml or *.yml");
+  subcommand
+      .add_option(
+          "--config", options.config,
+          "file with flags, written without \"--\", in TOML or INI, or in flat YAML if named *.yaml or *.yml")
+      ->type_name("FILE");
   add_engine_flags(subcommand, options.engine);
   add_http_flags(subcommand, options);
   add_disaggregation_flags(subcommand, options);

@@ -1,4 +1,4 @@
-// The three generation APIs: translate a request's fields into submissions and a response format. Errors are
+// The generation APIs: translate a request's fields into submissions and a response format. Errors are
 // recorded in Fields; if there is one, discard the returned call.
 #pragma once
 
@@ -13,6 +13,11 @@ namespace fp4moe {
 GenerationCall parse_chat(const Engine& engine, Fields& fields);        // POST /v1/chat/completions
 GenerationCall parse_completion(const Engine& engine, Fields& fields);  // POST /v1/completions
 GenerationCall parse_generate(const Engine& engine, Fields& fields);    // POST /generate, SGLang's shape
+
+GenerationCall parse_messages(const Engine& engine, Fields& fields);  // POST /v1/messages, Anthropic's shape
+// POST /v1/messages/count_tokens: the number of prompt tokens of the message that parse_messages() would
+// read.
+int64_t count_message_tokens(const Engine& engine, Fields& fields);
 
 GenerationCall make_health_probe();  // GET /health_generate: one token
 

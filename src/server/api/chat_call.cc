@@ -55,25 +55,27 @@ ChatInput read_chat_input(const Engine& engine, Fields& fields) {
   return input;
 }
 
-std::string render_chat(const Engine& engine, Fields& fields, const ChatInput& input) {
+ChatPrompt render_chat(const Engine& engine, Fields& fields, const ChatInput& input) {
   Result<std::string> prompt = engine.apply_chat_template(input.messages.text, input.options);
-  if (prompt.ok()) return std::move(prompt).value();
-  fail_text(fields, "messages", prompt.status());
-  return "";
+  if (!prompt.ok()) {
+    fail_text(fields, "messages", prompt.status());
+    return {};
+  }
+  std::vector<int32_t> ids = encode_rendered(engine, fields, *prompt, input.messages.mark);
+  return {std::move(prompt).value(), std::move(ids)};
 }
 
 OutputPlan add_chat(const Engine& engine, Fields& fields, ChatInput input, Request request, int64_t n,
                     GenerationCall& call) {
-  const std::string prompt = render_chat(engine, fields, input);
+  ChatPrompt prompt = render_chat(engine, fields, input);
   if (!fields.ok()) return {};
   request.sampling = std::move(input.sampling);
   if (input.dialect.needs_special_tokens) request.sampling.skip_special_tokens = false;
-  request.sampling.grammar = input.tools.is_forced
-                                 ? constrain_calls(engine, input.dialect, prompt, input.tools)
-                                 : constrain_content(engine, input.dialect, prompt, request.sampling.grammar);
-  auto ids = encode_rendered(engine, fields, prompt, input.messages.mark);
-  add_requests(engine, call, fields, {std::move(request)}, {std::move(ids)}, n);
-  return plan_output(input.dialect, prompt, input.tools, input.separate_reasoning);
+  request.sampling.grammar =
+      input.tools.is_forced ? constrain_calls(engine, input.dialect, prompt.text, input.tools)
+                            : constrain_content(engine, input.dialect, prompt.text, request.sampling.grammar);
+  add_requests(engine, call, fields, {std::move(request)}, {std::move(prompt.ids)}, n);
+  return plan_output(input.dialect, prompt.text, input.tools, input.separate_reasoning);
 }
 
 }  // namespace fp4moe

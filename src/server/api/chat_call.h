@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "fp4moe/engine.h"
 #include "server/api/chat_messages.h"
@@ -26,8 +27,12 @@ struct ChatInput {
 // Reads messages, template options, tools, sampling, constraints, token limit and logprobs.
 ChatInput read_chat_input(const Engine& engine, Fields& fields);
 
-// The prompt's text, with the marks of `input.messages`. Records errors in `fields`.
-std::string render_chat(const Engine& engine, Fields& fields, const ChatInput& input);
+struct ChatPrompt {
+  std::string text;
+  std::vector<int32_t> ids;
+};
+// Renders and tokenizes the prompt. Records errors in `fields`.
+ChatPrompt render_chat(const Engine& engine, Fields& fields, const ChatInput& input);
 
 // Renders and tokenizes the prompt, constrains the output, and adds n submissions to `call` as
 // add_requests() does; returns how to parse their outputs. Records errors in `fields`.

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "server/chat/reasoning_tokens.h"
+
 namespace fp4moe {
 
 namespace {
@@ -12,30 +14,31 @@ json new_call(const std::string& name) {
   return {{"id", make_id("call_")}, {"type", "function"}, {"function", {{"name", name}, {"arguments", ""}}}};
 }
 
-}  // namespace
-
-json ChatFormat::token_logprob(const TokenLogprob& t) const {
+json token_logprob(const TokenLogprob& t, bool by_id) {
   json bytes = json::array();
   for (const char c : t.bytes) bytes.push_back(static_cast<unsigned char>(c));
-  return {{"token", token_name(t)}, {"logprob", t.logprob}, {"bytes", std::move(bytes)}};
+  return {{"token", token_name(t, by_id)}, {"logprob", t.logprob}, {"bytes", std::move(bytes)}};
+}
+
+}  // namespace
+
+json position_logprobs(const PositionLogprobs& position, bool by_id) {
+  json entry = token_logprob(position.chosen, by_id);
+  entry["top_logprobs"] = json::array();
+  for (const TokenLogprob& t : position.top) entry["top_logprobs"].push_back(token_logprob(t, by_id));
+  return entry;
 }
 
 json ChatFormat::logprobs_object(const std::vector<PositionLogprobs>& positions) const {
   json content = json::array();
-  for (const PositionLogprobs& position : positions) {
-    json entry = token_logprob(position.chosen);
-    entry["top_logprobs"] = json::array();
-    for (const TokenLogprob& t : position.top) entry["top_logprobs"].push_back(token_logprob(t));
-    content.push_back(std::move(entry));
-  }
+  for (const PositionLogprobs& position : positions)
+    content.push_back(position_logprobs(position, names_tokens_by_id()));
   return {{"content", std::move(content)}};
 }
 
 bool ChatFormat::is_returned(const OutputPart& part, int64_t& num_calls) const {
-  if (part.kind == Kind::kCall) ++num_calls;
-  const bool is_call = part.kind == Kind::kCall || part.kind == Kind::kArguments;
-  if (part.kind == Kind::kReasoning && !includes_reasoning) return false;
-  return !is_call || parallel_calls || num_calls == 1;
+  const bool is_hidden = part.kind == Kind::kReasoning && !includes_reasoning;
+  return is_reported(part, parallel_calls, num_calls) && !is_hidden;
 }
 
 std::vector<json> ChatFormat::events(const Choice& choice, const Delta& delta) {
@@ -114,6 +117,10 @@ json ChatFormat::whole_choice(const Choice& choice) const {
                 {"matched_stop", matched_stop(choice)}};
   if (returns_token_ids()) entry["token_ids"] = choice.token_ids;
   return entry;
+}
+
+int64_t ChatFormat::reasoning_tokens(const Choice& choice) const {
+  return count_reasoning_tokens(engine_, plan, choice.token_ids, choice.matched_stop_token);
 }
 
 void ChatFormat::add_to_whole(json& response, const std::vector<Choice>& choices) const {

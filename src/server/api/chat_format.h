@@ -10,6 +10,9 @@
 
 namespace fp4moe {
 
+// The log-probabilities of one token in the chat APIs' shape.
+json position_logprobs(const PositionLogprobs& position, bool by_id = false);
+
 class ChatFormat final : public OpenAiFormat {
  public:
   bool logprobs = false;
@@ -19,7 +22,7 @@ class ChatFormat final : public OpenAiFormat {
   OutputPlan plan;
 
   explicit ChatFormat(const Engine& engine)
-      : OpenAiFormat(engine, "chatcmpl-", "chat.completion", "chat.completion.chunk") {}
+      : OpenAiFormat(engine, "chatcmpl-", "chat.completion", "chat.completion.chunk"), engine_(engine) {}
 
   std::vector<json> events(const Choice& choice, const Delta& delta) override;
 
@@ -31,16 +34,17 @@ class ChatFormat final : public OpenAiFormat {
   };
 
   json whole_choice(const Choice& choice) const override;
-  json token_logprob(const TokenLogprob& t) const;
+  int64_t reasoning_tokens(const Choice& choice) const override;
+  // Counts calls in `num_calls`. Returns whether the part belongs to the response.
+  bool is_returned(const OutputPart& part, int64_t& num_calls) const;
   json logprobs_object(const std::vector<PositionLogprobs>& positions) const;
   void add_to_whole(json& response, const std::vector<Choice>& choices) const override;
   json chunk(const Choice& choice, json delta, json positions) const;
   json last_chunk(const Choice& choice, int64_t num_calls) const;
   json part_delta(const OutputPart& part, Stream& stream) const;
   std::string finish_reason(const Choice& choice, int64_t num_calls) const;
-  // Whether the part is reported; counts calls in num_calls.
-  bool is_returned(const OutputPart& part, int64_t& num_calls) const;
 
+  const Engine& engine_;
   std::vector<Stream> streams_;  // indexed by choice
 };
 

@@ -8,8 +8,8 @@ namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxTools = 128;  // OpenAI's limits
-constexpr size_t kMaxNameBytes = 64;
+constexpr size_t kMaxTools = 128;      // OpenAI's limit
+constexpr size_t kMaxNameBytes = 128;  // Anthropic's limit; OpenAI's is 64
 
 // A function's name and parameters; `prefix` precedes the names of its fields in errors.
 ToolUse::Function read_function(Fields& fields, const json& given, const std::string& prefix) {
@@ -138,9 +138,9 @@ ToolUse read_tools(const Engine& engine, const OutputDialect& dialect, Fields& f
   if (use.functions.empty()) options.tools_json.clear();
   if (!use.functions.empty() && !use.is_forced && !dialect.shows_tools)
     fields.fail(use.is_legacy ? "function_call" : "tool_choice",
-                unsupported("must be \"required\", a function or \"none\": the model's chat template "
-                            "has no place for tools, so with \"auto\" the model would not see "
-                            "them (--chat-template selects a different template)"));
+                unsupported("must force a call or be \"none\": the model's chat template has no place for "
+                            "tools, so with \"auto\" the model would not see them (--chat-template "
+                            "selects a different template)"));
   return use;
 }
 

@@ -51,6 +51,10 @@ class CompletionFormat final : public OpenAiFormat {
     return e;
   }
 
+  std::string name_of(const TokenLogprob& token) const {
+    return token_text(token_name(token, names_tokens_by_id()));
+  }
+
   // OpenAI's four parallel lists.
   struct Lists {
     json tokens = json::array(), values = json::array(), tops = json::array(), offsets = json::array();
@@ -72,8 +76,8 @@ class CompletionFormat final : public OpenAiFormat {
       const std::string& bytes = position.chosen.bytes;
       if (is_reported) {
         json top = json::object();
-        for (const TokenLogprob& t : position.top) top.emplace(token_text(token_name(t)), t.logprob);
-        const std::string chosen = token_text(token_name(position.chosen));
+        for (const TokenLogprob& t : position.top) top.emplace(name_of(t), t.logprob);
+        const std::string chosen = name_of(position.chosen);
         if (!position.top.empty()) top.emplace(chosen, position.chosen.logprob);
         lists.add(chosen, position.chosen.logprob, std::move(top), offset);
       }
@@ -82,7 +86,7 @@ class CompletionFormat final : public OpenAiFormat {
     if (!echoes.empty()) {
       const int32_t first_id = choice.prompt_ids->front();  // has no logprob
       const std::string bytes = engine_.token_bytes(first_id);
-      if (with_prompt) lists.add(token_text(token_name({first_id, 0, bytes})), nullptr, nullptr, offset);
+      if (with_prompt) lists.add(name_of({first_id, 0, bytes}), nullptr, nullptr, offset);
       offset += bytes.size();
       for (const PositionLogprobs& position : choice.prompt_logprobs) add(position, with_prompt);
     }

@@ -61,7 +61,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     }
     if (stream_)
       exchange_->on_quiet(context_.config->keep_alive_seconds, [weak = weak_from_this()] {
-        if (const auto self = weak.lock(); self && !self->over_) self->send_text(": keep-alive\n\n");
+        if (const auto self = weak.lock(); self && !self->over_) self->send_text(self->format_->keep_alive());
       });
   }
 
@@ -120,6 +120,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
       const std::vector<json> events = format_->events(choice, delta);
       send(events);
       choice.started |= !events.empty();
+    } else {
+      format_->collect(choice, delta);
     }
     if (delta.finish_reason != FinishReason::kNone && --unfinished_ == 0) complete();
   }

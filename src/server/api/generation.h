@@ -53,10 +53,14 @@ class ApiFormat {
  public:
   virtual ~ApiFormat() = default;
   virtual StreamStyle style() const { return StreamStyle::kData; }
+  // Sent in a stream that has been quiet for a while.
+  virtual std::string keep_alive() const { return ": keep-alive\n\n"; }
   // The response to an error before anything was sent.
   virtual HttpResponse refusal(const Status& status) const;
   // The events for an error within a stream, before [DONE].
   virtual std::vector<json> failure(const Status& status);
+  // Called for each delta of a response that is not streamed, after it was merged into `choice`.
+  virtual void collect(const Choice& /*choice*/, const Delta& /*delta*/) {}
   // The events for `delta`, which is already merged into `choice`.
   virtual std::vector<json> events(const Choice& choice, const Delta& delta) = 0;
   // The events after the last choice has ended, before [DONE].

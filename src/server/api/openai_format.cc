@@ -64,14 +64,22 @@ json OpenAiFormat::head(const char* object, json choices) const {
           {"choices", std::move(choices)}};
 }
 
+json OpenAiFormat::final_usage(const std::vector<Choice>& choices) const {
+  json total = usage(choices, n_);
+  int64_t reasoning = 0;
+  for (const Choice& choice : choices) reasoning += reasoning_tokens(choice);
+  if (reasoning >= 0) total["completion_tokens_details"] = {{"reasoning_tokens", reasoning}};
+  return total;
+}
+
 json OpenAiFormat::event(const Choice& choice, json entry) const {
   json event = head(event_object_, json::array({std::move(entry)}));
   if (include_usage_) event["usage"] = continuous_usage_ ? usage({&choice, 1}, 1) : json(nullptr);
   return event;
 }
 
-std::string OpenAiFormat::token_name(const TokenLogprob& token) const {
-  return names_tokens_by_id_ ? "token_id:" + std::to_string(token.token_id) : token.bytes;
+std::string token_name(const TokenLogprob& token, bool by_id) {
+  return by_id ? "token_id:" + std::to_string(token.token_id) : token.bytes;
 }
 
 std::vector<json> OpenAiFormat::closing(const std::vector<Choice>& choices) {
@@ -83,7 +91,7 @@ std::vector<json> OpenAiFormat::closing(const std::vector<Choice>& choices) {
   }
   if (include_usage_) {
     events.push_back(head(event_object_, json::array()));
-    events.back()["usage"] = usage(choices, n_);
+    events.back()["usage"] = final_usage(choices);
   }
   return events;
 }
@@ -104,7 +112,7 @@ json OpenAiFormat::whole(const std::vector<Choice>& choices) {
   json list = json::array();
   for (const Choice& choice : choices) list.push_back(whole_choice(choice));
   json response = head(object_, std::move(list));
-  response["usage"] = usage(choices, n_);
+  response["usage"] = final_usage(choices);
   add_experts(response, choices);
   add_to_whole(response, choices);
   return response;

@@ -11,6 +11,8 @@ namespace fp4moe {
 
 // OpenAI's form of a token's text. If it is not valid UTF-8: its bytes, "bytes:\\xe2\\x82".
 std::string token_text(const std::string& bytes);
+// The text that stands for a token beside its log-probability; `by_id`: "token_id:N".
+std::string token_name(const TokenLogprob& token, bool by_id);
 
 class OpenAiFormat : public ApiFormat {
  public:
@@ -33,15 +35,17 @@ class OpenAiFormat : public ApiFormat {
         fingerprint_("fp4moe-" FP4MOE_VERSION "-" + engine.info().backend) {}
 
   virtual json whole_choice(const Choice& choice) const = 0;
+  // The output tokens of an ended choice that belong to reasoning; -1: the API does not report them.
+  virtual int64_t reasoning_tokens(const Choice&) const { return -1; }
   virtual void add_to_whole(json& /*response*/, const std::vector<Choice>&) const {}
   // An event with one choice.
   json event(const Choice& choice, json entry) const;
-  // The text that stands for a token beside its log-probability.
-  std::string token_name(const TokenLogprob& token) const;
   bool returns_token_ids() const { return returns_token_ids_; }
+  bool names_tokens_by_id() const { return names_tokens_by_id_; }
 
  private:
   json head(const char* object, json choices) const;
+  json final_usage(const std::vector<Choice>& choices) const;
   static void add_experts(json& response, const std::vector<Choice>& choices);
 
   const std::string id_prefix_;

@@ -1,8 +1,10 @@
 #include "server/api/openapi.h"
 
 #include <cmath>
+#include <functional>
 
 #include "server/api/apis.h"
+#include "server/api/responses_api.h"
 
 namespace fp4moe {
 
@@ -60,15 +62,30 @@ void add_field(json& schema, const FieldNote& note) {
 }  // namespace
 
 json openapi_document(const Engine& engine) {
+  ResponseStore no_responses(0);
+  const ResponseAccess access{no_responses, "", [](int64_t) { return true; }};
   const struct {
     const char* schema;
-    GenerationCall (*parse)(const Engine&, Fields&);
+    std::function<void(const Engine&, Fields&)> parse;
     json body;  // makes the parser read every field
   } requests[] = {
       {"ChatRequest",
        parse_chat,
        {{"messages", {{{"role", "user"}, {"content", "a"}}}}, {"stream_options", json::object()}}},
+      {"ResponsesRequest",
+       [&access](const Engine& e, Fields& fields) { parse_responses(e, access, fields); },
+       {{"input", "a"},
+        {"text", json::object()},
+        {"reasoning", json::object()},
+        {"stream_options", json::object()}}},
       {"CompletionRequest", parse_completion, {{"prompt", "a"}, {"stream_options", json::object()}}},
+      {"MessagesRequest",
+       parse_messages,
+       {{"messages", {{{"role", "user"}, {"content", "a"}}}},
+        {"max_tokens", 1},
+        {"thinking", {{"type", "disabled"}}},
+        {"tool_choice", {{"type", "auto"}}},
+        {"output_config", json::object()}}},
       {"GenerateRequest", parse_generate, {{"text", "a"}, {"sampling_params", json::object()}}},
   };
   json document = json::parse(kOpenapiText);

@@ -6,7 +6,7 @@ namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxShownName = 80;  // bytes shown of a name that a client sent
+constexpr size_t kMaxShownModel = 80;  // bytes shown of a name that a client sent
 
 }  // namespace
 
@@ -27,7 +27,7 @@ Status unknown_model(const ModelInfo& info, const std::string& name) {
   const std::vector<std::string> names = served_names(info);
   std::string list;
   for (const std::string& served : names) list += (list.empty() ? "\"" : ", \"") + served + "\"";
-  return not_found("\"" + name.substr(0, kMaxShownName) + "\" is not served here; " +
+  return not_found("\"" + name.substr(0, kMaxShownModel) + "\" is not served here; " +
                    (names.size() == 1 ? "the served model is " : "the served models are ") + list);
 }
 

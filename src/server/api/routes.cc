@@ -5,9 +5,9 @@
 #include "server/api/info_api.h"
 #include "server/api/load_api.h"
 #include "server/api/openapi.h"
+#include "server/api/responses_api.h"
 #include "server/api/tokenize_api.h"
 #include "server/http/cors.h"
-#include "server/http/errors.h"
 #include "server/http/request_id.h"
 #include "server/http/route_path.h"
 
@@ -74,7 +74,14 @@ class HeaderId {
 const std::vector<ServerRoutes::Route> ServerRoutes::kRoutes = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
+    {"POST", "/v1/messages", Access::kClient, nullptr, parse_messages, ErrorShape::kAnthropic},
+    {"POST", "/v1/messages/count_tokens", Access::kClient, &ServerRoutes::count_tokens, nullptr,
+     ErrorShape::kAnthropic},
     {"POST", "/generate", Access::kClient, nullptr, parse_generate},
+    {"POST", "/v1/responses", Access::kClient, nullptr, nullptr, ErrorShape::kOpenAi, parse_responses},
+    {"GET", kResponsesPath, Access::kClient, &ServerRoutes::stored_responses, nullptr},
+    {"DELETE", kResponsesPath, Access::kClient, &ServerRoutes::stored_responses, nullptr},
+    {"POST", kResponsesPath, Access::kClient, &ServerRoutes::stored_responses, nullptr},
     {"GET", "/v1/models", Access::kClient, &ServerRoutes::plain<models_response>, nullptr},
     {"GET", "/v1/models/", Access::kClient, &ServerRoutes::plain<model_response>, nullptr},
     {"POST", "/tokenize", Access::kClient, &ServerRoutes::plain<tokenize_response>, nullptr},
@@ -139,8 +146,8 @@ std::optional<HttpResponse> ServerRoutes::respond_to_head(const HttpRequest& req
   return refusal;
 }
 
-HttpResponse ServerRoutes::shaped(ErrorShape errors, HttpResponse response) {
-  return errors == ErrorShape::kAnthropic ? to_anthropic_error(std::move(response)) : response;
+HttpResponse ServerRoutes::shape_error(const HttpRequest& request, HttpResponse error) {
+  return shaped(find_route(request).errors, std::move(error));
 }
 
 std::optional<HttpResponse> ServerRoutes::refuse(const HttpRequest& request, const Match& match) const {
@@ -163,13 +170,15 @@ void ServerRoutes::handle(const std::shared_ptr<HttpExchange>& exchange) {
     const Result<int64_t> bytes = parsed_json_bytes(request.body);
     if (!bytes.ok()) return exchange->respond(shaped(found.errors, error_response(bytes.status())));
     if (!exchange->hold(*bytes))
-      return exchange->respond(error_response(
-          unavailable("the parsed JSON of incoming requests needs more than max_buffered_bytes=" +
-                      std::to_string(config_.max_buffered_bytes) + " bytes of memory")));
+      return exchange->respond(shaped(
+          found.errors, error_response(unavailable(
+                            "the parsed JSON of incoming requests needs more than max_buffered_bytes=" +
+                            std::to_string(config_.max_buffered_bytes) + " bytes of memory"))));
   }
   if (found.plain != nullptr)
     return exchange->respond(shaped(found.errors, (this->*found.plain)(engine, request)));
-  if (found.generate == nullptr) return run(engine, exchange, make_health_probe());
+  if (found.generate == nullptr && found.generate_stored == nullptr)
+    return run(engine, exchange, make_health_probe());
   generate(engine, found, exchange);
 }
 
@@ -181,7 +190,12 @@ void ServerRoutes::generate(Engine& engine, const Route& r, const std::shared_pt
   Fields fields(*body);
   check_model(engine.info(), config_, fields);
   GenerationCall call;
-  if (fields.ok()) call = r.generate(engine, fields);
+  if (fields.ok() && r.generate != nullptr) call = r.generate(engine, fields);
+  if (fields.ok() && r.generate_stored != nullptr) {
+    const ResponseAccess access{responses_, client_key(config_, exchange->request()),
+                                [&exchange](int64_t bytes) { return exchange->hold(bytes); }};
+    call = r.generate_stored(engine, access, fields);
+  }
   read_prefill_node(engine, fields, call);
   std::vector<std::string> unknown = fields.unknown();
   if (header_id.is_used()) std::erase(unknown, HeaderId::kField);
@@ -215,6 +229,20 @@ HttpResponse ServerRoutes::health(const HttpRequest& request) const {
   if (draining_.load()) return error_response(unavailable("the server is shutting down"));
   if (engine_.load() == nullptr) return error_response(unavailable("the model is still loading"));
   return json_response({{"status", "ok"}});
+}
+
+HttpResponse ServerRoutes::stored_responses(Engine&, const HttpRequest& request) {
+  return stored_response(responses_, client_key(config_, request), request);
+}
+
+HttpResponse ServerRoutes::count_tokens(Engine& engine, const HttpRequest& request) {
+  const Result<json> body = parse_json(request.body);
+  if (!body.ok()) return error_response(body.status());
+  Fields fields(*body);
+  check_model(engine.info(), config_, fields);
+  const int64_t count = fields.ok() ? count_message_tokens(engine, fields) : 0;
+  if (!fields.ok()) return error_response(fields.error(), fields.param());
+  return json_response({{"input_tokens", count}});
 }
 
 HttpResponse ServerRoutes::abort_request(Engine& engine, const HttpRequest& request) {

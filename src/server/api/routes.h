@@ -15,8 +15,11 @@
 #include "fp4moe/engine.h"
 #include "fp4moe/server.h"
 #include "server/api/generation.h"
+#include "server/api/response_items.h"
+#include "server/api/response_store.h"
 #include "server/api/route_context.h"
 #include "server/http/auth.h"
+#include "server/http/errors.h"
 #include "server/http/http.h"
 #include "server/json.h"
 #include "server/observe/load_history.h"
@@ -24,15 +27,13 @@
 
 namespace fp4moe {
 
-enum class ErrorShape { kOpenAi, kAnthropic };
-
 // Thread-safe.
-// Large because each route that responds immediately is a method.
+// Large because each route that generates nothing is a method.
 class ServerRoutes {
  public:
   // `gauges` reads the gauges of the HTTP server. It is called only after set_engine().
   ServerRoutes(const ServerConfig& config, std::function<HttpGauges()> gauges)
-      : config_(config), gauges_(std::move(gauges)) {}
+      : config_(config), gauges_(std::move(gauges)), responses_(config.max_stored_response_bytes) {}
 
   // Until this call, every route except the chat page returns 503.
   void set_engine(Engine& engine);
@@ -46,10 +47,13 @@ class ServerRoutes {
   // Handles a request that respond_to_head() let through.
   void handle(const std::shared_ptr<HttpExchange>& exchange);
   void count_response(const HttpRequest& request, int status);
+  // Returns an OpenAI error response in the shape of the request's API.
+  static HttpResponse shape_error(const HttpRequest& request, HttpResponse error);
 
  private:
   using Plain = HttpResponse (ServerRoutes::*)(Engine&, const HttpRequest&);
   using Generate = GenerationCall (*)(const Engine&, Fields&);
+  using GenerateStored = GenerationCall (*)(const Engine&, const ResponseAccess&, Fields&);
   struct Route {
     const char* method;
     const char* path;
@@ -57,6 +61,7 @@ class ServerRoutes {
     Plain plain;        // responds immediately; null: a generation route
     Generate generate;  // parses a generation request; null if `plain` is set, and for the one-token probe
     ErrorShape errors = ErrorShape::kOpenAi;
+    GenerateStored generate_stored = nullptr;  // instead of `generate`: also uses the stored responses
   };
   static const std::vector<Route> kRoutes;
   struct Match {
@@ -67,7 +72,6 @@ class ServerRoutes {
   };
   static Match find_route(const HttpRequest& request);
   static bool is_generation(const Route* r) { return r != nullptr && r->plain == nullptr; }
-  static HttpResponse shaped(ErrorShape errors, HttpResponse response);
 
   std::optional<HttpResponse> refuse(const HttpRequest& request, const Match& match) const;
   void generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange);
@@ -80,6 +84,8 @@ class ServerRoutes {
   HttpResponse plain(Engine& engine, const HttpRequest& request) {
     return respond({engine, config_, started_at_}, request);
   }
+  HttpResponse stored_responses(Engine& engine, const HttpRequest& request);
+  HttpResponse count_tokens(Engine& engine, const HttpRequest& request);
   HttpResponse abort_request(Engine& engine, const HttpRequest& request);
   HttpResponse openapi(Engine& engine, const HttpRequest& request);
   HttpResponse metrics(Engine& engine, const HttpRequest& request);
@@ -98,6 +104,7 @@ class ServerRoutes {
   const int64_t started_at_ = std::time(nullptr);
   Metrics metrics_;
   std::shared_ptr<LiveRequests> live_ = std::make_shared<LiveRequests>();
+  ResponseStore responses_;
   std::mutex warned_mutex_;
   std::set<std::string> warned_;
   std::optional<LoadWatch> load_watch_;  // constructed before engine_ is set

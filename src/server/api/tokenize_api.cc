@@ -34,8 +34,7 @@ std::vector<int32_t> chat_ids(const Engine& engine, Fields& fields) {
   fields.refuse("add_special_tokens", false);  // the template contains them
   const ChatInput input = read_chat_input(engine, fields);
   if (!fields.ok()) return {};
-  const std::string prompt = render_chat(engine, fields, input);
-  return fields.ok() ? encode_rendered(engine, fields, prompt, input.messages.mark) : std::vector<int32_t>();
+  return render_chat(engine, fields, input).ids;
 }
 
 IdLists text_ids(const Engine& engine, Fields& fields, const std::string& name, bool add_special_tokens) {
@@ -150,9 +149,9 @@ HttpResponse apply_template_response(const RouteContext& context, const HttpRequ
   Fields fields(*body);
   check_model(context.engine.info(), context.config, fields);
   const ChatInput input = read_chat_input(context.engine, fields);
-  const std::string prompt = fields.ok() ? render_chat(context.engine, fields, input) : "";
+  const ChatPrompt prompt = fields.ok() ? render_chat(context.engine, fields, input) : ChatPrompt();
   if (!fields.ok()) return error_response(fields.error(), fields.param());
-  return json_response({{"prompt", without_marks(prompt, input.messages.mark)}});
+  return json_response({{"prompt", without_marks(prompt.text, input.messages.mark)}});
 }
 
 }  // namespace fp4moe

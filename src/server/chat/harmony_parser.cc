@@ -35,9 +35,9 @@ class HarmonyParser final : public OutputParser {
     for (;;) {
       const FoundMarker found = find_marker(held_, kMarkers);
       take_text(std::string_view(held_).substr(0, found.at), parts);
-      held_.erase(0, found.at);
+      consume(found.at);
       if (found.marker < 0) return;
-      held_.erase(0, kMarkers[static_cast<size_t>(found.marker)].size());
+      consume(kMarkers[static_cast<size_t>(found.marker)].size());
       take_marker(static_cast<Marker>(found.marker), parts);
     }
   }
@@ -137,11 +137,16 @@ class HarmonyParser final : public OutputParser {
   void put(Kind kind, std::string_view text, OutputParts& parts) {
     if (text.empty()) return;
     is_empty_ = false;
-    parts.push_back({kind, std::string(text)});
+    parts.push_back({kind, std::string(text), num_consumed_});
+  }
+  void consume(size_t size) {
+    held_.erase(0, size);
+    num_consumed_ += size;
   }
 
   State state_ = State::kFirst;
   std::string held_, header_, channel_, recipient_;
+  size_t num_consumed_ = 0;  // bytes before held_
   Kind kind_ = Kind::kContent;
   bool is_empty_ = true;  // the current message has no text yet
 };

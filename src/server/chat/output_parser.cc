@@ -31,7 +31,7 @@ class ThinkParser final : public OutputParser {
 
   void finish(OutputParts& parts) override {
     if (state_ == State::kInside) {
-      add_reasoning(std::exchange(held_, {}), parts);
+      add_reasoning(held_.size(), parts);
     } else if (state_ == State::kBefore) {
       rest_->push(std::exchange(held_, {}), parts);
     }
@@ -47,7 +47,7 @@ class ThinkParser final : public OutputParser {
     const size_t first = std::min(held_.find_first_not_of(kSpace), held_.size());
     const std::string_view text = std::string_view(held_).substr(first);
     if (text.starts_with(kBegin)) {
-      held_.erase(0, first + kBegin.size());
+      consume(first + kBegin.size());
       state_ = State::kInside;
     } else if (!kBegin.starts_with(text)) {
       state_ = State::kAfter;
@@ -57,10 +57,9 @@ class ThinkParser final : public OutputParser {
 
   void look_for_end(OutputParts& parts) {
     const FoundMarker found = find_marker(held_, {kEnd});
-    add_reasoning(held_.substr(0, found.at), parts);
-    held_.erase(0, found.at);
+    add_reasoning(found.at, parts);
     if (found.marker < 0) return;
-    held_.erase(0, kEnd.size());
+    consume(kEnd.size());
     state_ = State::kAfter;
     skips_space_ = true;
     push_rest(std::exchange(held_, {}), parts);
@@ -75,19 +74,34 @@ class ThinkParser final : public OutputParser {
     rest_->push(text, parts);
   }
 
-  void add_reasoning(std::string_view text, OutputParts& parts) {
-    std::string certain = reasoning_.push(text);
-    if (!certain.empty()) parts.push_back({OutputPart::Kind::kReasoning, std::move(certain)});
+  // Consumes the first `size` held bytes as reasoning.
+  void add_reasoning(size_t size, OutputParts& parts) {
+    std::string certain = reasoning_.push(std::string_view(held_).substr(0, size));
+    consume(size);
+    const size_t at = num_consumed_ - reasoning_.num_held() - certain.size();
+    if (!certain.empty()) parts.push_back({OutputPart::Kind::kReasoning, std::move(certain), at});
+  }
+
+  void consume(size_t size) {
+    held_.erase(0, size);
+    num_consumed_ += size;
   }
 
   State state_;
   bool skips_space_ = false;
   std::string held_;
+  size_t num_consumed_ = 0;  // bytes before held_, while the state is not kAfter
   TrimmedText reasoning_;
   const std::unique_ptr<OutputParser> rest_;
 };
 
 }  // namespace
+
+bool is_reported(const OutputPart& part, bool parallel_calls, int64_t& num_calls) {
+  if (part.kind == OutputPart::Kind::kCall) ++num_calls;
+  const bool is_call = part.kind == OutputPart::Kind::kCall || part.kind == OutputPart::Kind::kArguments;
+  return !is_call || parallel_calls || num_calls == 1;
+}
 
 FoundMarker find_marker(std::string_view text, const std::vector<std::string_view>& markers) {
   FoundMarker found{text.size(), -1};

@@ -2,6 +2,8 @@
 // not depend on how the stream was cut into pieces.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -18,9 +20,14 @@ struct OutputPart {
   };
   Kind kind = Kind::kContent;
   std::string text;
-  bool operator==(const OutputPart&) const = default;
+  size_t at = 0;  // kReasoning: the offset in the parser's whole input at which the text starts
+  bool operator==(const OutputPart& other) const { return kind == other.kind && text == other.text; }
 };
 using OutputParts = std::vector<OutputPart>;
+
+// Counts calls in `num_calls`. Returns whether the part is reported: without `parallel_calls` only the first
+// call is.
+bool is_reported(const OutputPart& part, bool parallel_calls, int64_t& num_calls);
 
 class OutputParser {
  public:
@@ -64,6 +71,7 @@ class TrimmedText {
   // Returns the text that is now known not to be trailing space.
   std::string push(std::string_view text);
   bool is_empty() const { return is_empty_; }
+  size_t num_held() const { return space_.size(); }  // bytes of white space held back
   // Returns and forgets the white space that was held back.
   std::string take_space();
 

@@ -67,9 +67,14 @@ std::optional<HttpResponse> refuse_access(const ServerConfig& config, Access acc
   return response;
 }
 
+std::string client_key(const ServerConfig& config, const HttpRequest& request) {
+  const int64_t key = sent_key(config.api_keys, request);
+  return key >= 0 ? "key " + std::to_string(key) : "";
+}
+
 std::string client_of(const ServerConfig& config, const HttpExchange& exchange) {
-  const int64_t key = sent_key(config.api_keys, exchange.request());
-  return key >= 0 ? "key " + std::to_string(key) : "address " + exchange.peer();
+  const std::string key = client_key(config, exchange.request());
+  return key.empty() ? "address " + exchange.peer() : key;
 }
 
 }  // namespace fp4moe

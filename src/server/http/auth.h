@@ -21,6 +21,10 @@ Status check_keys(const ServerConfig& config);
 std::optional<HttpResponse> refuse_access(const ServerConfig& config, Access access,
                                           const HttpRequest& request);
 
+// Identifies the key that the client sent among ServerConfig::api_keys; empty if it is not one of them, or if
+// there are none. The result does not contain the key.
+std::string client_key(const ServerConfig& config, const HttpRequest& request);
+
 // Identifies the client for Request::client: by its key if the key is configured, else by its address. The
 // result does not contain the key.
 std::string client_of(const ServerConfig& config, const HttpExchange& exchange);

@@ -43,9 +43,9 @@ std::optional<HttpResponse> respond_to_preflight(const ServerConfig& config, con
   HttpResponse response;
   response.content_type = "text/plain";
   const std::string& asked = request.access_control_request_headers;
-  response.extra_headers = "Access-Control-Allow-Methods: GET, HEAD, POST\r\nAccess-Control-Allow-Headers: " +
-                           (asked.empty() ? "Authorization, Content-Type" : asked) +
-                           "\r\nAccess-Control-Max-Age: 600\r\n";
+  response.extra_headers =
+      "Access-Control-Allow-Methods: GET, HEAD, POST, DELETE\r\nAccess-Control-Allow-Headers: " +
+      (asked.empty() ? "Authorization, Content-Type" : asked) + "\r\nAccess-Control-Max-Age: 600\r\n";
   return response;
 }
 

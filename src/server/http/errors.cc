@@ -64,13 +64,22 @@ json anthropic_error_object(int http_status, const std::string& message) {
   return {{"type", "error"}, {"error", {{"type", type}, {"message", message}}}};
 }
 
-HttpResponse to_anthropic_error(HttpResponse response) {
-  if (response.status < 400) return response;
+HttpResponse shaped(ErrorShape shape, HttpResponse response) {
+  if (shape == ErrorShape::kOpenAi || response.status < 400) return response;
   const Result<json> body = parse_json(response.body);
   if (!body.ok() || !body->contains("error")) return response;
-  response.body =
-      to_text(anthropic_error_object(response.status, (*body)["error"].value("message", std::string())));
+  const json& error = (*body)["error"];
+  std::string message = error.value("message", std::string());
+  // Claude Code shortens a conversation if the error has these words.
+  if (error.value("code", json()) == "context_length_exceeded") message.insert(0, "prompt is too long: ");
+  response.body = to_text(anthropic_error_object(response.status, message));
   return response;
+}
+
+std::string last_events(ErrorShape shape, const Status& status) {
+  if (shape == ErrorShape::kOpenAi) return "data: " + error_body(status, "") + "\n\ndata: [DONE]\n\n";
+  const json error = anthropic_error_object(http_status(status.code()), status.message());
+  return "event: error\ndata: " + to_text(error) + "\n\n";
 }
 
 HttpResponse error_response(const Status& status, const std::string& param) {

@@ -9,6 +9,9 @@
 
 namespace fp4moe {
 
+// The API whose error objects a route's responses have.
+enum class ErrorShape { kOpenAi, kAnthropic };
+
 int http_status(StatusCode code);
 
 // {"error":{"message","type","param","code"}}; an empty `param` becomes null.
@@ -20,7 +23,9 @@ HttpResponse error_response(const Status& status, const std::string& param = "")
 
 // Anthropic's error object: {"type":"error","error":{"type","message"}}, with its type for an HTTP status.
 json anthropic_error_object(int http_status, const std::string& message);
-// An OpenAI error response in Anthropic's shape; other responses are returned unchanged.
-HttpResponse to_anthropic_error(HttpResponse response);
+// An OpenAI error response in another shape; other responses are returned unchanged.
+HttpResponse shaped(ErrorShape shape, HttpResponse response);
+// The server-sent events, as text, that end a stream with an error.
+std::string last_events(ErrorShape shape, const Status& status);
 
 }  // namespace fp4moe

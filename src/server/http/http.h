@@ -81,6 +81,9 @@ using HttpHandler = std::function<void(std::shared_ptr<HttpExchange>)>;
 using HttpGate = std::function<std::optional<HttpResponse>(const HttpRequest& head)>;
 // Called with each response's status when the response starts; `request` is empty if it could not be parsed.
 using ResponseHook = std::function<void(const HttpRequest& request, int status)>;
+// Returns an error response of the HTTP server itself in the shape that the request's API uses; `head` is
+// empty if it could not be read.
+using ErrorShaper = std::function<HttpResponse(const HttpRequest& head, HttpResponse error)>;
 
 // Listens, parses and enforces timeouts; refuses requests from foreign pages (server/http/origin.h), passes
 // each head to `gate`, and calls `handler` for each complete request, one at a time per connection.
@@ -88,7 +91,8 @@ using ResponseHook = std::function<void(const HttpRequest& request, int status)>
 class HttpServer {
  public:
   static Result<std::unique_ptr<HttpServer>> make(const ServerConfig& config, HttpHandler handler,
-                                                  ResponseHook on_response = {}, HttpGate gate = {});
+                                                  ResponseHook on_response = {}, HttpGate gate = {},
+                                                  ErrorShaper shape = {});
   virtual ~HttpServer() = default;  // joins the threads; nothing may post() any more
   virtual int port() const = 0;
   virtual int64_t open_connections() const = 0;

@@ -32,6 +32,7 @@ struct ConnectionShared {
   const ServerConfig config;
   const HttpHandler handler;
   HttpGate gate;
+  ErrorShaper shape;
   ResponseHook on_response;
   bool is_loopback = false;      // whether the listener's address is a loopback address
   std::atomic<int64_t> open{0};  // connections
@@ -99,6 +100,7 @@ class Connection final : public HttpExchange,
   bool parse_some();
   bool take_head();
   bool make_room_for_body();
+  HttpResponse shaped(HttpResponse error) const;
   void respond_to_head(HttpResponse response);
   void respond_and_close(HttpResponse response);
   void refuse(int status, const std::string& problem);

@@ -109,6 +109,7 @@ bool Connection::parse_some() {
     parser_->header_limit(static_cast<uint32_t>(shared_.config.max_header_bytes));
     parser_->body_limit(boost::none);  // set after the head is checked
     head_bytes_ = head_lines_ = 0;
+    request_ = {};
     read_deadline_ = seconds_from_now(shared_.config.request_timeout_seconds);
     look_in(looks_apart());
   }
@@ -146,10 +147,12 @@ bool Connection::take_head() {
   request_ = std::move(head->request);
   content_length_ = head->content_length;
   std::optional<HttpResponse> response = refuse_foreign(shared_.config, shared_.is_loopback, request_);
+  if (response) response = shaped(std::move(*response));
   if (!response && shared_.gate) response = shared_.gate(request_);
   if (!response && content_length_.value_or(0) > static_cast<uint64_t>(shared_.config.max_body_bytes)) {
     response = error_response(invalid_argument(too_large(shared_.config.max_body_bytes)));
     response->status = 413;
+    response = shaped(std::move(*response));
   }
   if (response) return respond_to_head(std::move(*response)), false;
   parser_->body_limit(static_cast<uint64_t>(shared_.config.max_body_bytes));
@@ -175,6 +178,11 @@ bool Connection::make_room_for_body() {
   return true;
 }
 
+// An error of this file in the shape of the request's API.
+HttpResponse Connection::shaped(HttpResponse error) const {
+  return shared_.shape ? shared_.shape(request_, std::move(error)) : error;
+}
+
 // Responds from the head alone. Keeps the connection open if there is no body or if all of it can be skipped
 // in in_.
 void Connection::respond_to_head(HttpResponse response) {
@@ -195,9 +203,10 @@ void Connection::respond_and_close(HttpResponse response) {
 }
 
 void Connection::refuse(int status, const std::string& problem) {
-  request_ = {};
   HttpResponse response = error_response(invalid_argument(problem));
   response.status = status;
+  response = shaped(std::move(response));
+  request_ = {};
   respond_and_close(std::move(response));
 }
 
@@ -213,9 +222,9 @@ void Connection::refuse_for_memory() {
   if (closed_ || busy_) return;
   in_.clear();
   in_.shrink_to_fit();
-  respond_and_close(error_response(unavailable(
+  respond_and_close(shaped(error_response(unavailable(
       "incoming requests hold more than max_buffered_bytes=" + std::to_string(shared_.memory.limit()) +
-      " in memory, and this one is the largest")));
+      " in memory, and this one is the largest"))));
 }
 
 void Connection::give_way() {
@@ -247,9 +256,9 @@ void Connection::dispatch() {
   const bool is_small = request_.body.size() <= kSmallBodyBytes;
   if (!is_small && shared_.queued_bytes.load() > shared_.memory.limit() / 4) {
     respond(
-        error_response(unavailable("requests that wait for a worker hold more than a quarter of "
-                                   "max_buffered_bytes=" +
-                                   std::to_string(shared_.memory.limit()))));
+        shaped(error_response(unavailable("requests that wait for a worker hold more than a quarter of "
+                                          "max_buffered_bytes=" +
+                                          std::to_string(shared_.memory.limit())))));
     return forget_body();
   }
   queued_bytes_ = is_small ? 0 : static_cast<int64_t>(request_.body.size());
@@ -262,7 +271,7 @@ void Connection::handle() {
     shared_.handler(shared_from_this());
   } catch (const std::exception& error) {  // out of memory, or a bug here
     shared_.log(LogLevel::kError, "request failed: " + request_.path.substr(0, 200) + ": " + error.what());
-    respond(error_response(internal_error(error.what())));
+    respond(shaped(error_response(internal_error(error.what()))));
   }
   forget_body();
 }

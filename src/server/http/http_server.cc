@@ -53,13 +53,15 @@ Status check_limits(const ServerConfig& c) {
 
 class AsioHttpServer final : public HttpServer {
  public:
-  AsioHttpServer(const ServerConfig& config, HttpHandler handler, ResponseHook on_response, HttpGate gate)
+  AsioHttpServer(const ServerConfig& config, HttpHandler handler, ResponseHook on_response, HttpGate gate,
+                 ErrorShaper shape)
       : shared_(config, std::move(handler)),
         acceptor_(asio::make_strand(io_)),
         retry_timer_(acceptor_.get_executor()),
         work_(io_.get_executor()) {
     shared_.on_response = std::move(on_response);
     shared_.gate = std::move(gate);
+    shared_.shape = std::move(shape);
   }
 
   ~AsioHttpServer() override {
@@ -195,10 +197,11 @@ class AsioHttpServer final : public HttpServer {
 }  // namespace
 
 Result<std::unique_ptr<HttpServer>> HttpServer::make(const ServerConfig& config, HttpHandler handler,
-                                                     ResponseHook on_response, HttpGate gate) {
+                                                     ResponseHook on_response, HttpGate gate,
+                                                     ErrorShaper shape) {
   if (Status status = check_limits(config); !status.ok()) return status;
-  auto server =
-      std::make_unique<AsioHttpServer>(config, std::move(handler), std::move(on_response), std::move(gate));
+  auto server = std::make_unique<AsioHttpServer>(config, std::move(handler), std::move(on_response),
+                                                 std::move(gate), std::move(shape));
   if (Status status = server->listen(); !status.ok()) return status;
   return std::unique_ptr<HttpServer>(std::move(server));
 }

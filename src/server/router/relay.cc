@@ -5,7 +5,6 @@
 #include <string_view>
 #include <utility>
 
-#include "server/http/errors.h"
 #include "server/http/request_id.h"
 #include "server/json.h"
 #include "server/router/upstream.h"
@@ -30,8 +29,8 @@ size_t events_end(std::string_view text, size_t num_new) {
 // Runs on the exchange: upstream events are posted to it.
 class Relay : public std::enable_shared_from_this<Relay> {
  public:
-  Relay(const RelayContext& context, std::shared_ptr<HttpExchange> exchange)
-      : context_(context), exchange_(std::move(exchange)) {
+  Relay(const RelayContext& context, std::shared_ptr<HttpExchange> exchange, ErrorShape errors)
+      : context_(context), exchange_(std::move(exchange)), errors_(errors) {
     context_.num_live.fetch_add(1);
   }
   ~Relay() {
@@ -43,10 +42,9 @@ class Relay : public std::enable_shared_from_this<Relay> {
     if (is_generation) {
       Result<json> body = parse_json(exchange_->request().body);
       if (body.ok() && !body->is_object()) body = invalid_argument("the body is not a JSON object");
-      if (!body.ok()) return exchange_->respond(error_response(body.status()));
+      if (!body.ok()) return exchange_->respond(shaped(errors_, error_response(body.status())));
       prefill_ = context_.nodes.acquire("prefill");
-      if (!prefill_)
-        return exchange_->respond(error_response(unavailable(context_.nodes.problems("prefill"))));
+      if (!prefill_) return respond(503, context_.nodes.problems("prefill"));
       const RouterNode node = context_.nodes.node(prefill_.index());
       (*body)["bootstrap_host"] = node.url.host;
       (*body)["bootstrap_port"] = node.bootstrap_port;
@@ -163,7 +161,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
   void fail(int status, const std::string& problem) {
     if (!head_.is_event_stream()) return respond(status, problem);
     close();
-    exchange_->write("data: " + error_body(unavailable(problem), "") + "\n\ndata: [DONE]\n\n");
+    exchange_->write(last_events(errors_, unavailable(problem)));
     exchange_->finish();
   }
 
@@ -171,7 +169,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
     close();
     HttpResponse response = error_response(unavailable(problem));
     response.status = status;
-    exchange_->respond(std::move(response));
+    exchange_->respond(shaped(errors_, std::move(response)));
   }
 
   // Called when the client has disconnected: closing the upstream connection cancels the request on the node.
@@ -191,6 +189,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
 
   const RelayContext context_;
   const std::shared_ptr<HttpExchange> exchange_;
+  const ErrorShape errors_;
   std::string body_;
   std::string collected_;  // a stream's bytes that are not forwarded yet
   int64_t num_held_ = 0;   // this request's share of context_.held_bytes
@@ -204,12 +203,13 @@ class Relay : public std::enable_shared_from_this<Relay> {
 
 }  // namespace
 
-void relay_generation(const RelayContext& context, std::shared_ptr<HttpExchange> exchange) {
-  std::make_shared<Relay>(context, std::move(exchange))->start(/*is_generation=*/true);
+void relay_generation(const RelayContext& context, std::shared_ptr<HttpExchange> exchange,
+                      ErrorShape errors) {
+  std::make_shared<Relay>(context, std::move(exchange), errors)->start(/*is_generation=*/true);
 }
 
-void relay_plain(const RelayContext& context, std::shared_ptr<HttpExchange> exchange) {
-  std::make_shared<Relay>(context, std::move(exchange))->start(/*is_generation=*/false);
+void relay_plain(const RelayContext& context, std::shared_ptr<HttpExchange> exchange, ErrorShape errors) {
+  std::make_shared<Relay>(context, std::move(exchange), errors)->start(/*is_generation=*/false);
 }
 
 }  // namespace fp4moe

@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 
+#include "server/http/errors.h"
 #include "server/http/http.h"
 #include "server/router/node_table.h"
 
@@ -25,7 +26,7 @@ struct RelayContext {
 // forwarded event by event, any other response once it is complete. Errors: 503 no node is up, or the router
 // holds too many response bytes; 502 the response is malformed or too long, or the node died before its end;
 // 504 a deadline passed. A stream that breaks ends with an error event.
-void relay_generation(const RelayContext& context, std::shared_ptr<HttpExchange> exchange);
-void relay_plain(const RelayContext& context, std::shared_ptr<HttpExchange> exchange);
+void relay_generation(const RelayContext& context, std::shared_ptr<HttpExchange> exchange, ErrorShape errors);
+void relay_plain(const RelayContext& context, std::shared_ptr<HttpExchange> exchange, ErrorShape errors);
 
 }  // namespace fp4moe

@@ -33,6 +33,7 @@ enum class Target { kRouter, kDecodeNode, kGeneration };
 constexpr struct Route {
   const char *method, *path;
   Target target;
+  ErrorShape errors = ErrorShape::kOpenAi;
 } kRoutes[] = {
     {"GET", "/health", Target::kRouter},
     {"GET", "/ping", Target::kRouter},
@@ -40,6 +41,8 @@ constexpr struct Route {
     {"GET", "/workers", Target::kRouter},
     {"POST", "/v1/chat/completions", Target::kGeneration},
     {"POST", "/v1/completions", Target::kGeneration},
+    {"POST", "/v1/messages", Target::kGeneration, ErrorShape::kAnthropic},
+    {"POST", "/v1/messages/count_tokens", Target::kDecodeNode, ErrorShape::kAnthropic},
     {"POST", "/generate", Target::kGeneration},
     {"POST", "/tokenize", Target::kDecodeNode},
     {"POST", "/detokenize", Target::kDecodeNode},
@@ -66,6 +69,12 @@ bool has_path(const Route& route, const std::string& path) {
 
 bool has_method(const Route& route, const std::string& method) {
   return method == route.method || (method == "HEAD" && route.method == std::string_view("GET"));
+}
+
+ErrorShape errors_of(const std::string& path) {
+  for (const Route& route : kRoutes)
+    if (has_path(route, path)) return route.errors;
+  return ErrorShape::kOpenAi;
 }
 
 Status check_limits(const RouterConfig& c) {
@@ -100,7 +109,11 @@ class RouterImpl final : public Router {
     if (Status status = check_origins(config_.http); !status.ok()) return status;
     if (Status status = check_limits(config_); !status.ok()) return status;
     if (Status status = nodes_.add(config_); !status.ok()) return status;
-    auto http = HttpServer::make(config_.http, [this](const std::shared_ptr<HttpExchange>& e) { route(e); });
+    auto http = HttpServer::make(
+        config_.http, [this](const std::shared_ptr<HttpExchange>& e) { route(e); }, {}, {},
+        [](const HttpRequest& head, HttpResponse error) {
+          return shaped(errors_of(head.path), std::move(error));
+        });
     if (!http.ok()) return http.status();
     http_ = std::move(http).value();
     for (size_t node = 0; node < nodes_.size(); ++node) timers_.emplace_back(io_);
@@ -132,6 +145,7 @@ class RouterImpl final : public Router {
     const HttpRequest& request = exchange->request();
     if (auto preflight = respond_to_preflight(config_.http, request)) return exchange->respond(*preflight);
     const Route* found = nullptr;
+    const ErrorShape errors = errors_of(request.path);
     std::string allowed;
     for (const Route& r : kRoutes) {
       if (!has_path(r, request.path)) continue;
@@ -146,13 +160,13 @@ class RouterImpl final : public Router {
           invalid_argument("the method must be " + allowed + ", got " + excerpt(request.method)));
       response.status = 405;
       response.extra_headers = "Allow: " + allowed + "\r\n";
-      return exchange->respond(std::move(response));
+      return exchange->respond(shaped(errors, std::move(response)));
     }
     if (found->target == Target::kRouter) return exchange->respond(own_response(found->path));
     if (draining_.load())
-      return exchange->respond(error_response(unavailable("the router is shutting down")));
-    if (found->target == Target::kGeneration) return relay_generation(relays_, exchange);
-    relay_plain(relays_, exchange);
+      return exchange->respond(shaped(errors, error_response(unavailable("the router is shutting down"))));
+    if (found->target == Target::kGeneration) return relay_generation(relays_, exchange, errors);
+    relay_plain(relays_, exchange, errors);
   }
 
   HttpResponse own_response(const std::string& path) const {

@@ -1,4 +1,4 @@
-// Fields of OpenAI's legacy API, vLLM and llama-server: mapped to what is here, or refused by name.
+// Fields of OpenAI's legacy API, vLLM and llama-server: mapped to ours, or refused by name.
 #include <gtest/gtest.h>
 
 #include "server/api/openai_requests.h"
@@ -215,6 +215,19 @@ TEST(ChatFields, ReasoningUnderBothNames) {
   EXPECT_EQ(message["content"], "Yes.");
   message = ok(s, kChat, with(text, {{"reasoning_format", "none"}}))["choices"][0]["message"];
   EXPECT_EQ(message["content"], text);
+}
+
+TEST(ChatFields, UsageCountsReasoningTokens) {
+  TestServer s(FakeOptions{.chat_template = "<think></think>"});
+  json body = with("<think>Hm.</think>Yes.", json::object());
+  const json details = {{"reasoning_tokens", 3}};  // one token per byte
+  EXPECT_EQ(ok(s, kChat, body)["usage"]["completion_tokens_details"], details);
+  body.update({{"stream", true}, {"stream_options", {{"include_usage", true}}}});
+  const auto events = parse_events(http_post(s.port, kChat, body.dump()).body);
+  EXPECT_EQ(events.at(events.size() - 2)["usage"]["completion_tokens_details"], details);
+  const json plain = ok(s, kChat, with("Yes.", json::object()));
+  EXPECT_EQ(plain["usage"]["completion_tokens_details"]["reasoning_tokens"], 0);
+  EXPECT_FALSE(ok(s, kText, {{"prompt", "Yes."}})["usage"].contains("completion_tokens_details"));
 }
 
 TEST(OpenAiFields, UsageInEveryEvent) {

@@ -160,6 +160,14 @@ TEST(Routes, HaveTwoNamesEach) {
   for (const char* path :
        {"/models", "/v1/health", "/health/", "/v1/metrics", "/openapi.json/", "/chat/", "/"})
     EXPECT_EQ(http_get(s.port, path).status, 200) << path;
+  for (const char* path : {"/messages", "/messages/count_tokens/"})
+    EXPECT_EQ(
+        http_post(s.port, path, R"({"messages":[{"role":"user","content":"ab"}],"max_tokens":2})").status,
+        200)
+        << path;
+  const json stored = body_of(http_post(s.port, "/responses/", R"({"input":"ab"})"));
+  for (const char* path : {"/responses/", "/v1/responses/"})
+    EXPECT_EQ(get(s, path + stored["id"].get<std::string>())["id"], stored["id"]) << path;
   EXPECT_EQ(http_get(s.port, "/chat/completions/").headers.at("allow"), "POST");
   for (const char* path : {"/v1/chat", "/v1", "/v1/", "/v1/nope", "/v1/v1/models"})
     EXPECT_EQ(http_get(s.port, path).status, 404) << path;

@@ -25,7 +25,8 @@ TEST(Chat, WholeAnswer) {
   EXPECT_EQ(body["usage"], (json{{"prompt_tokens", 5},
                                  {"completion_tokens", 6},
                                  {"total_tokens", 11},
-                                 {"prompt_tokens_details", {{"cached_tokens", 4}}}}));
+                                 {"prompt_tokens_details", {{"cached_tokens", 4}}},
+                                 {"completion_tokens_details", {{"reasoning_tokens", 0}}}}));
 }
 
 TEST(Chat, StreamHasRoleTextFinishUsageAndDone) {

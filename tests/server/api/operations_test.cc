@@ -247,7 +247,7 @@ TEST(Cors, PreflightNeedsNoKey) {
   const HttpAnswer answer = client.receive();
   EXPECT_EQ(answer.status, 200);
   EXPECT_EQ(answer.headers.at("access-control-allow-origin"), "*");
-  EXPECT_EQ(answer.headers.at("access-control-allow-methods"), "GET, HEAD, POST");
+  EXPECT_EQ(answer.headers.at("access-control-allow-methods"), "GET, HEAD, POST, DELETE");
   EXPECT_EQ(answer.headers.at("access-control-allow-headers"), "authorization,x-y");
   client.send(get_request("/health"));
   EXPECT_EQ(client.receive().status, 200) << "the connection must stay open";

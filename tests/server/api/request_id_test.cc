@@ -134,6 +134,9 @@ TEST(RequestId, IsNotAnUnknownField) {
   config.strict_requests = true;
   TestServer s({}, config);
   EXPECT_EQ(http_post(s.port, kChat, chat("a"), with_id("mine")).status, 200);
+  const char* message = R"({"messages":[{"role":"user","content":"ab"}],"max_tokens":2})";
+  EXPECT_EQ(http_post(s.port, "/v1/messages", message, with_id("mine")).status, 200);
+  EXPECT_EQ(http_post(s.port, "/v1/responses", R"({"input":"ab"})", with_id("mine")).status, 200);
 }
 
 }  // namespace

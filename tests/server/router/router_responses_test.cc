@@ -135,6 +135,28 @@ TEST_F(RouterWithFakeNodes, AStreamThatBreaksEndsWithWholeEventsAndAnErrorEvent)
   }
 }
 
+TEST_F(RouterWithFakeNodes, ErrorsOfMessagesHaveAnthropicsShape) {
+  start();
+  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
+  const std::string whole = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
+  decode_.set("/v1/messages", [&](FakePeer& peer) { peer.send(kStreamHead + chunk(whole)); });
+  HttpAnswer answer = http_post(router_->port(), "/v1/messages", "{}");
+  EXPECT_EQ(answer.body.rfind(whole + R"(event: error
+data: {"type":"error","error":{"type":"overloaded_error","message":"decode node )",
+                              0),
+            0u)
+      << answer.body;
+  EXPECT_EQ(answer.body.find("[DONE]"), std::string::npos);
+  for (const std::string path : {"/v1/messages", "/v1/messages/count_tokens"}) {
+    EXPECT_EQ(json::parse(http_get(router_->port(), path).body).at("type"), "error");
+    ASSERT_TRUE(eventually([&] { return is_healthy(); }));
+    decode_.set(path, [](FakePeer&) {});
+    answer = http_post(router_->port(), path, "{}");
+    EXPECT_EQ(answer.status, 502);
+    EXPECT_EQ(json::parse(answer.body).at("error").at("type"), "api_error");
+  }
+}
+
 TEST_F(RouterWithFakeNodes, AStreamHasNoTotalLimitOfTimeOrBytes) {
   start();
   ASSERT_TRUE(eventually([&] { return is_healthy(); }));

@@ -1,0 +1,29 @@
+// Translates the fields of POST /v1/responses into those of a chat completion.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fp4moe/engine.h"
+#include "server/api/response_items.h"
+#include "server/api/response_store.h"
+#include "server/json.h"
+
+namespace fp4moe {
+
+struct ResponsesRequest {
+  json chat = json::object();  // the fields for read_chat_input() and add_chat()
+  json head = json::object();  // the response object without its id, times, status, output and usage
+  std::vector<json> input;     // this request's items
+  std::shared_ptr<const Turn> previous;
+  bool is_stored = false, stream = false;
+};
+
+// Records errors in `fields`, named by the fields of /v1/responses.
+ResponsesRequest read_responses_request(const Engine& engine, const ResponseAccess& access, Fields& fields);
+
+// The field of /v1/responses that ResponsesRequest::chat has under the name `chat`; empty: there is none.
+std::string responses_name(const std::string& chat);
+
+}  // namespace fp4moe
