@@ -278,7 +278,8 @@ int follow(EngineConfig config) {
 
 CLI::Option* add_revision_flag(CLI::App& subcommand, std::string& path, EngineConfig* config) {
   const auto revision = std::make_shared<std::string>();
-  subcommand.parse_complete_callback([&path, config, revision] {
+  subcommand.parse_complete_callback([&subcommand, &path, config, revision] {
+    if (!subcommand.remaining().empty()) return;  // unknown flags, which CLI11 refuses after this callback
     if (const Status status = find_in_cache(path, *revision, config); !status.ok())
       throw CLI::RuntimeError(report_error(status));
   });
