@@ -4,6 +4,7 @@ import sys
 import tempfile
 import unittest
 
+from demo_templates import TOOLS
 from serve_process import SKIPPED, Serve
 
 try:
@@ -20,18 +21,7 @@ GREEDY = {"temperature": 0}
 ADD = {"name": "add", "description": "Adds two numbers.",
        "input_schema": {"type": "object", "properties": {"a": {"enum": [12, 17]}, "b": {"enum": [5, -3]}},
                         "required": ["a", "b"], "additionalProperties": False}}
-# The demo checkpoints know neither tools nor reasoning, so these tests use other templates.
-TOOLS = """\
-{%- if tools %}<|im_start|>system
-{{ tools | tojson }}<|im_end|>
-{% endif %}
-{%- for m in messages %}<|im_start|>{{ m.role }}
-{{ m.content }}
-{%- for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>
-{% endfor %}
-{%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
-# With thinking on, the whole output is reasoning, because the models never end it.
+# The demo checkpoints don't reason. With thinking on, the whole output is reasoning, because they never end it.
 THINKING = """\
 {%- for m in messages %}<|im_start|>{{ m.role }}
 {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>

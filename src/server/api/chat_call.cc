@@ -43,8 +43,10 @@ ChatInput read_chat_input(const Engine& engine, Fields& fields) {
 
   SamplingParams& sampling = input.sampling = read_sampling(fields, engine.info().default_sampling);
   sampling.grammar = read_grammar(engine, fields);
+  const bool has_grammar = sampling.grammar.kind != GrammarSpec::Kind::kNone;
   read_response_format(engine, fields, sampling.grammar);
-  if (input.tools.is_forced && sampling.grammar.kind != GrammarSpec::Kind::kNone)
+  // A response format of JSON constrains only text, and a forced call leaves none: instructor sends both.
+  if (input.tools.is_forced && (has_grammar || sampling.grammar.kind == GrammarSpec::Kind::kStructuralTag))
     fields.fail("tool_choice", "requires a tool call, but another field constrains the output text");
   const int64_t max_tokens = read_max_tokens(fields, engine.info().context_length);
   sampling.max_new_tokens = fields.integer("max_completion_tokens", max_tokens, 0, INT32_MAX);

@@ -1,5 +1,7 @@
 #include "server/http/errors.h"
 
+#include <utility>
+
 namespace fp4moe {
 
 namespace {
@@ -36,7 +38,10 @@ int http_status(StatusCode code) { return row(code).http; }
 
 std::string error_body(const Status& status, const std::string& param) {
   const Row& r = row(status.code());
-  json error = {{"message", status.message()}, {"type", r.type}, {"param", nullptr}, {"code", nullptr}};
+  std::string message = status.message();
+  // LangChain and Claude Code recognize the error by these words.
+  if (status.code() == StatusCode::kDoesNotFit) message.insert(0, "prompt is too long: ");
+  json error = {{"message", std::move(message)}, {"type", r.type}, {"param", nullptr}, {"code", nullptr}};
   if (!param.empty()) error["param"] = param;
   if (r.openai_code != nullptr) error["code"] = r.openai_code;
   return to_text({{"error", std::move(error)}});
@@ -69,10 +74,7 @@ HttpResponse shaped(ErrorShape shape, HttpResponse response) {
   const Result<json> body = parse_json(response.body);
   if (!body.ok() || !body->contains("error")) return response;
   const json& error = (*body)["error"];
-  std::string message = error.value("message", std::string());
-  // Claude Code shortens a conversation if the error has these words.
-  if (error.value("code", json()) == "context_length_exceeded") message.insert(0, "prompt is too long: ");
-  response.body = to_text(anthropic_error_object(response.status, message));
+  response.body = to_text(anthropic_error_object(response.status, error.value("message", std::string())));
   return response;
 }
 

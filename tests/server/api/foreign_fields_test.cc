@@ -301,8 +301,9 @@ TEST(ContextOverflow, HasTheWordsThatClientsLookFor) {
   TestServer s(FakeOptions{.context_length = 8});
   const json error = refused(s, kChat, with("a prompt that is too long", json::object()));
   EXPECT_EQ(error["code"], "context_length_exceeded");
-  EXPECT_NE(error["message"].get<std::string>().find("This model's maximum context length is 8 tokens"),
-            std::string::npos);
+  const std::string message = error["message"];
+  EXPECT_TRUE(message.starts_with("prompt is too long: ")) << message;
+  EXPECT_NE(message.find("This model's maximum context length is 8 tokens"), std::string::npos) << message;
 }
 
 }  // namespace

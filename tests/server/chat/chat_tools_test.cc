@@ -157,6 +157,23 @@ TEST(ChatTools, ANamedFunctionIsTheOnlyOne) {
   EXPECT_NE(grammar.find("</think>"), std::string::npos);  // reasoning is still allowed first
 }
 
+// instructor sends both to /v1/responses.
+TEST(ChatTools, AForcedCallTakesPrecedenceOverTheFormatOfTexts) {
+  TestServer s(kHermes);
+  const json format = {{"type", "json_schema"}, {"json_schema", {{"schema", {{"type", "boolean"}}}}}};
+  for (const json& text_format : {format, json{{"type", "json_object"}}, json{{"type", "text"}}}) {
+    const json forced = tools({{"tool_choice", "required"}, {"response_format", text_format}});
+    const json answer = choice(s, chat(R"(<tool_call>{"name":"wait","arguments":{}}</tool_call>)", forced));
+    EXPECT_EQ(answer["message"]["tool_calls"][0]["function"]["name"], "wait");
+    const std::string grammar = s.engine.last_request().sampling.grammar.text;
+    EXPECT_NE(grammar.find("look"), std::string::npos) << grammar;
+    EXPECT_EQ(grammar.find("boolean"), std::string::npos) << grammar;
+  }
+  const json whole = {{"type", "structural_tag"}, {"format", {{"type", "any_text"}}}};
+  EXPECT_EQ(error(s, chat("x", tools({{"tool_choice", "required"}, {"response_format", whole}})))["param"],
+            "tool_choice");
+}
+
 TEST(ChatTools, WrongFieldsAreNamed) {
   TestServer s(kHermes), without(FakeOptions{.chat_template = kHermesTemplate});
   EXPECT_EQ(error(s, chat("x", {{"tool_choice", "required"}}))["param"], "tool_choice");
