@@ -30,6 +30,7 @@ struct ModelInfo {
   int64_t max_running_requests = 0;  // maximum in one batch
   // A text of n bytes has at least n / max_bytes_per_token tokens; 0: unknown (the tokenizer may drop text).
   int64_t max_bytes_per_token = 0;
+  int64_t page_size = 0;                   // tokens per KV page; prefixes are cached in whole pages
   int64_t max_total_tokens = 0;            // capacity of the KV pools of all data-parallel groups
   int64_t weight_bytes = 0, kv_bytes = 0;  // for this process's ranks
   std::vector<int32_t> eos_token_ids;

@@ -225,6 +225,7 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
   info.num_experts = config.num_experts;
   info.top_k = config.top_k;
   info.context_length = memory.context_length;
+  info.page_size = flags.page_size;
   info.max_running_requests = flags.max_running_requests;
   info.max_total_tokens = memory.num_kv_pages * flags.page_size * plan.moe.problem().layout.dp;
   info.eos_token_ids = config.eos_token_ids;

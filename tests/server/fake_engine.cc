@@ -22,6 +22,7 @@ FakeEngine::FakeEngine(FakeOptions options) : options_(options) {
   info_.vocab_size = 257;
   info_.context_length = options.context_length;
   info_.max_bytes_per_token = options.max_bytes_per_token;
+  info_.page_size = 16;
   info_.max_total_tokens = 8192;
   info_.max_running_requests = 64;
   info_.eos_token_ids = {kEnd};

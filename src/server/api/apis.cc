@@ -1,5 +1,6 @@
 #include "server/api/apis.h"
 
+#include <algorithm>
 #include <random>
 #include <span>
 
@@ -65,6 +66,18 @@ std::string to_base64(std::string_view bytes) {
       text += i + digit > bytes.size() ? '=' : kDigits[bits >> (18 - 6 * digit) & 63];
   }
   return text;
+}
+
+// Names the first of a prompt's ids that is not in the vocabulary.
+void check_vocabulary(const Engine& engine, Fields& fields, const std::string& name,
+                      const std::vector<int32_t>& ids) {
+  const int64_t size = engine.info().vocab_size;
+  const auto is_outside = [size](int32_t id) { return id < 0 || id >= size; };
+  const auto unknown = std::find_if(ids.begin(), ids.end(), is_outside);
+  if (unknown == ids.end()) return;
+  fields.fail(name + "[" + std::to_string(unknown - ids.begin()) + "]",
+              "is out of vocabulary: token ids must be between 0 and " + std::to_string(size - 1) + ", got " +
+                  std::to_string(*unknown));
 }
 
 // Whether a prompt of `num_ids` tokens fits the context and its request's routed_experts_from.
@@ -269,14 +282,16 @@ Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& na
     for (const std::string& text : prompts.texts)
       prompts.ids.push_back(encode(engine, fields, name, text, /*add_special_tokens=*/true));
   } else if (prompts.is_list) {
-    for (const json& item : *value) {
-      const json one = {{name, item}};
+    for (size_t i = 0; i < value->size(); ++i) {
+      const json one = {{name, (*value)[i]}};
       Fields inner(one);
       prompts.ids.push_back(inner.ids(name));
+      check_vocabulary(engine, inner, name + "[" + std::to_string(i) + "]", prompts.ids.back());
       fields.merge(inner);
     }
   } else {
     prompts.ids.push_back(fields.ids(name));
+    check_vocabulary(engine, fields, name, prompts.ids.back());
   }
   for (const auto& ids : prompts.ids) {
     if (ids.empty()) fields.fail(name, "is empty: a prompt needs at least one token");

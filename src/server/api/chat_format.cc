@@ -134,6 +134,7 @@ std::string ChatFormat::finish_reason(const Choice& choice, int64_t num_calls) c
 }
 
 json ChatFormat::chunk(const Choice& choice, json delta, json positions) const {
+  delta.emplace("reasoning_content", nullptr);  // SGLang's clients read it from every event
   return event(choice, {{"index", choice.index},
                         {"delta", std::move(delta)},
                         {"logprobs", std::move(positions)},
@@ -142,7 +143,7 @@ json ChatFormat::chunk(const Choice& choice, json delta, json positions) const {
 
 json ChatFormat::last_chunk(const Choice& choice, int64_t num_calls) const {
   return event(choice, {{"index", choice.index},
-                        {"delta", json::object()},
+                        {"delta", {{"reasoning_content", nullptr}}},
                         {"logprobs", nullptr},
                         {"finish_reason", finish_reason(choice, num_calls)},
                         {"matched_stop", matched_stop(choice)}});

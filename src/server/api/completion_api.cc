@@ -78,7 +78,7 @@ class CompletionFormat final : public OpenAiFormat {
         json top = json::object();
         for (const TokenLogprob& t : position.top) top.emplace(name_of(t), t.logprob);
         const std::string chosen = name_of(position.chosen);
-        if (!position.top.empty()) top.emplace(chosen, position.chosen.logprob);
+        top.emplace(chosen, position.chosen.logprob);
         lists.add(chosen, position.chosen.logprob, std::move(top), offset);
       }
       offset += bytes.size();

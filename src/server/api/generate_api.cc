@@ -1,6 +1,7 @@
 #include <optional>
 
 #include "server/api/apis.h"
+#include "server/api/foreign_fields.h"
 #include "server/chat/grammar_fields.h"
 
 namespace fp4moe {
@@ -206,6 +207,7 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
   auto format = std::make_unique<GenerateFormat>(engine);
   Request request;
   format->text_in_logprobs = fields.boolean("return_text_in_logprobs", false);
+  read_foreign_fields(fields);
   read_routed_experts(fields, request);
   const std::optional<std::vector<std::string>> ids = read_ids(fields, request);
   call.stream = fields.boolean("stream", false);

@@ -13,6 +13,8 @@
 
 namespace fp4moe {
 
+constexpr const char* kResponseIdPrefix = "resp_";
+
 // An input or output item of a response.
 struct StoredItem {
   std::string id;

@@ -111,9 +111,9 @@ GenerationCall parse_responses(const Engine& engine, const ResponseAccess& acces
   call.stream = translated.stream;
   Fields chat(translated.chat);
   ChatInput input = read_chat_input(engine, chat);
-  const std::string id = make_id("resp_");
+  const std::string id = make_id(kResponseIdPrefix);
   Request request;
-  read_identity(chat, "resp_", request);
+  read_identity(chat, kResponseIdPrefix, request);
   if (chat.find("rid") == nullptr && chat.find("request_id") == nullptr) request.id = id;
 
   ResponsesFormat::Setup setup{.logprobs = input.sampling.top_logprobs >= 0,

@@ -227,6 +227,9 @@ void read_previous(const ResponseAccess& access, Fields& fields, ResponsesReques
   request.head["store"] = request.is_stored;
   request.head[name] = id.empty() ? json(nullptr) : json(id);
   if (id.empty()) return;
+  if (!id.starts_with(kResponseIdPrefix))
+    return fields.fail(name,
+                       shown(id) + " is not a response id: it must start with \"" + kResponseIdPrefix + "\"");
   if (!access.store.is_on())
     return fields.fail(name, unsupported("needs stored responses, which --max-stored-response-bytes 0 turns "
                                          "off; send the whole conversation as input"));

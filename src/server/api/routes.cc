@@ -295,6 +295,7 @@ HttpResponse ServerRoutes::server_info(Engine& engine, const HttpRequest&) {
                         {"context_length", info.context_length},
                         {"disaggregation_mode", info.disaggregation_mode},
                         {"disaggregation_bootstrap_port", info.disaggregation_bootstrap_port},
+                        {"page_size", info.page_size},
                         {"max_total_num_tokens", info.max_total_tokens},
                         {"weight_bytes", info.weight_bytes},
                         {"kv_bytes", info.kv_bytes},

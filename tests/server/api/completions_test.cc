@@ -35,7 +35,12 @@ TEST(Completions, WrongPrompts) {
     EXPECT_EQ(answer.status, 400) << prompt;
     EXPECT_EQ(body_of(answer)["error"]["param"], "prompt") << prompt;
   }
-  EXPECT_EQ(http_post(s.port, kText, R"({"prompt":[257]})").status, 400);  // outside the vocabulary
+  for (const auto& [prompt, param] : {std::pair{"[1,257]", "prompt[1]"}, {"[[1],[2,257]]", "prompt[1][1]"}}) {
+    const HttpAnswer answer = http_post(s.port, kText, std::string(R"({"prompt":)") + prompt + "}");
+    EXPECT_EQ(answer.status, 400) << prompt;
+    EXPECT_EQ(body_of(answer)["error"]["param"], param) << answer.body;
+    EXPECT_NE(answer.body.find("out of vocabulary"), std::string::npos) << answer.body;
+  }
 }
 
 TEST(Completions, DefaultIsSixteenTokens) {
@@ -118,6 +123,7 @@ TEST(Completions, EchoWithLogprobs) {
       http_post(s.port, kText, R"({"prompt":"bc","echo":true,"logprobs":0,"max_tokens":0})"))["choices"][0];
   EXPECT_EQ(none["text"], "bc");
   EXPECT_EQ(none["logprobs"]["token_logprobs"], json::parse("[null,-1.0]"));
+  EXPECT_EQ(none["logprobs"]["top_logprobs"], json::parse(R"([null,{"c":-1.0}])"));  // the chosen token
   EXPECT_EQ(none["finish_reason"], "length");
 }
 

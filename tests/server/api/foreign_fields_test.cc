@@ -105,6 +105,7 @@ TEST(ForeignFields, WhatIsNotHereIsRefusedByName) {
     EXPECT_EQ(refused(s, kText, {{"prompt", "x"}, {name, value}})["param"], name);
     EXPECT_EQ(refused(s, "/generate", {{"text", "x"}, {"sampling_params", {{name, value}}}})["param"],
               "sampling_params." + name);
+    EXPECT_EQ(refused(s, "/generate", {{"text", "x"}, {name, value}})["param"], name);
   }
   const json chat_only = {{"echo", true},
                           {"documents", {{{"text", "a"}}}},

@@ -279,6 +279,7 @@ TEST(Operations, ServerInfoAndItsOldName) {
   const json info = json::parse(http_get(s.port, "/server_info").body);
   EXPECT_EQ(info["served_model_name"], "fake");
   EXPECT_EQ(info["quantization"], "mxfp4");
+  EXPECT_EQ(info["page_size"], 16);
   EXPECT_EQ(json::parse(http_get(s.port, "/get_server_info").body)["model_path"], "/models/fake");
 }
 

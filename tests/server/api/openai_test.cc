@@ -38,12 +38,13 @@ TEST(Chat, StreamHasRoleTextFinishUsageAndDone) {
   const auto events = parse_events(answer.body);
   ASSERT_EQ(events.size(), 6u) << answer.body;
   EXPECT_EQ(events[0]["object"], "chat.completion.chunk");
-  EXPECT_EQ(events[0]["choices"][0]["delta"], (json{{"role", "assistant"}, {"content", ""}}));
-  EXPECT_EQ(events[1]["choices"][0]["delta"], (json{{"content", "a"}}));
+  EXPECT_EQ(events[0]["choices"][0]["delta"],
+            (json{{"role", "assistant"}, {"content", ""}, {"reasoning_content", nullptr}}));
+  EXPECT_EQ(events[1]["choices"][0]["delta"], (json{{"content", "a"}, {"reasoning_content", nullptr}}));
   EXPECT_TRUE(events[1]["choices"][0]["finish_reason"].is_null());
   EXPECT_TRUE(events[1]["usage"].is_null());
-  EXPECT_EQ(events[2]["choices"][0]["delta"], (json{{"content", "b"}}));
-  EXPECT_EQ(events[3]["choices"][0]["delta"], json::object());
+  EXPECT_EQ(events[2]["choices"][0]["delta"], (json{{"content", "b"}, {"reasoning_content", nullptr}}));
+  EXPECT_EQ(events[3]["choices"][0]["delta"], (json{{"reasoning_content", nullptr}}));
   EXPECT_EQ(events[3]["choices"][0]["finish_reason"], "stop");
   EXPECT_EQ(events[4]["choices"], json::array());
   EXPECT_EQ(events[4]["usage"]["total_tokens"], 5);

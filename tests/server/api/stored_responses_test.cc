@@ -127,6 +127,9 @@ TEST(StoredResponses, OnlyIfRequested) {
   EXPECT_EQ(http_get(s.port, path_of(response)).status, 404);
   const json error = refused(s, {{"input", "b"}, {"previous_response_id", response["id"]}}, 404);
   EXPECT_EQ(error["param"], "previous_response_id");
+  const json no_id = refused(s, {{"input", "b"}, {"previous_response_id", "bad"}});
+  EXPECT_NE(no_id["message"].get<std::string>().find("must start with \"resp_\""), std::string::npos)
+      << no_id;
   stream(s, {{"input", "FAIL"}});
   EXPECT_EQ(refused(s, {{"input", "b"}, {"previous_response_id", ""}, {"max_output_tokens", -1}})["param"],
             "max_output_tokens");
