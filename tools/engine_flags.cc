@@ -2,13 +2,16 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "comm/job.h"
 #include "config_file.h"
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
+#include "io/hub_cache.h"
 #include "model/sglang_names.h"
 #include "moe/plan/plan.h"
 #include "subcommand.h"
@@ -64,11 +67,32 @@ class Group {
   const char* name_;
 };
 
+// The words after the first name are names too, as in vLLM. But if `path` is not given elsewhere, the last
+// word is the model: "--served-model-name NAME MODEL --port 1".
+void add_served_names(CLI::App& subcommand, CLI::Option& path, std::vector<std::string>& names) {
+  const auto read = [&path, &names](const std::vector<std::string>& words) {
+    names = words;
+    if (path.count() > 0 || names.size() < 2) return;
+    path.add_result(names.back());
+    path.run_callback();
+    names.pop_back();
+  };
+  const std::string flag = "--served-model-name";
+  subcommand
+      .add_option_function<std::vector<std::string>>(
+          flag, read,
+          "names that requests may use, the first in responses; default: the repository id or the "
+          "checkpoint folder's name")
+      ->envname(environment_name(flag))
+      ->group("Model");
+}
+
 void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
   Group model(subcommand, "Model");
-  model.value("model,--model-path,--model", c.model_path, "checkpoint folder")
-      ->required()
-      ->type_name("FOLDER");
+  CLI::Option* path = model.value("model,--model-path,--model", c.model_path,
+                                  "checkpoint folder, or a repository id in the local Hugging Face cache");
+  path->required()->type_name("FOLDER");
+  add_revision_flag(subcommand, c.model_path, &c)->group("Model")->envname("FP4MOE_REVISION");
   model.choice(
       "--load-format", c.load_format, {"auto", "safetensors", "dummy"},
       "format of the weights; auto: safetensors; dummy: random weights with the shapes in config.json");
@@ -87,8 +111,7 @@ void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
   model
       .value("--chat-template", c.chat_template, "file with a Jinja chat template; default: the checkpoint's")
       ->type_name("FILE");
-  model.value("--served-model-name", c.served_model_name,
-              "model name in /v1/models; default: the checkpoint folder's name");
+  add_served_names(subcommand, *path, c.served_model_name);
   model.choice("--quantization", c.quantization, {"auto", "mxfp4", "modelopt_fp4", "compressed-tensors"},
                "quantization of the experts; must agree with the checkpoint");
   model.choice("--dtype", c.dtype, {"auto", "bfloat16", "float32"}, "activation type; auto: bfloat16");
@@ -224,6 +247,20 @@ void add_sglang_flags(CLI::App& subcommand, EngineConfig& c) {
   }
 }
 
+// Replaces `path`, and the tokenizer's path, by the folder that it means.
+Status find_in_cache(std::string& path, const std::string& revision, EngineConfig* config) {
+  if (path.empty()) return {};
+  const std::string cache = hub_cache_folder([](const char* name) { return std::getenv(name); });
+  FP4MOE_ASSIGN_OR_RETURN(const FoundModel model, find_model(path, revision, cache));
+  path = model.path;
+  if (config == nullptr) return {};
+  if (config->served_model_name.empty() && !model.name.empty()) config->served_model_name = {model.name};
+  if (config->tokenizer_path.empty()) return {};
+  FP4MOE_ASSIGN_OR_RETURN(const FoundModel tokenizer, find_model(config->tokenizer_path, "", cache));
+  config->tokenizer_path = tokenizer.path;
+  return {};
+}
+
 }  // namespace
 
 int follow(EngineConfig config) {
@@ -237,6 +274,17 @@ int follow(EngineConfig config) {
   };
   const Status status = Engine::follow(config);
   return status.ok() ? kExitOk : report_error(status.with_context(process));
+}
+
+CLI::Option* add_revision_flag(CLI::App& subcommand, std::string& path, EngineConfig* config) {
+  const auto revision = std::make_shared<std::string>();
+  subcommand.parse_complete_callback([&subcommand, &path, config, revision] {
+    if (!subcommand.remaining().empty()) return;  // unknown flags, which CLI11 refuses after this callback
+    if (const Status status = find_in_cache(path, *revision, config); !status.ok())
+      throw CLI::RuntimeError(report_error(status));
+  });
+  return subcommand.add_option("--revision", *revision,
+                               "branch, tag or commit hash in the local Hugging Face cache; default: main");
 }
 
 void add_engine_flags(CLI::App& subcommand, EngineConfig& config) {

@@ -19,6 +19,12 @@ int report_error(const Status& status);
 // errors; returns the exit code.
 int follow(EngineConfig config);
 
+// Adds --revision for a subcommand whose option stores a model in `path`. When the flags are parsed, `path`,
+// if it is a repository id, becomes its folder in the local Hugging Face cache (io/hub_cache.h); an error
+// ends the program. The same is done for config->tokenizer_path, and the id becomes the default of
+// config->served_model_name, unless `config` is null.
+CLI::Option* add_revision_flag(CLI::App& subcommand, std::string& path, EngineConfig* config);
+
 // Adds the flags of every subcommand that loads a model, under SGLang's names. The model is a positional
 // argument or --model-path.
 void add_engine_flags(CLI::App& subcommand, EngineConfig& config);

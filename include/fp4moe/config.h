@@ -23,7 +23,8 @@ struct EngineConfig {
   bool allow_unused_tensors = false;  // false: a model tensor that is not read is an error
   std::string tokenizer_path;         // folder or tokenizer.json; empty: model_path
   std::string chat_template;          // path of a Jinja template; empty: the checkpoint's template
-  std::string served_model_name;      // empty: the last component of model_path
+  // Names that requests may use, the first in responses; empty: the last component of model_path
+  std::vector<std::string> served_model_name;
   // auto | mxfp4 | modelopt_fp4 | compressed-tensors; must match the checkpoint
   std::string quantization = "auto";
   std::string kv_cache_dtype = "auto";  // auto (= bfloat16) | bfloat16

@@ -17,14 +17,17 @@ struct EngineConfig;  // fp4moe/config.h
 // Facts about the loaded model, constant after Engine::make.
 // Large because each fact that the server reports is a field.
 struct ModelInfo {
-  std::string name;          // served model name
-  std::string path;          // EngineConfig::model_path
-  std::string architecture;  // such as "GptOssForCausalLM"
-  std::string quantization;  // such as "mxfp4"
-  std::string backend;       // runner for the experts, such as "cpu_avx512"
-  int64_t vocab_size = 0;    // V, the width of the logits
+  std::string name;                  // served model name, in responses
+  std::vector<std::string> aliases;  // further names that requests may use
+  std::string path;                  // EngineConfig::model_path
+  std::string tokenizer_path;        // EngineConfig::tokenizer_path, or else model_path
+  std::string architecture;          // such as "GptOssForCausalLM"
+  std::string quantization;          // such as "mxfp4"
+  std::string backend;               // runner for the experts, such as "cpu_avx512"
+  int64_t vocab_size = 0;            // V, the width of the logits
   int64_t num_layers = 0, hidden_size = 0, num_experts = 0, top_k = 0;
-  int64_t context_length = 0;  // maximum tokens in prompt and output together
+  int64_t context_length = 0;        // maximum tokens in prompt and output together
+  int64_t max_running_requests = 0;  // maximum in one batch
   // A text of n bytes has at least n / max_bytes_per_token tokens; 0: unknown (the tokenizer may drop text).
   int64_t max_bytes_per_token = 0;
   int64_t max_total_tokens = 0;            // capacity of the KV pools of all data-parallel groups

@@ -24,8 +24,8 @@ struct ServerConfig {
   // Host header values accepted in addition to localhost, loopback addresses and `host`; "*": any. If this
   // list is empty, the header is checked only if `host` is a loopback address.
   std::vector<std::string> allowed_hosts;
-  // Accepted keys ("Authorization: Bearer KEY" or "x-api-key: KEY") on all routes except /health, /metrics
-  // and the chat page; empty: no check.
+  // Accepted keys ("Authorization: Bearer KEY" or "x-api-key: KEY") on all routes except /health, /ping,
+  // /metrics and the chat page; empty: no check.
   std::vector<std::string> api_keys;
   // Keys for operator routes instead of api_keys; empty: api_keys are valid there too.
   std::vector<std::string> admin_api_keys;
@@ -45,8 +45,9 @@ struct ServerConfig {
   double keep_alive_seconds = 15;       // an idle stream gets an SSE comment after this time; 0: never
   // Memory of the stored responses of /v1/responses; the least recently used are evicted. 0: none are stored.
   int64_t max_stored_response_bytes = 64 << 20;
-  bool strict_requests = false;  // refuse requests with unknown fields
-  LogSink log_sink;              // empty: log lines are dropped
+  bool strict_requests = false;        // refuse requests with unknown fields
+  bool accept_any_model_name = false;  // requests may name any model; responses name the served one
+  LogSink log_sink;                    // empty: log lines are dropped
   // Receives "request.received" and "request.finished" events with a JSON object of fields; empty: no events.
   std::function<void(const std::string& event, const std::string& fields)> request_sink;
   // 0: ids and sizes; 1: also sampling parameters; 2: also texts, cut to 2048 bytes; 3: whole texts

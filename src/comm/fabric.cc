@@ -56,11 +56,15 @@ std::string_view automatic(int num_ranks, const LauncherInfo& launcher) {
 
 }  // namespace
 
+std::string_view resolve_fabric(std::string_view name, int num_ranks) {
+  return name == "auto" ? automatic(num_ranks, launcher_info()) : name;
+}
+
 Result<Fabric> make_fabric(std::string_view name, int num_ranks) {
   if (num_ranks < 1)
     return invalid_argument("fabric: num_ranks=" + std::to_string(num_ranks) + " must be at least 1");
   const LauncherInfo launcher = launcher_info();
-  const std::string_view wanted = name == "auto" ? automatic(num_ranks, launcher) : name;
+  const std::string_view wanted = resolve_fabric(name, num_ranks);
   for (const FabricRow& row : kFabrics) {
     if (wanted != row.name) continue;
     const Status status = row.check("fabric=" + std::string(wanted), num_ranks, launcher);

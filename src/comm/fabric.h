@@ -18,5 +18,7 @@ struct Fabric {
 // else threads for more than one rank, else local. kUnsupported if the fabric cannot run num_ranks ranks in
 // these processes; the message has the nearest legal choice. kInvalidArgument for an unknown name.
 Result<Fabric> make_fabric(std::string_view name, int num_ranks);
+// The fabric that `name` selects for num_ranks ranks: auto resolved, any other name unchanged.
+std::string_view resolve_fabric(std::string_view name, int num_ranks);
 
 }  // namespace fp4moe

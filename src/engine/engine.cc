@@ -34,6 +34,10 @@ std::string folder_name(const std::string& path) {
   return (normal.has_filename() ? normal : normal.parent_path()).filename().string();
 }
 
+const std::string& tokenizer_path(const EngineConfig& flags) {
+  return flags.tokenizer_path.empty() ? flags.model_path : flags.tokenizer_path;
+}
+
 // Tokenizer, and the chat template or the reason why it is missing.
 struct TextTools {
   Tokenizer tokenizer;
@@ -42,8 +46,7 @@ struct TextTools {
 };
 
 Result<TextTools> load_text_tools(const EngineConfig& flags) {
-  const std::string& path = flags.tokenizer_path.empty() ? flags.model_path : flags.tokenizer_path;
-  FP4MOE_ASSIGN_OR_RETURN(Tokenizer tokenizer, open_tokenizer(path, flags.load_format));
+  FP4MOE_ASSIGN_OR_RETURN(Tokenizer tokenizer, open_tokenizer(tokenizer_path(flags), flags.load_format));
   TextTools tools{std::move(tokenizer), {}, {}};
   Result<ChatTemplate> chat_template = ChatTemplate::load(flags.model_path, flags.chat_template);
   if (chat_template.ok()) {
@@ -208,8 +211,11 @@ Result<std::unique_ptr<RankGroup>> make_ranks(const Prepared& prepared) {
 ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const ModelPlan& plan,
                      const MemoryPlan& memory) {
   ModelInfo info;
-  info.name = flags.served_model_name.empty() ? folder_name(flags.model_path) : flags.served_model_name;
+  const std::vector<std::string>& names = flags.served_model_name;
+  info.name = names.empty() ? folder_name(flags.model_path) : names.front();
+  if (names.size() > 1) info.aliases.assign(names.begin() + 1, names.end());
   info.path = flags.model_path;
+  info.tokenizer_path = tokenizer_path(flags);
   info.architecture = config.architecture;
   info.quantization = quantization_name(config.quant);
   info.backend = runner_name(plan.moe);
@@ -219,6 +225,7 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
   info.num_experts = config.num_experts;
   info.top_k = config.top_k;
   info.context_length = memory.context_length;
+  info.max_running_requests = flags.max_running_requests;
   info.max_total_tokens = memory.num_kv_pages * flags.page_size * plan.moe.problem().layout.dp;
   info.eos_token_ids = config.eos_token_ids;
   info.disaggregation_mode = flags.disaggregation_mode;

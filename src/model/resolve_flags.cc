@@ -70,6 +70,8 @@ class Resolver {
   }
 
   Status check_words() {
+    for (const std::string& name : given_.served_model_name)
+      if (name.empty()) return invalid_argument("--served-model-name is empty; legal: any other text");
     FP4MOE_RETURN_IF_ERROR(
         check_sglang_name(sglang_runners(), "moe_runner_backend", given_.moe_runner_backend));
     FP4MOE_RETURN_IF_ERROR(check_sglang_name(sglang_a2a(), "moe_a2a_backend", given_.moe_a2a_backend));

@@ -1,5 +1,5 @@
-"""The chat page in headless Chromium: it shows responses, stops them, shows the expert load, and works by
-keyboard, on a phone and in dark mode. Usage: chat_page_test.py FP4MOE MODEL [FOLDER for screenshots]"""
+"""The chat page in headless Chromium: it shows responses with formulas and tables, stops them, shows the expert
+load, explains errors, and works by keyboard, on a phone and in dark mode. Usage: chat_page_test.py FP4MOE MODEL [FOLDER for screenshots]"""
 import http.server
 import json
 import re
@@ -155,7 +155,7 @@ def keyboard(page):
         here = page.run("""(() => { const e = document.activeElement; if (e === document.body) return null;
           const s = getComputedStyle(e);
           return [e.id || e.className || e.textContent, s.outlineStyle, parseFloat(s.outlineWidth), e.matches(':focus-visible')]; })()""")
-        if here is None or here[0] in [s[0] for s in seen if s[0] not in ("again", "")]:
+        if here is None or here[0] in [s[0] for s in seen if s[0] not in ("again", "copy", "")]:
             break
         seen.append(here)
         page.press("Tab")
@@ -189,13 +189,13 @@ def phone(page, shots):
     page.size(1280, 800)
 
 
-def schemes(page, shots):
+def schemes(page, shots, name="desktop"):
     for scheme in ("light", "dark"):
         page.scheme(scheme)
         page.until("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
         check(page.run(CONTRAST) == [], f"{scheme}: {page.run(CONTRAST)}")
         if shots:
-            page.screenshot(f"{shots}/desktop-{scheme}.png")
+            page.screenshot(f"{shots}/{name}-{scheme}.png")
 
 
 def real_server(binary, model, shots):
@@ -203,7 +203,13 @@ def real_server(binary, model, shots):
         page.size(1280, 800)
         page.scheme("light")
         page.open(server.url + "/")
+        page.until("document.querySelectorAll('.examples button').length === 3")
+        check("apples" in page.run("document.querySelector('.examples').textContent"), "the examples do not suit the demo model")
+        if shots:
+            schemes(page, shots, "empty")
+            page.scheme("light")
         ask_by_keyboard(page, server.url)
+        check(page.run("document.title") == "demo-gptoss-mxfp4 – fp4moe", page.run("document.title"))
         heat_map(page, server.url)
         page.run(WATCH)
         stop(page, server.url, "Escape")
@@ -227,8 +233,8 @@ def real_server(binary, model, shots):
 def with_key(binary, model):
     with Serve(binary, model, "--api-key", "open-sesame") as server, chromium.Chromium() as page:
         page.open(server.url + "/")
-        wording = page.until("document.getElementById('notice').textContent")
-        check("key" in wording, wording)
+        wording = page.until("document.getElementById('notice').innerText")
+        check("needs an API key" in wording, wording)
         check(page.run("document.getElementById('model').textContent") == "no model yet", "the page shows a model without a key")
         set_field(page, "key", "open-sesame")
         page.until("document.getElementById('model').textContent.includes('demo')")
@@ -239,6 +245,32 @@ def with_key(binary, model):
         page.until(DONE)
         check(all("401" in error for error in page.errors), page.errors)
 
+
+FORMULAS = r"""Inline $x^2 - 5x_1 = \frac{1}{2}$ and \(\alpha \le \sqrt[3]{\beta}\), costs $5 and $6, US$7, \$8 or $5-$10.
+
+$$
+\begin{aligned}
+a &= \left( \frac{n(n+1)}{2} \right)^2 \\
+b &= \sum_{i=1}^{n} i' + \int_0^\infty e^{-t} \, dt
+\end{aligned}
+$$
+
+\[ A = \begin{pmatrix} a & b \\ c & d \end{pmatrix} \in \mathbb{R}^{2 \times 2}, \quad f = \begin{cases} 1 & \text{if } x > 0 \\ 0 \end{cases} \]
+
+1. Known: $\mathbf{v} \cdot \mathcal{L}, \lim_{x \to 0} \frac{\sin x}{x}, \hat{y}, \binom{n}{k}, \overline{AB}$
+   $$ y = 2 $$
+2. Not known: $\foo{x} + \constructor{1}$
+
+| left | centre | right |
+|:-----|:------:|------:|
+| $a$ | b \| c | 1 |
+"""
+
+# Formulas that are not understood stay text; none of it is markup.
+MALFORMED = [r"$\frac{1}{$", r"$$ } x { $$", r"$\left( x$", r"$\begin{foo} x \end{foo}$", r"$\sqrt$", r"$x^$", r"$\begin{matrix} a & b$",
+             "$$" + "{" * 1500 + "$$", "$$" + r"\sqrt" * 700 + "$$", "$$" + "x" * 5000 + "$$", r"\[ \right) \]", "$$ never closed", "$$$$", r"\(\)"]
+HOSTILE_FORMULAS = r"""$<script>document.title='taken'</script>$ $\text{<img src=x onerror="document.title='taken'">}$
+$$\href{javascript:document.title='taken'}{x} \class{a}{b} \style{color:red}{c} \unicode{x41}$$"""
 
 HOSTILE = """# A heading
 <img src=x onerror="document.title='taken'"> <script>document.title = 'taken'</script>
@@ -287,15 +319,19 @@ class Scripted(http.server.BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.asked.append(body)
         what = body["messages"][-1]["content"]
-        if what == "refuse":
-            return self.answer(429, json.dumps({"error": {"message": "the queue of 4 requests is full"}}).encode())
+        if what.startswith("refuse "):
+            status, code = what.split()[1:3]
+            error = {"error": {"message": "the queue of 4 requests is <b>full</b>", "code": None if code == "-" else code}}
+            return self.answer(int(status), json.dumps(error).encode())
+        if what == "hang up":
+            self.close_connection = True
+            return self.connection.close()
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Connection", "close")
         self.end_headers()
         deltas = {"think": [{"reasoning_content": "Let me "}, {"reasoning_content": "see."}, {"content": "Seen."}],
-                  "fail": [{"content": "Half "}], "cut": [{"content": "Only this"}]}.get(
-                      what, [{"content": HOSTILE[i:i + 7]} for i in range(0, len(HOSTILE), 7)])
+                  "fail": [{"content": "Half "}], "cut": [{"content": "Only this"}]}.get(what, self.pieces(what))
         self.wfile.write(b": keep-alive\n\n")
         for delta in deltas:
             self.event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
@@ -306,6 +342,10 @@ class Scripted(http.server.BaseHTTPRequestHandler):
             self.event({"choices": [], "usage": {"completion_tokens": 4321}})
             self.wfile.write(b"data: [DONE]\n\n")
         self.close_connection = True
+
+    def pieces(self, what):
+        text = {"formulas": FORMULAS, "hostile formulas": HOSTILE_FORMULAS}.get(what, what if what.startswith("say ") else HOSTILE)
+        return [{"content": text[i:i + 7]} for i in range(0, len(text), 7)]
 
     def event(self, value):
         self.wfile.write(b"data: " + json.dumps(value).encode() + b"\n\n")
@@ -321,7 +361,121 @@ def say(page, text):
     return page.run(LAST + ".innerText")
 
 
-def scripted(binary, model):
+def shown(page, text):
+    """Renders a response and returns its markup and its text."""
+    return page.run(f"""(() => {{ const e = document.createElement('div'); e.append(...markdown({json.dumps(text)}));
+      return [e.innerHTML, e.textContent]; }})()""")
+
+
+def formulas(page, shots):
+    say(page, "formulas")
+    said = LAST + ".querySelector(':scope > .said')"
+    namespaces = page.run(f"[...{said}.querySelectorAll('math, math *')].map((e) => e.namespaceURI)")
+    check(set(namespaces) == {"http://www.w3.org/1998/Math/MathML"}, set(namespaces))
+    tags = set(page.run(f"[...{said}.querySelectorAll('math *')].map((e) => e.tagName)"))
+    want = set("mfrac mroot msub msup msubsup munderover mover mtable mtr mtd mtext mspace mi mn mo mrow".split())
+    check(want <= tags, want - tags)
+    check(page.run(f"{said}.querySelectorAll('math').length") == 8, "a formula is missing")
+    check(page.run(f"{said}.querySelectorAll('math[display=block]').length") == 3, "a displayed formula is missing")
+    text = page.run(said + ".textContent")
+    for part in ("costs $5 and $6, US$7, $8 or $5-$10.", "α≤", "∑", "∫", "ℝ", "𝐯", "ℒ", "\\foo", "\\constructor"):
+        check(part in text, f"{part} is not in {text}")
+    check(page.run(said + ".querySelector('math').getAttribute('alttext')") == r"x^2 - 5x_1 = \frac{1}{2}", "alttext")
+    check(page.run(f"{said}.querySelector('ol li math[display=block]') !== null"), "the formula in the list is not displayed")
+    sides = page.run(f"[...{said}.querySelectorAll('td')].map((e) => getComputedStyle(e).textAlign)")
+    check(sides == ["left", "center", "right"], sides)
+    check(page.run(f"{said}.querySelectorAll('td')[1].textContent") == "b | c", "an escaped | splits a cell")
+    if shots:
+        for scheme in ("light", "dark"):
+            page.scheme(scheme)
+            page.screenshot(f"{shots}/formulas-{scheme}.png")
+
+
+def malformed(page):
+    for text in MALFORMED:
+        markup, plain = shown(page, text)
+        check("<math" not in markup and plain == text, f"{text[:60]!r} became {markup[:200]!r}")
+    for text in ("costs $5 and $6", "$5, $6 and $7", "US$5 or US$6", "$8 (US$)", "from $5-$10", "$5/month (or 50$)", "a $ b $ c", "`$x$`"):
+        markup, plain = shown(page, text)
+        check("<math" not in markup and plain == text.strip("`"), f"{text!r} became {markup!r}")
+    for text in ("$5$", "$x$", "$2x+1$", "$10\\%$", "($x$)", "$x$, $y$"):
+        check("<math" in shown(page, text)[0], f"{text!r} is not a formula")
+    for text in ("{" * 100_000, "$" + "{" * 100_000 + "$", "$$\n" + "{" * 100_000 + "\n$$", ">" * 100_000, "$" * 100_000, "\\[" * 50_000,
+                 "\n".join(" " * i + "- x" for i in range(400)), "| a " * 20_000 + "\n" + "|-" * 20_000, "*_" * 50_000, "$$\nx\n" * 5_000):
+        begin = time.monotonic()
+        shown(page, text)
+        check(time.monotonic() - begin < 5, f"{text[:20]!r}... takes {time.monotonic() - begin:.1f} s")
+    say(page, "hostile formulas")
+    tags = set(page.run(LAST + ".querySelector(':scope > .said').innerHTML.match(/<[a-z0-9]+/g)"))
+    check(tags <= {"<" + t for t in "p br span code math mrow mo mi mn mtext mspace msup".split()}, tags)
+    check(page.run("document.title").endswith("fp4moe"), page.run("document.title"))
+    check(page.run("document.querySelectorAll('#log script, #log img, #log [href^=javascript]').length") == 0, "markup of the model")
+
+
+def streaming(page):
+    """Blocks that are complete are not rendered again, and the result is that of the whole text."""
+    same = page.run(f"""(() => {{
+      const text = {json.dumps((FORMULAS + HOSTILE + chr(10) * 2) * 3)}, target = document.createElement('div'), whole = document.createElement('div');
+      const growing = new GrowingText(target);
+      for (let i = 1; i <= text.length; i++) growing.show(text.slice(0, i));
+      whole.append(...markdown(text));
+      return target.innerHTML === whole.innerHTML; }})()""")
+    check(same, "a text that grows is shown differently from the whole text")
+    kept, milliseconds = page.run("""(() => {
+      const part = 'A paragraph with $x^2$ and **bold**.\\n\\n'.replaceAll('\\\\n', '\\n'), target = document.createElement('div');
+      const growing = new GrowingText(target);
+      let text = part.repeat(2000);
+      growing.show(text);
+      const first = target.children[1000], begin = performance.now();
+      for (let i = 0; i < 1000; i++) growing.show(text += 'word ');
+      return [first === target.children[1000], performance.now() - begin]; })()""")
+    check(kept, "complete blocks are rendered again")
+    check(milliseconds < 3000, f"1000 pieces at the end of a long response take {milliseconds} ms")
+
+
+def copies(page):
+    page.run("(() => { window.copied = []; Object.defineProperty(navigator, 'clipboard', {configurable: true,"
+             " value: {writeText: async (text) => void copied.push(text)}}); })()")
+    say(page, "attack")
+    page.run(LAST + ".querySelector('.code .copy').click()")
+    page.run(LAST + ".querySelector(':scope > .after .copy').click()")
+    page.run("[...document.querySelectorAll('#log > .user .copy')].at(-1).click()")
+    check(page.run("copied") == ["<script>document.title = 'taken'</script>", HOSTILE, "attack"], page.run("copied"))
+    page.until(LAST + ".querySelector('.code .copy').textContent === 'Copied'")
+    check(page.run(LAST + ".querySelector('.code .bar').textContent").startswith("html"), "the language is not shown")
+
+
+def errors(page, stub):
+    for status, code, words in ((400, "context_length_exceeded", "too long for the model"), (400, "-", "does not accept the request"),
+                                (401, "-", "needs an API key"), (404, "-", "Reload"), (413, "-", "too large"),
+                                (429, "-", "too many requests"), (500, "-", "could not complete"),
+                                (503, "unavailable", "too many requests"), (504, "timeout", "longer than the server allows")):
+        text = say(page, f"refuse {status} {code}")
+        check(words in text and "<b>full</b>" not in text, f"{status}: {text}")
+        check(page.run(LAST + ".querySelector('.says p').textContent") == "the queue of 4 requests is <b>full</b>", "the server's message")
+        away = page.run("(() => { const log = document.getElementById('log'); return log.scrollHeight - log.scrollTop - log.clientHeight; })()")
+        check(away < 8, f"the page does not follow the response: {away} pixels away from its end")
+        check(page.run(LAST + ".querySelector('.says').open") is False, "the server's message is not collapsed")
+    check("unreachable" in say(page, "hang up"), "a network error is not explained")
+    check("still loading" in page.run("explain({status: 503, code: 'unavailable', message: 'the model is still loading'})"), "loading")
+    set_field(page, "key", "wrong")
+    check("does not accept the API key" in say(page, "refuse 401 -"), "a wrong key is not explained")
+    set_field(page, "key", "")
+
+
+def examples(page, stub):
+    """An empty page has three questions; a click sends one."""
+    page.run("document.getElementById('fresh').click()")
+    questions = page.run("[...document.querySelectorAll('.examples button')].map((e) => e.textContent)")
+    check(len(questions) == 3, questions)
+    page.run("document.querySelectorAll('.examples button')[1].click()")
+    page.until("document.querySelector('#log > .assistant') !== null && document.getElementById('stop').hidden")
+    check(stub.asked[-1]["messages"][-1]["content"] == questions[1], stub.asked[-1])
+    check(page.run("document.querySelector('.examples')") is None, "the examples are still shown")
+    page.run("document.getElementById('fresh').click()")
+
+
+def scripted(binary, model, shots):
     with Serve(binary, model) as server:
         with urllib.request.urlopen(server.url + "/", timeout=60) as response:
             Scripted.page, Scripted.headers_of_page = response.read(), response.headers
@@ -336,9 +490,10 @@ def scripted(binary, model):
         set_field(page, "system", "Be kind.")
         set_field(page, "top_p", "0.5")
         set_field(page, "max_tokens", "9")
-        check("the queue of 4 requests is full" in say(page, "refuse"), "the refusal is not shown")
+        check("too many requests" in say(page, "refuse 429 -"), "the refusal is not shown")
         text = say(page, "fail")
-        check("Half" in text and "rank 1 did not come" in text, text)
+        check("Half" in text and "could not complete" in text and "rank 1 did not come" not in text, text)
+        check("rank 1 did not come" in page.run(LAST + ".textContent"), "the server's message is missing")
         check("ended before the response" in say(page, "cut"), "a truncated response looks complete")
 
         say(page, "think")
@@ -346,7 +501,7 @@ def scripted(binary, model):
         check(page.run(LAST + ".querySelector('details .said').textContent") == "Let me see.", "the reasoning is wrong")
         check(page.run(LAST + ".querySelector('summary').textContent") == "Reasoning", "the summary is wrong")
         said = [m["content"] for m in stub.asked[-1]["messages"]]
-        check(said == ["Be kind.", "refuse", "fail", "cut", "think"], said)  # no failed responses
+        check(said == ["Be kind.", "refuse 429 -", "fail", "cut", "think"], said)  # no failed responses
         asked = {k: v for k, v in stub.asked[-1].items() if k not in ("messages", "model")}
         check(asked == {"stream": True, "stream_options": {"include_usage": True}, "top_p": 0.5, "max_tokens": 9}, asked)
 
@@ -355,11 +510,19 @@ def scripted(binary, model):
         check("token limit" in page.run(LAST + ".querySelector('.note').textContent"), "the limit is not shown")
         check(page.run("document.title") == "<b>scripted</b> – fp4moe", page.run("document.title"))
         tags = page.run("[...document.querySelectorAll('#log .said')].at(-1).innerHTML.match(/<[a-z0-9]+/g)")
-        check(set(tags) <= {"<" + t for t in "p br h3 a strong em code ul ol li div table thead tbody tr th td pre".split()},
+        check(set(tags) <= {"<" + t for t in "p br h3 a strong em code ul ol li div table thead tbody tr th td pre span button".split()},
               tags)
         check({"<h3", "<table", "<pre", "<ul", "<ol", "<strong", "<em", "<code"} <= set(tags), tags)
         links = page.run("[...document.querySelectorAll('#log .said a')].map((a) => [a.href, a.rel])")
         check(links == [["https://example.org/a?b=1", "noopener noreferrer"]], links)
+        copies(page)
+        formulas(page, shots)
+        malformed(page)
+        streaming(page)
+        examples(page, stub)
+        errors(page, stub)
+        if shots:
+            schemes(page, shots, "errors")
         inline = page.run("new Promise((done) => { const s = document.createElement('script');"
                           " s.textContent = 'window.taken = 1'; document.body.append(s);"
                           " setTimeout(() => done(window.taken ?? 0)); })")
@@ -375,7 +538,7 @@ def main():
         sys.exit(77)
     real_server(binary, model, shots[0] if shots else None)
     with_key(binary, model)
-    scripted(binary, model)
+    scripted(binary, model, shots[0] if shots else None)
     print("the chat page shows responses, stops them, and shows the expert load")
 
 

@@ -14,13 +14,16 @@ size_t utf8_length(unsigned char lead) { return lead < 0x80 ? 1 : lead < 0xE0 ? 
 
 FakeEngine::FakeEngine(FakeOptions options) : options_(options) {
   info_.name = "fake";
+  info_.aliases = options.aliases;
   info_.path = "/models/fake";
+  info_.tokenizer_path = "/models/fake/tokenizer";
   info_.architecture = "FakeForCausalLM";
   info_.quantization = "mxfp4";
   info_.vocab_size = 257;
   info_.context_length = options.context_length;
   info_.max_bytes_per_token = options.max_bytes_per_token;
   info_.max_total_tokens = 8192;
+  info_.max_running_requests = 64;
   info_.eos_token_ids = {kEnd};
   info_.default_sampling.temperature = 0;
   info_.chat_template = options.chat_template;

@@ -22,6 +22,7 @@ struct FakeOptions {
   int64_t context_length = 4096;
   bool is_system_first = false;  // the template refuses a system message behind another message
   bool has_grammars = false;     // accepts grammars but ignores them
+  std::vector<std::string> aliases;
 };
 
 // Ids 0..255 are bytes, 256 is the end token. A prompt that contains "FAIL" fails after two tokens, one with

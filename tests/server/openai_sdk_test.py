@@ -36,6 +36,28 @@ class OpenAiSdk(unittest.TestCase):
         with self.assertRaises(openai.NotFoundError):
             self.client.models.retrieve("other")
 
+    def test_request_ids(self):
+        answer = self.chat(max_tokens=1)
+        self.assertEqual(answer._request_id, answer.id)
+        traced = self.chat(max_tokens=1, extra_headers={"X-Request-Id": "trace-7"})
+        self.assertEqual((traced._request_id, traced.id), ("trace-7", "trace-7"))
+        with self.assertRaises(openai.BadRequestError) as refused:
+            self.chat(max_tokens=-2, extra_headers={"X-Request-Id": "trace-8"})
+        self.assertEqual(refused.exception.request_id, "trace-8")
+
+    def test_base_url_without_version(self):
+        with openai.OpenAI(base_url=self.serve.url, api_key=KEY, max_retries=0) as client:
+            self.assertEqual([m.id for m in client.models.list()], ["demo"])
+            answer = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=1)
+            self.assertEqual(answer.model, "demo")
+
+    def test_tokenize_counts_what_a_chat_submits(self):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+        for more in ({}, {"tools": tools, "tool_choice": "required"}, {"extra_body": {"chat_template_kwargs": {"reasoning_effort": "high"}}}):
+            body = {"messages": MESSAGES, **more.get("extra_body", more)}
+            tokens = self.client.post("/tokenize", body=body, cast_to=object)
+            self.assertEqual(tokens["count"], self.chat(max_tokens=1, **more).usage.prompt_tokens)
+
     def test_chat(self):
         answer = self.chat()
         self.assertIn("14", answer.choices[0].message.content)

@@ -24,6 +24,7 @@ VALID = {  # a minimal body for each route that takes one
     "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "Hi"}]},
     "/tokenize": {"prompt": "Tom has"},
     "/detokenize": {"tokens": [65, 66]},
+    "/apply-template": {"messages": [{"role": "user", "content": "Hi"}]},
     "/abort_request": {"rid": "none"},
 }
 GENERATING = list(VALID)[:4]
@@ -45,8 +46,11 @@ MORE = {  # further bodies whose responses must match the schema
                      {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"enum": [1]}}}},
                      {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "b"}]}]}],
     "/v1/messages/count_tokens": [{"system": "Be brief."}],
-    "/tokenize": [{"prompt": ["a", "b c"]}],
-    "/detokenize": [{"tokens": 65}],
+    "/tokenize": [{"prompt": ["a", "b c"]}, {"prompt": None, "content": "a \u2603", "with_pieces": True},
+                  {"prompt": ["a"], "return_token_strs": True, "with_pieces": True},
+                  {"prompt": None, "messages": [{"role": "user", "content": "Hi"}], "return_token_strs": True}],
+    "/detokenize": [{"tokens": 65}, {"tokens": [[65], [66]]}, {"tokens": None, "ids": [65]}, {"tokens": None, "prompt": []}],
+    "/apply-template": [{"add_generation_prompt": False}],
     "/abort_request": [{"rid": None, "abort_all": True}],
 }
 HUGE = {"max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"}  # valid up to 2^31-1, clamped to the context

@@ -2,6 +2,7 @@
 tools and it was not trained on JSON, so the structure comes from the grammar alone."""
 import concurrent.futures
 import json
+import pathlib
 import random
 import re
 import sys
@@ -13,6 +14,7 @@ import openai
 from serve_process import Serve
 
 BINARY, MODEL = sys.argv[1:3]
+PYDANTIC = pathlib.Path(__file__).parents[1] / "engine/grammar/pydantic_schemas.json"
 NUM_SCHEMAS, MAX_TOKENS, PLENTY = 200, 600, 3500
 MESSAGES = [{"role": "user", "content": "Tom has 12 apples and eats 3. Describe what is left."}]
 
@@ -113,6 +115,26 @@ class StructuredOutput(unittest.TestCase):
     def check(self, schema, text):
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
         self.assertFalse(free_space(text), text)
+
+    def test_schemas_of_pydantic(self):
+        """Discriminated unions, recursion, constraints: every second response ends within the tokens."""
+        entries = json.loads(PYDANTIC.read_text())
+        schemas = {name: entry["schema"] for name, entry in entries.items() if "refused" not in entry}
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            answers = dict(zip(schemas, pool.map(lambda name: self.schema_answer(schemas[name], temperature=1.0, seed=5), schemas)))
+        stopped = {name: answer for name, answer in answers.items() if answer.finish_reason == "stop"}
+        for name, answer in stopped.items():
+            with self.subTest(name):
+                self.check(schemas[name], answer.message.content)
+        self.assertGreaterEqual(len(stopped), len(schemas) // 2, sorted(set(schemas) - set(stopped)))
+
+    def test_a_refused_schema_names_the_path(self):
+        cats = {"type": "object", "properties": {"lives": {"type": "number", "multipleOf": 0.5}}, "required": ["lives"]}
+        schema = {"type": "object", "properties": {"items": {"type": "array", "items": {"anyOf": [{"type": "null"}, cats]}}}}
+        with self.assertRaises(openai.BadRequestError) as caught:
+            self.schema_answer(schema)
+        self.assertIn("$.properties.items.items.anyOf[1].properties.lives.multipleOf 0.5 cannot be enforced", caught.exception.message)
+        self.assertIn('use "type": "integer"', caught.exception.message)
 
     def test_json_object_and_stream(self):
         form = {"type": "json_object"}

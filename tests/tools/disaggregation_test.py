@@ -188,11 +188,12 @@ class Disaggregation(unittest.TestCase):
 
     def check_routes(self, router, node):
         """Checks for every route of a node whether the router has it (docs/disaggregation.md)."""
-        passed = {"/v1/chat/completions", "/v1/completions", "/v1/messages",
-                  "/v1/messages/count_tokens", "/generate", "/tokenize", "/detokenize", "/v1/models",
-                  "/v1/models/{model}", "/server_info", "/get_server_info", "/health_generate", "/openapi.json",
+        passed = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/generate",
+                  "/tokenize", "/detokenize", "/apply-template", "/v1/models", "/v1/models/{model}", "/model_info",
+                  "/get_model_info", "/version", "/props", "/server_info", "/get_server_info", "/health_generate", "/openapi.json",
                   "/expert_load", "/expert_load.svg", "/", "/chat"}
-        own, operators = {"/health", "/metrics"}, {"/abort_request", "/flush_cache"}
+        own, operators = {"/health", "/ping", "/metrics"}, {"/abort_request", "/flush_cache"}
+        operators |= {"/get_load", "/v1/loads"}  # of one node
         routes = ask(node.url, "/openapi.json")[1]["paths"]
         stored = {path for path in routes if path.startswith("/v1/responses")}  # each node stores its own responses
         self.assertEqual(set(routes) - passed - own - operators - stored, set(), "a new route must be in one of these lists")

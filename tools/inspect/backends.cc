@@ -95,9 +95,11 @@ void add_backends(CLI::App& app, int& exit_code) {
       app.add_subcommand("backends", "Show which backends run on this machine and why others do not");
   auto flags = std::make_shared<BackendsFlags>();
   subcommand
-      ->add_option("--model,--model-path", flags->engine.model_path,
-                   "checkpoint folder whose MoE layers to plan; default: gpt-oss-20b's layers")
+      ->add_option(
+          "--model,--model-path", flags->engine.model_path,
+          "checkpoint folder, or a repository id, whose MoE layers to plan; default: gpt-oss-20b's layers")
       ->type_name("FOLDER");
+  add_revision_flag(*subcommand, flags->engine.model_path, nullptr);
   subcommand->add_option("--dtype", flags->engine.dtype, "activation type")
       ->type_name("TEXT:{auto,bfloat16,float32}");
   subcommand->add_option("--device", flags->engine.device, "device to plan for")

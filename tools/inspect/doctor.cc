@@ -49,7 +49,9 @@ void add_doctor(CLI::App& app, int& exit_code) {
   CLI::App& subcommand =
       *app.add_subcommand("doctor", "Check this machine, and optionally a model on it, and suggest fixes");
   const auto flags = std::make_shared<DoctorFlags>();
-  subcommand.add_option("--model", flags->model, "checkpoint folder to check")->type_name("FOLDER");
+  subcommand.add_option("--model", flags->model, "checkpoint folder to check, or a repository id")
+      ->type_name("FOLDER");
+  add_revision_flag(subcommand, flags->model, nullptr);
   subcommand.add_option("--port", flags->port, "port that the server would listen on")
       ->check(CLI::Range(1, 65535))
       ->capture_default_str();

@@ -167,7 +167,7 @@ Result<Report> make_report(const InspectFlags& flags) {
   else
     report["config_error"] = config.status().to_string();
   if (checkpoint.ok()) {
-    if (!flags.numerics) {  // omitted there because the numerics report is long
+    if (!flags.numerics) {  // omitted with --numerics, because that report is already long
       report["tensors"] = Report::array();
       for (const TensorEntry& tensor : checkpoint->tensors())
         report["tensors"].push_back(tensor_report(tensor));
@@ -258,9 +258,10 @@ void add_inspect(CLI::App& app, int& exit_code) {
   CLI::App& subcommand =
       *app.add_subcommand("inspect", "Show a checkpoint's configuration, tensors and FP4 statistics");
   const auto flags = std::make_shared<InspectFlags>();
-  subcommand.add_option("model,--model-path", flags->folder, "checkpoint folder")
+  subcommand.add_option("model,--model-path", flags->folder, "checkpoint folder, or a repository id")
       ->required()
       ->type_name("FOLDER");
+  add_revision_flag(subcommand, flags->folder, nullptr);
   subcommand.add_option("--tensor", flags->tensor, "show only this tensor and the range of its values");
   subcommand.add_flag("--experts", flags->experts,
                       "read all experts; show scales, codes and zero blocks by layer");

@@ -183,7 +183,10 @@ void add_quantize(CLI::App& app, int& exit_code) {
       *app.add_subcommand("quantize", "Write a copy of a bf16 checkpoint with FP4 experts");
   const auto flags = std::make_shared<QuantizeFlags>();
   QuantizeFlags& f = *flags;
-  subcommand.add_option("model", f.model, "bf16 checkpoint folder")->required()->type_name("FOLDER");
+  subcommand.add_option("model", f.model, "bf16 checkpoint folder, or a repository id")
+      ->required()
+      ->type_name("FOLDER");
+  add_revision_flag(subcommand, f.model, nullptr);
   subcommand.add_option("out", f.out, "output folder; must be absent or empty")
       ->required()
       ->type_name("FOLDER");

@@ -43,6 +43,10 @@ void add_http_flags(CLI::App& subcommand, ServeOptions& options) {
       ->check(CLI::Range(0.0, 1e6));
   subcommand.add_flag("--strict-requests", s.strict_requests, "refuse requests with unknown fields")
       ->group("HTTP");
+  subcommand
+      .add_flag("--accept-any-model-name", s.accept_any_model_name,
+                "accept any model name in requests; responses name the served model")
+      ->group("HTTP");
   flag("--drain-timeout", options.drain_timeout, "maximum seconds to wait for running requests after SIGTERM")
       ->check(CLI::Range(0.0, 1e6));
 }

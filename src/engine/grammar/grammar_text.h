@@ -1,5 +1,4 @@
-// Inspects a grammar's text before compilation: finds contradictory bounds in JSON schemas, and the part that
-// an error about the grammar's size should name.
+// Prepares a grammar's text for compilation, and finds the part that an error about its size should name.
 #pragma once
 
 #include <string>
@@ -9,12 +8,11 @@
 
 namespace fp4moe {
 
-// Returns kInvalidArgument, naming the place, the keyword, its value and the allowed values, for brackets
-// nested deeper than 256 levels and, in a JSON schema (also one inside a structural tag), for a count that is
-// negative or not an integer, a bound that is not a number, a minimum above its maximum, a multipleOf that is
-// not above 0, or a $ref that only leads back to itself. Text that is not valid JSON passes: the compiler
-// reports it.
-Status check_grammar_text(const GrammarSpec& spec);
+// The text for the compiler: the given one, except that JSON schemas (also those inside a structural tag) are
+// rewritten where xgrammar would not enforce them as they are (schema_check.h). kInvalidArgument: brackets
+// nested deeper than 256 levels, text that is not valid JSON where it must be, or a schema that is malformed,
+// matches nothing, or cannot be enforced; the message has the JSON path, the keyword and what to use instead.
+Result<std::string> enforced_text(const GrammarSpec& spec);
 
 // Describes the part that makes a compiled grammar large or slow and suggests a smaller alternative, as the
 // end of an error message; empty if no part stands out. Printable, at most 200 bytes.

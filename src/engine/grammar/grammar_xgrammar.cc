@@ -41,6 +41,18 @@ Status over_budget(const xgrammar::WorkBudget::Error& error, const std::string& 
   return invalid_argument(what + " takes more than " + std::to_string(budget.max_steps) + " steps" + end);
 }
 
+// An error of the client's grammar. enforced_text() has found those of JSON schemas, except for schemas whose
+// values never end.
+Status refusal(const GrammarSpec& spec, const std::string& message) {
+  if (spec.kind != GrammarSpec::Kind::kJsonSchema) return invalid_argument(message);
+  if (message.find("no text matches") != std::string::npos)
+    return invalid_argument(
+        "no value matches the JSON schema: an object of it requires itself, without an end; make the "
+        "property "
+        "optional, or allow null or an empty list");
+  return invalid_argument("the JSON schema has a part that cannot be enforced; use fewer keywords in it");
+}
+
 // Calls f() within the budget and adds the steps it took to num_steps.
 template <typename F>
 Status run_bounded(const std::string& what, const GrammarBudget& budget, const std::string& part,
@@ -127,19 +139,21 @@ class XgrammarCompiler final : public GrammarCompiler {
 
   Result<std::shared_ptr<const Grammar>> compile(const GrammarSpec& spec,
                                                  const GrammarBudget& budget) override {
-    if (const Status text = check_grammar_text(spec); !text.ok()) return text;
+    const Result<std::string> text = enforced_text(spec);
+    if (!text.ok()) return text.status();
     std::call_once(prepared_, [this] { prepare(); });
     std::vector<std::string> ignored;
     warnings = &ignored;
     const std::string part = costliest_part(spec);
     std::shared_ptr<XgrammarGrammar> grammar;
     int64_t num_steps = 0;
-    Status status =
-        run_bounded("the grammar", budget, part, num_steps, [&] { grammar = compile_checked(spec, part); });
+    Status status = run_bounded("the grammar", budget, part, num_steps, [&] {
+      grammar = compile_checked({spec.kind, *text}, part);
+    });
     warnings = nullptr;
     // xgrammar reports errors of the client's grammar as exceptions.
-    if (status.code() == StatusCode::kInternal) status = invalid_argument(status.message());
-    if (status.ok() && !ignored.empty()) status = invalid_argument(ignored.front());
+    if (status.code() == StatusCode::kInternal) status = refusal(spec, status.message());
+    if (status.ok() && !ignored.empty()) status = refusal(spec, ignored.front());
     if (!status.ok()) return status;
     grammar->set_num_steps(num_steps);
     return std::shared_ptr<const Grammar>(std::move(grammar));

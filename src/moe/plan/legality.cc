@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "comm/fabric.h"
 
 namespace fp4moe {
 namespace {
@@ -79,7 +80,7 @@ Status check_gpu_ranks(const MoeProblem& p, const MoeChoice& c) {
   if (p.device != DeviceKind::kCuda || c.tp == 1) return {};
   if (p.compute_capability / 10 != 9)
     return refuse(value("tp", c.tp), "needs GPUs of compute capability 9.0", "--tp 1");
-  if (c.fabric == "mpi")
+  if (resolve_fabric(c.fabric, c.tp) == "mpi")
     return refuse("fabric=mpi", "is not supported on device=cuda, where one process drives all GPUs",
                   "--fabric threads");
   return {};

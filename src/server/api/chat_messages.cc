@@ -187,6 +187,13 @@ ChatMessages read_messages(const Engine& engine, Fields& fields, const OutputDia
   return {to_text(copy), has_marks ? mark : ""};
 }
 
+std::string without_marks(std::string prompt, const std::string& mark) {
+  if (mark.empty()) return prompt;
+  for (size_t at = prompt.find(mark); at != prompt.npos; at = prompt.find(mark, at))
+    prompt.erase(at, mark.size());
+  return prompt;
+}
+
 std::vector<int32_t> encode_rendered(const Engine& engine, Fields& fields, const std::string& prompt,
                                      const std::string& mark) {
   if (mark.empty()) return encode(engine, fields, "messages", prompt, /*add_special_tokens=*/false);

@@ -20,7 +20,9 @@ struct ChatMessages {
   std::string mark;
 };
 ChatMessages read_messages(const Engine& engine, Fields& fields, const OutputDialect& dialect);
-// Tokenizes a prompt rendered from ChatMessages, without the marks.
+// A prompt rendered from ChatMessages, without the marks.
+std::string without_marks(std::string prompt, const std::string& mark);
+// Tokenizes such a prompt, without the marks.
 std::vector<int32_t> encode_rendered(const Engine& engine, Fields& fields, const std::string& prompt,
                                      const std::string& mark);
 ChatTemplateOptions read_template_options(Fields& fields);

@@ -7,24 +7,6 @@ namespace {
 
 constexpr int64_t kDefaultMaxTokens = 16;  // OpenAI's
 
-// OpenAI's form of a token that is not valid UTF-8: its bytes, "bytes:\\xe2\\x82".
-std::string token_text(const std::string& bytes) {
-  try {
-    json(bytes).dump();  // throws on invalid UTF-8
-    return bytes;
-  } catch (const json::exception&) {
-    static constexpr char kHex[] = "0123456789abcdef";
-    std::string text = "bytes:";
-    for (const char c : bytes) {
-      const auto byte = static_cast<unsigned char>(c);
-      text += "\\x";
-      text += kHex[byte >> 4];
-      text += kHex[byte & 15];
-    }
-    return text;
-  }
-}
-
 class CompletionFormat final : public OpenAiFormat {
  public:
   bool logprobs = false;

@@ -1,5 +1,6 @@
 #include "server/api/generation.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "server/api/request_log.h"
@@ -227,6 +228,7 @@ std::vector<json> ApiFormat::failure(const Status& status) { return {json::parse
 
 void LiveRequests::add(const std::string& id, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
+  reserved_.erase(name);
   live_.emplace(id, name);
 }
 
@@ -234,6 +236,18 @@ void LiveRequests::done(const std::string& id, const std::string& name) {
   std::lock_guard<std::mutex> lock(mutex_);
   live_.erase(live_.find({id, name}));
   if (live_.empty()) none_.notify_all();
+}
+
+uint64_t LiveRequests::reserve(const std::string& id) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool is_live = std::any_of(live_.begin(), live_.end(),
+                                   [&id](const auto& live) { return live.first == id || live.second == id; });
+  return !is_live && reserved_.emplace(id, last_ticket_ + 1).second ? ++last_ticket_ : 0;
+}
+
+void LiveRequests::release(const std::string& id, uint64_t ticket) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (const auto at = reserved_.find(id); at != reserved_.end() && at->second == ticket) reserved_.erase(at);
 }
 
 void LiveRequests::wait_for_none() {

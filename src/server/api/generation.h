@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -82,6 +83,10 @@ class LiveRequests {
   void add(const std::string& id, const std::string& name);
   void done(const std::string& id, const std::string& name);
   void wait_for_none();
+  // Reserves `id` for an HTTP request until add() has that name or release() is called. Returns a ticket for
+  // release(), or 0 if the id is reserved or live.
+  uint64_t reserve(const std::string& id);
+  void release(const std::string& id, uint64_t ticket);
   // The ids of the live submission with this id and of all live submissions of the HTTP request with this id.
   std::vector<std::string> of(const std::string& id) const;
   std::vector<std::string> all() const;
@@ -92,6 +97,8 @@ class LiveRequests {
   // (submission id, HTTP request id). A multiset: a submission about to be refused may have the id of a
   // running one.
   std::multiset<std::pair<std::string, std::string>> live_;
+  std::map<std::string, uint64_t> reserved_;  // tickets by id
+  uint64_t last_ticket_ = 0;
 };
 
 struct GenerationContext {

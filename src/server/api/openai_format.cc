@@ -22,6 +22,23 @@ json usage(std::span<const Choice> choices, int64_t n) {
 
 }  // namespace
 
+std::string token_text(const std::string& bytes) {
+  try {
+    json(bytes).dump();  // throws on invalid UTF-8
+    return bytes;
+  } catch (const json::exception&) {
+    static constexpr char kHex[] = "0123456789abcdef";
+    std::string text = "bytes:";
+    for (const char c : bytes) {
+      const auto byte = static_cast<unsigned char>(c);
+      text += "\\x";
+      text += kHex[byte >> 4];
+      text += kHex[byte & 15];
+    }
+    return text;
+  }
+}
+
 void OpenAiFormat::read(GenerationCall& call, Fields& fields, Request& request) {
   read_identity(fields, id_prefix_, request);
   id_ = request.id;

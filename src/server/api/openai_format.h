@@ -9,6 +9,8 @@
 
 namespace fp4moe {
 
+// OpenAI's form of a token's text. If it is not valid UTF-8: its bytes, "bytes:\\xe2\\x82".
+std::string token_text(const std::string& bytes);
 // The text that stands for a token beside its log-probability; `by_id`: "token_id:N".
 std::string token_name(const TokenLogprob& token, bool by_id);
 

@@ -10,6 +10,7 @@
 #include "server/api/chat_call.h"
 #include "server/api/responses_format.h"
 #include "server/http/errors.h"
+#include "server/http/route_path.h"
 
 namespace fp4moe {
 
@@ -131,7 +132,7 @@ GenerationCall parse_responses(const Engine& engine, const ResponseAccess& acces
 }
 
 HttpResponse stored_response(ResponseStore& store, const std::string& owner, const HttpRequest& request) {
-  const std::string rest = request.path.substr(std::string(kResponsesPath).size());
+  const std::string rest = path_tail(kResponsesPath, request.path);
   const std::string id = rest.substr(0, rest.find('/')), action = rest.substr(id.size());
   const bool is_get = request.method != "POST" && request.method != "DELETE";
   const bool is_route = action.empty()             ? request.method != "POST"

@@ -2,10 +2,14 @@
 
 #include "server/api/apis.h"
 #include "server/api/chat_page.h"
+#include "server/api/info_api.h"
 #include "server/api/load_api.h"
 #include "server/api/openapi.h"
 #include "server/api/responses_api.h"
+#include "server/api/tokenize_api.h"
 #include "server/http/cors.h"
+#include "server/http/request_id.h"
+#include "server/http/route_path.h"
 
 namespace fp4moe {
 
@@ -13,12 +17,6 @@ namespace {
 
 constexpr size_t kMaxWarnings = 256;  // number of distinct unknown fields that are logged
 constexpr size_t kMaxShown = 80;      // bytes shown of a name or path that a client sent
-
-HttpResponse json_response(const json& value) {
-  HttpResponse response;
-  response.body = to_text(value);
-  return response;
-}
 
 HttpResponse wrong_method(const HttpRequest& request, const std::string& allowed) {
   HttpResponse response =
@@ -29,29 +27,50 @@ HttpResponse wrong_method(const HttpRequest& request, const std::string& allowed
   return response;
 }
 
-bool is_page(const HttpRequest& request) { return request.path == "/" || request.path == "/chat"; }
+bool is_page(const HttpRequest& request) {
+  return request.path == "/" || request.path == "/chat" || request.path == "/chat/";
+}
 
 // Served without a key; the page's own API requests need one.
 HttpResponse page(const HttpRequest& request) {
   return request.method == "GET" || request.method == "HEAD" ? chat_page() : wrong_method(request, "GET");
 }
 
-json model_card(const ModelInfo& info) {
-  return {{"id", info.name},      {"object", "model"}, {"created", 0},
-          {"owned_by", "fp4moe"}, {"root", info.path}, {"max_model_len", info.context_length}};
+// The id that a generation request's body gives it; empty if it gives none or several.
+std::string given_id(const json& body) {
+  for (const char* name : {"rid", "request_id"})
+    if (body.is_object() && body.contains(name) && body[name].is_string()) return body[name];
+  return "";
 }
 
-void check_model(const Engine& engine, Fields& fields) {
-  const std::string model = fields.string("model", "");
-  const ModelInfo& info = engine.info();
-  if (model.empty() || model == info.name || model == info.path || model == "default") return;
-  fields.fail("model", not_found("\"" + model.substr(0, kMaxShown) +
-                                 "\" is not served here; the served model is \"" + info.name + "\""));
-}
+// A client's X-Request-Id as the id of a request whose body has none. It is reserved until the request is
+// submitted, because two requests with the same header may arrive together; the second one gets a fresh id.
+class HeaderId {
+ public:
+  static constexpr const char* kField = "rid";
+
+  HeaderId(LiveRequests& live, const std::string& id, json& body) : live_(live), id_(id) {
+    const auto has = [&body](const char* name) { return body.contains(name) && !body[name].is_null(); };
+    if (id.empty() || !body.is_object() || has(kField) || has("request_id")) return;
+    ticket_ = live.reserve(id);
+    if (is_used()) body[kField] = id;
+  }
+  ~HeaderId() { release(); }
+  HeaderId(const HeaderId&) = delete;
+  HeaderId& operator=(const HeaderId&) = delete;
+
+  bool is_used() const { return ticket_ != 0; }
+  void release() const { live_.release(id_, ticket_); }
+
+ private:
+  LiveRequests& live_;
+  const std::string id_;
+  uint64_t ticket_ = 0;
+};
 
 }  // namespace
 
-// A path that ends in '/' matches everything below it.
+// is_route() compares a request's path with these.
 const std::vector<ServerRoutes::Route> ServerRoutes::kRoutes = {
     {"POST", "/v1/chat/completions", Access::kClient, nullptr, parse_chat},
     {"POST", "/v1/completions", Access::kClient, nullptr, parse_completion},
@@ -63,10 +82,18 @@ const std::vector<ServerRoutes::Route> ServerRoutes::kRoutes = {
     {"GET", kResponsesPath, Access::kClient, &ServerRoutes::stored_responses, nullptr},
     {"DELETE", kResponsesPath, Access::kClient, &ServerRoutes::stored_responses, nullptr},
     {"POST", kResponsesPath, Access::kClient, &ServerRoutes::stored_responses, nullptr},
-    {"GET", "/v1/models", Access::kClient, &ServerRoutes::models, nullptr},
-    {"GET", "/v1/models/", Access::kClient, &ServerRoutes::model, nullptr},
-    {"POST", "/tokenize", Access::kClient, &ServerRoutes::tokenize, nullptr},
-    {"POST", "/detokenize", Access::kClient, &ServerRoutes::detokenize, nullptr},
+    {"GET", "/v1/models", Access::kClient, &ServerRoutes::plain<models_response>, nullptr},
+    {"GET", "/v1/models/", Access::kClient, &ServerRoutes::plain<model_response>, nullptr},
+    {"POST", "/tokenize", Access::kClient, &ServerRoutes::plain<tokenize_response>, nullptr},
+    {"POST", "/detokenize", Access::kClient, &ServerRoutes::plain<detokenize_response>, nullptr},
+    {"POST", "/apply-template", Access::kClient, &ServerRoutes::plain<apply_template_response>, nullptr},
+    {"GET", "/model_info", Access::kClient, &ServerRoutes::plain<model_info_response>, nullptr},
+    {"GET", "/get_model_info", Access::kClient, &ServerRoutes::plain<model_info_response>, nullptr},
+    {"GET", "/version", Access::kClient, &ServerRoutes::plain<version_response>, nullptr},
+    {"GET", "/get_load", Access::kClient, &ServerRoutes::plain<load_response>, nullptr},
+    {"GET", "/v1/loads", Access::kClient, &ServerRoutes::plain<loads_response>, nullptr},
+    {"GET", "/props", Access::kClient, &ServerRoutes::plain<props_response>, nullptr},
+    {"GET", "/slots", Access::kClient, &ServerRoutes::plain<slots_response>, nullptr},
     {"GET", "/server_info", Access::kClient, &ServerRoutes::server_info, nullptr},
     {"GET", "/get_server_info", Access::kClient, &ServerRoutes::server_info, nullptr},
     {"POST", "/abort_request", Access::kAdmin, &ServerRoutes::abort_request, nullptr},
@@ -96,10 +123,7 @@ void ServerRoutes::count_response(const HttpRequest& request, int status) {
 ServerRoutes::Match ServerRoutes::find_route(const HttpRequest& request) {
   Match match;
   for (const Route& r : kRoutes) {
-    const std::string path = r.path;
-    const bool tail =
-        path.back() == '/' && request.path.size() > path.size() && request.path.rfind(path, 0) == 0;
-    if (request.path != path && !tail) continue;
+    if (!is_route(r.path, request.path)) continue;
     match.allowed += (match.allowed.empty() ? "" : ", ") + std::string(r.method);
     match.access = r.access;
     match.errors = r.errors;
@@ -111,11 +135,14 @@ ServerRoutes::Match ServerRoutes::find_route(const HttpRequest& request) {
 
 std::optional<HttpResponse> ServerRoutes::respond_to_head(const HttpRequest& request) const {
   if (auto preflight = respond_to_preflight(config_, request)) return preflight;
-  if (request.path == "/health") return health(request);
+  if (is_route("/health", request.path)) return health(request);
+  if (is_route("/ping", request.path)) return without_body(health(request));
   if (is_page(request)) return page(request);
   const Match match = find_route(request);
   std::optional<HttpResponse> refusal = refuse(request, match);
-  if (refusal) refusal = shaped(match.errors, std::move(*refusal));
+  if (!refusal) return std::nullopt;
+  refusal = shaped(match.errors, std::move(*refusal));
+  if (is_generation(match.route)) refusal->extra_headers += request_id_header(request.request_id);
   return refusal;
 }
 
@@ -138,6 +165,7 @@ void ServerRoutes::handle(const std::shared_ptr<HttpExchange>& exchange) {
   const HttpRequest& request = exchange->request();
   const Route& found = *find_route(request).route;
   Engine& engine = *engine_.load();
+  if (is_generation(&found)) exchange->set_headers(request_id_header(request.request_id));
   if (!request.body.empty()) {
     const Result<int64_t> bytes = parsed_json_bytes(request.body);
     if (!bytes.ok()) return exchange->respond(shaped(found.errors, error_response(bytes.status())));
@@ -155,10 +183,12 @@ void ServerRoutes::handle(const std::shared_ptr<HttpExchange>& exchange) {
 }
 
 void ServerRoutes::generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange) {
-  const Result<json> body = parse_json(exchange->request().body);
+  Result<json> body = parse_json(exchange->request().body);
   if (!body.ok()) return exchange->respond(shaped(r.errors, error_response(body.status())));
+  const HeaderId header_id(*live_, exchange->request().request_id, *body);
+  if (const std::string id = given_id(*body); !id.empty()) exchange->set_headers(request_id_header(id));
   Fields fields(*body);
-  check_model(engine, fields);
+  check_model(engine.info(), config_, fields);
   GenerationCall call;
   if (fields.ok() && r.generate != nullptr) call = r.generate(engine, fields);
   if (fields.ok() && r.generate_stored != nullptr) {
@@ -167,22 +197,27 @@ void ServerRoutes::generate(Engine& engine, const Route& r, const std::shared_pt
     call = r.generate_stored(engine, access, fields);
   }
   read_prefill_node(engine, fields, call);
-  if (const auto unknown = fields.unknown(); fields.ok() && config_.strict_requests && !unknown.empty())
+  std::vector<std::string> unknown = fields.unknown();
+  if (header_id.is_used()) std::erase(unknown, HeaderId::kField);
+  if (fields.ok() && config_.strict_requests && !unknown.empty())
     fields.fail(unknown.front().substr(0, kMaxShown),
                 "is not a field of " + std::string(r.path) +
                     " (--strict-requests is on; without it such fields are ignored)");
-  if (!fields.ok())
+  if (!fields.ok()) {
+    header_id.release();  // the client may send it again as soon as it has this response
     return exchange->respond(shaped(r.errors, error_response(fields.error(), fields.param())));
-  warn_unknown(r.path, fields);
+  }
+  warn_unknown(r.path, unknown);
   run(engine, exchange, std::move(call));
 }
 
 void ServerRoutes::run(Engine& engine, const std::shared_ptr<HttpExchange>& exchange, GenerationCall call) {
+  if (!call.name.empty()) exchange->set_headers(request_id_header(call.name));
   run_generation({&engine, &metrics_, &config_, live_}, exchange, std::move(call));
 }
 
-void ServerRoutes::warn_unknown(const std::string& path, const Fields& fields) {
-  for (const std::string& name : fields.unknown()) {
+void ServerRoutes::warn_unknown(const std::string& path, const std::vector<std::string>& names) {
+  for (const std::string& name : names) {
     std::lock_guard<std::mutex> lock(warned_mutex_);
     if (warned_.size() < kMaxWarnings && warned_.insert(path + " " + name.substr(0, kMaxShown)).second)
       log(LogLevel::kWarning, path + ": unknown field " + name.substr(0, kMaxShown) + " is ignored");
@@ -196,66 +231,15 @@ HttpResponse ServerRoutes::health(const HttpRequest& request) const {
   return json_response({{"status", "ok"}});
 }
 
-HttpResponse ServerRoutes::models(Engine& engine, const HttpRequest&) {
-  return json_response({{"object", "list"}, {"data", json::array({model_card(engine.info())})}});
-}
-
-HttpResponse ServerRoutes::model(Engine& engine, const HttpRequest& request) {
-  const std::string id = request.path.substr(std::string("/v1/models/").size());
-  if (id == engine.info().name) return json_response(model_card(engine.info()));
-  return error_response(not_found("model \"" + id.substr(0, kMaxShown) +
-                                  "\" does not exist; the served model is \"" + engine.info().name + "\""),
-                        "model");
-}
-
 HttpResponse ServerRoutes::stored_responses(Engine&, const HttpRequest& request) {
   return stored_response(responses_, client_key(config_, request), request);
-}
-
-HttpResponse ServerRoutes::tokenize(Engine& engine, const HttpRequest& request) {
-  const Result<json> body = parse_json(request.body);
-  if (!body.ok()) return error_response(body.status());
-  Fields fields(*body);
-  check_model(engine, fields);
-  const bool special = fields.boolean("add_special_tokens", true);
-  const json* prompt = fields.find("prompt");
-  if (prompt == nullptr) fields.fail("prompt", "is missing");
-  json tokens = json::array(), counts = json::array();
-  for (const std::string& text : fields.strings("prompt")) {
-    const auto ids = engine.tokenize(text, special);
-    if (!ids.ok()) {
-      fields.fail("prompt", ids.status());
-      break;
-    }
-    tokens.push_back(*ids);
-    counts.push_back(ids->size());
-  }
-  if (!fields.ok()) return error_response(fields.error(), fields.param());
-  const bool single = prompt->is_string();
-  return json_response({{"tokens", single ? tokens.front() : tokens},
-                        {"count", single ? counts.front() : counts},
-                        {"max_model_len", engine.info().context_length}});
-}
-
-HttpResponse ServerRoutes::detokenize(Engine& engine, const HttpRequest& request) {
-  const Result<json> body = parse_json(request.body);
-  if (!body.ok()) return error_response(body.status());
-  Fields fields(*body);
-  check_model(engine, fields);
-  const bool skip = fields.boolean("skip_special_tokens", true);
-  if (fields.find("tokens") == nullptr) fields.fail("tokens", "is missing");
-  const auto ids = fields.ids("tokens");
-  if (!fields.ok()) return error_response(fields.error(), fields.param());
-  const Result<std::string> text = engine.detokenize(ids, skip);
-  if (!text.ok()) return error_response(text.status(), "tokens");
-  return json_response({{"text", *text}});
 }
 
 HttpResponse ServerRoutes::count_tokens(Engine& engine, const HttpRequest& request) {
   const Result<json> body = parse_json(request.body);
   if (!body.ok()) return error_response(body.status());
   Fields fields(*body);
-  check_model(engine, fields);
+  check_model(engine.info(), config_, fields);
   const int64_t count = fields.ok() ? count_message_tokens(engine, fields) : 0;
   if (!fields.ok()) return error_response(fields.error(), fields.param());
   return json_response({{"input_tokens", count}});

@@ -3,18 +3,21 @@
 
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 #include "fp4moe/engine.h"
 #include "fp4moe/server.h"
 #include "server/api/generation.h"
 #include "server/api/response_items.h"
 #include "server/api/response_store.h"
+#include "server/api/route_context.h"
 #include "server/http/auth.h"
 #include "server/http/errors.h"
 #include "server/http/http.h"
@@ -68,18 +71,20 @@ class ServerRoutes {
     ErrorShape errors = ErrorShape::kOpenAi;
   };
   static Match find_route(const HttpRequest& request);
+  static bool is_generation(const Route* r) { return r != nullptr && r->plain == nullptr; }
 
   std::optional<HttpResponse> refuse(const HttpRequest& request, const Match& match) const;
   void generate(Engine& engine, const Route& r, const std::shared_ptr<HttpExchange>& exchange);
   void run(Engine& engine, const std::shared_ptr<HttpExchange>& exchange, GenerationCall call);
-  void warn_unknown(const std::string& path, const Fields& fields);
+  void warn_unknown(const std::string& path, const std::vector<std::string>& names);
 
   HttpResponse health(const HttpRequest& request) const;
-  HttpResponse models(Engine& engine, const HttpRequest& request);
-  HttpResponse model(Engine& engine, const HttpRequest& request);
+  // A handler that needs no state of this class.
+  template <HttpResponse (*respond)(const RouteContext&, const HttpRequest&)>
+  HttpResponse plain(Engine& engine, const HttpRequest& request) {
+    return respond({engine, config_, started_at_}, request);
+  }
   HttpResponse stored_responses(Engine& engine, const HttpRequest& request);
-  HttpResponse tokenize(Engine& engine, const HttpRequest& request);
-  HttpResponse detokenize(Engine& engine, const HttpRequest& request);
   HttpResponse count_tokens(Engine& engine, const HttpRequest& request);
   HttpResponse abort_request(Engine& engine, const HttpRequest& request);
   HttpResponse openapi(Engine& engine, const HttpRequest& request);
@@ -96,6 +101,7 @@ class ServerRoutes {
   std::atomic<Engine*> engine_{nullptr};
   std::atomic<bool> draining_{false};
   const std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
+  const int64_t started_at_ = std::time(nullptr);
   Metrics metrics_;
   std::shared_ptr<LiveRequests> live_ = std::make_shared<LiveRequests>();
   ResponseStore responses_;

@@ -34,7 +34,7 @@ std::string cors_headers(const ServerConfig& config, const HttpRequest& request)
   const std::string vary = any ? "" : "Vary: Origin\r\n";  // caches must not share responses between origins
   if (request.origin.empty() || (!any && !has(allowed, request.origin))) return vary;
   return "Access-Control-Allow-Origin: " + (any ? kAny : request.origin) +
-         "\r\nAccess-Control-Expose-Headers: Retry-After\r\n" + vary;
+         "\r\nAccess-Control-Expose-Headers: Retry-After, X-Request-Id\r\n" + vary;
 }
 
 std::optional<HttpResponse> respond_to_preflight(const ServerConfig& config, const HttpRequest& request) {

@@ -15,11 +15,12 @@ namespace fp4moe {
 
 struct HttpRequest {
   std::string method;         // as sent, such as "POST"
-  std::string path;           // without the query; never percent-decoded
+  std::string path;           // without the query; never percent-decoded (server/http/route_path.h)
   std::string query;          // after the '?', as sent
   std::string host;           // "name:port" from the Host header or from an absolute target
   std::string authorization;  // the values of these headers
   std::string api_key;        // x-api-key
+  std::string request_id;     // x-request-id, if it is a legal id (server/http/request_id.h)
   std::string origin;
   std::string access_control_request_headers;
   std::string body;
@@ -31,6 +32,11 @@ struct HttpResponse {
   std::string content_type = "application/json";
   std::string extra_headers;  // whole lines, each ending in CRLF
 };
+
+// A probe's response: a 200 loses its body; errors keep theirs.
+inline HttpResponse without_body(HttpResponse response) {
+  return response.status == 200 ? HttpResponse{.body = "", .content_type = "text/plain"} : response;
+}
 
 // One request and its response: respond(), or start_stream(), any number of write()s and finish(). After the
 // client has disconnected, all of these do nothing.
@@ -54,6 +60,8 @@ class HttpExchange {
   // The client's address without its port; for IPv6 the /64 network. "unix" for a Unix socket, empty after
   // the client has disconnected.
   virtual std::string peer() const = 0;
+  // Adds whole header lines to the response, instead of those of an earlier call.
+  virtual void set_headers(std::string lines) = 0;
   virtual void respond(HttpResponse response) = 0;
   virtual void start_stream(const std::string& content_type) = 0;
   virtual void write(std::string bytes) = 0;

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <exception>
 #include <utility>
 
@@ -23,6 +24,19 @@ namespace http = boost::beast::http;
 namespace {
 
 constexpr double kLingerSeconds = 2;
+
+// RFC 9110, section 5.6.7: "Sun, 06 Nov 1994 08:49:37 GMT", in any locale.
+std::string http_date(std::time_t seconds) {
+  static constexpr const char* kDays[] = {"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"};
+  static constexpr const char* kMonths[] = {"Jan", "Feb", "Mar", "Apr", "May", "Jun",
+                                            "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"};
+  std::tm t = {};
+  ::gmtime_r(&seconds, &t);
+  char text[64];
+  std::snprintf(text, sizeof text, "%s, %02d %s %04d %02d:%02d:%02d GMT", kDays[t.tm_wday], t.tm_mday,
+                kMonths[t.tm_mon], t.tm_year + 1900, t.tm_hour, t.tm_min, t.tm_sec);
+  return text;
+}
 
 }  // namespace
 
@@ -136,8 +150,9 @@ void Connection::count_busy() {
 std::string Connection::header(int status, const std::string& content_type) const {
   const std::string reason(http::obsolete_reason(static_cast<http::status>(status)));
   return "HTTP/1.1 " + std::to_string(status) + " " + reason + "\r\nContent-Type: " + content_type +
+         "\r\nDate: " + http_date(std::time(nullptr)) +
          "\r\nConnection: " + (keep_alive_ ? "keep-alive" : "close") + "\r\n" +
-         cors_headers(shared_.config, request_);
+         cors_headers(shared_.config, request_) + more_headers_;
 }
 
 void Connection::report_response(int status) {
@@ -179,6 +194,7 @@ void Connection::finish() {
   if (streaming_ && chunked_) send("0\r\n\r\n");
   if (closed_) return;
   on_disconnect_ = on_quiet_ = nullptr;
+  more_headers_.clear();
   busy_ = false;
   count_busy();
   if (!keep_alive_) close_when_sent_ = true;

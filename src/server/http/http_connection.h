@@ -74,6 +74,7 @@ class Connection final : public HttpExchange,
   bool hold(int64_t bytes) override;
   const HttpRequest& request() const override { return request_; }
   std::string peer() const override;
+  void set_headers(std::string lines) override { more_headers_ = std::move(lines); }
   void respond(HttpResponse response) override;
   void start_stream(const std::string& content_type) override;
   void write(std::string bytes) override;
@@ -142,6 +143,7 @@ class Connection final : public HttpExchange,
   size_t head_bytes_ = 0, head_lines_ = 0;  // of the request being read
   std::optional<uint64_t> content_length_;
   HttpRequest request_;
+  std::string more_headers_;   // of the response
   int64_t queued_bytes_ = 0;   // this connection's part of ConnectionShared::queued_bytes
   int64_t held_bytes_ = 0;     // charged by hold()
   bool is_accounted_ = false;  // has a share in ConnectionShared::memory

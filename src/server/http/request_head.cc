@@ -5,6 +5,8 @@
 #include <charconv>
 #include <string>
 
+#include "server/http/request_id.h"
+
 namespace fp4moe {
 namespace beast = boost::beast;
 namespace http = boost::beast::http;
@@ -96,6 +98,7 @@ Result<RequestHead> read_head(const Header& header) {
   request.method = std::string(header.method_string());
   request.authorization = value_of(header, http::field::authorization);
   request.api_key = std::string(header["x-api-key"]);
+  if (const std::string id(header["x-request-id"]); is_request_id(id)) request.request_id = id;
   request.origin = value_of(header, http::field::origin);
   request.access_control_request_headers = value_of(header, http::field::access_control_request_headers);
   return head;

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <utility>
 
+#include "server/http/request_id.h"
 #include "server/json.h"
 #include "server/router/upstream.h"
 
@@ -70,6 +71,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
                             .target = asked.path + (asked.query.empty() ? "" : "?" + asked.query),
                             .authorization = asked.authorization,
                             .api_key = asked.api_key,
+                            .request_id = asked.request_id,
                             .body = body_,
                             .seconds = context_.config.request_timeout_seconds,
                             .quiet_seconds = context_.config.quiet_timeout_seconds,
@@ -91,6 +93,7 @@ class Relay : public std::enable_shared_from_this<Relay> {
 
   void on_head(const UpstreamHead& head) {
     head_ = head;
+    exchange_->set_headers(request_id_header(head.request_id));
     if (head_.is_event_stream()) exchange_->start_stream(head.content_type);
   }
 

@@ -13,6 +13,7 @@
 #include "server/http/cors.h"
 #include "server/http/errors.h"
 #include "server/http/excerpt.h"
+#include "server/http/route_path.h"
 #include "server/json.h"
 #include "server/router/node_response.h"
 #include "server/router/node_table.h"
@@ -27,14 +28,15 @@ constexpr uint64_t kMaxLookBytes = 1 << 20;  // limit for responses to the route
 // The handler of a route.
 enum class Target { kRouter, kDecodeNode, kGeneration };
 
-// All routes of a router; admin routes exist only on the nodes. A path that ends in '/' matches any name
-// after it.
+// All routes of a router; admin routes exist only on the nodes. is_route() compares a request's path with
+// these.
 constexpr struct Route {
   const char *method, *path;
   Target target;
   ErrorShape errors = ErrorShape::kOpenAi;
 } kRoutes[] = {
     {"GET", "/health", Target::kRouter},
+    {"GET", "/ping", Target::kRouter},
     {"GET", "/metrics", Target::kRouter},
     {"GET", "/workers", Target::kRouter},
     {"POST", "/v1/chat/completions", Target::kGeneration},
@@ -44,8 +46,13 @@ constexpr struct Route {
     {"POST", "/generate", Target::kGeneration},
     {"POST", "/tokenize", Target::kDecodeNode},
     {"POST", "/detokenize", Target::kDecodeNode},
+    {"POST", "/apply-template", Target::kDecodeNode},
     {"GET", "/v1/models", Target::kDecodeNode},
     {"GET", "/v1/models/", Target::kDecodeNode},
+    {"GET", "/model_info", Target::kDecodeNode},
+    {"GET", "/get_model_info", Target::kDecodeNode},
+    {"GET", "/version", Target::kDecodeNode},
+    {"GET", "/props", Target::kDecodeNode},
     {"GET", "/server_info", Target::kDecodeNode},
     {"GET", "/get_server_info", Target::kDecodeNode},
     {"GET", "/health_generate", Target::kDecodeNode},
@@ -57,10 +64,7 @@ constexpr struct Route {
 };
 
 bool has_path(const Route& route, const std::string& path) {
-  const std::string_view own = route.path;
-  if (own.size() == 1 || own.back() != '/') return path == own;
-  return path.size() > own.size() && path.compare(0, own.size(), own) == 0 &&
-         path.find("..") == std::string::npos;
+  return is_route(route.path, path) && path.find("..") == std::string::npos;
 }
 
 bool has_method(const Route& route, const std::string& method) {
@@ -158,7 +162,7 @@ class RouterImpl final : public Router {
       response.extra_headers = "Allow: " + allowed + "\r\n";
       return exchange->respond(shaped(errors, std::move(response)));
     }
-    if (found->target == Target::kRouter) return exchange->respond(own_response(request.path));
+    if (found->target == Target::kRouter) return exchange->respond(own_response(found->path));
     if (draining_.load())
       return exchange->respond(shaped(errors, error_response(unavailable("the router is shutting down"))));
     if (found->target == Target::kGeneration) return relay_generation(relays_, exchange, errors);
@@ -167,6 +171,7 @@ class RouterImpl final : public Router {
 
   HttpResponse own_response(const std::string& path) const {
     if (path == "/health") return health();
+    if (path == "/ping") return without_body(health());
     if (path == "/workers") return {.body = to_text({{"workers", nodes_.list()}})};
     return {.body = nodes_.print_metrics(), .content_type = "text/plain; version=0.0.4; charset=utf-8"};
   }

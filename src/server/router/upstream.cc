@@ -19,6 +19,8 @@
 #include <utility>
 #include <vector>
 
+#include "server/http/request_id.h"
+
 namespace fp4moe {
 namespace {
 
@@ -56,6 +58,7 @@ std::string print(const UpstreamRequest& request) {
                      "\r\nConnection: close\r\nContent-Type: application/json\r\n";
   if (!request.authorization.empty()) text += "Authorization: " + request.authorization + "\r\n";
   if (!request.api_key.empty()) text += "x-api-key: " + request.api_key + "\r\n";
+  text += request_id_header(request.request_id);
   if (!request.body.empty() || request.method == "POST")
     text += "Content-Length: " + std::to_string(request.body.size()) + "\r\n";
   return text + "\r\n" + request.body;

@@ -14,8 +14,8 @@ namespace fp4moe {
 
 struct UpstreamRequest {
   ServerUrl url;
-  std::string method, target;          // target: path and query
-  std::string authorization, api_key;  // header values; empty: not sent
+  std::string method, target;                      // target: path and query
+  std::string authorization, api_key, request_id;  // header values; empty: not sent
   std::string body;
   double seconds = 0;        // until the response is complete, or for an event stream its head; 0: no limit
   double quiet_seconds = 0;  // between two pieces of the request or of a started response; 0: no limit

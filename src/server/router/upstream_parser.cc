@@ -68,6 +68,7 @@ Status UpstreamParser::take_head() {
   if (head_.content_type.empty()) head_.content_type = "application/octet-stream";
   head_.retry_after = field_value(message[http::field::retry_after]);
   head_.allow = field_value(message[http::field::allow]);
+  head_.request_id = field_value(message["x-request-id"]);
   has_head_ = true;
   return {};
 }

@@ -13,8 +13,8 @@ namespace fp4moe {
 
 struct UpstreamHead {
   int status = 0;  // 200..599
-  // Printable ASCII; an invalid Retry-After or Allow becomes empty.
-  std::string content_type, retry_after, allow;
+  // Printable ASCII; an invalid Retry-After, Allow or X-Request-Id becomes empty.
+  std::string content_type, retry_after, allow, request_id;
   bool is_event_stream() const { return status == 200 && content_type.rfind("text/event-stream", 0) == 0; }
 };
 

@@ -10,9 +10,9 @@ namespace {
 using Kind = GrammarSpec::Kind;
 
 std::string schema_error(const std::string& schema) {
-  const Status status = check_grammar_text({Kind::kJsonSchema, schema});
-  EXPECT_EQ(status.code(), StatusCode::kInvalidArgument) << schema;
-  return status.message();
+  const Result<std::string> text = enforced_text({Kind::kJsonSchema, schema});
+  EXPECT_EQ(text.status().code(), StatusCode::kInvalidArgument) << schema;
+  return text.ok() ? "" : text.status().message();
 }
 
 void expect_names(const std::string& message, std::initializer_list<const char*> parts) {
@@ -25,7 +25,7 @@ TEST(GrammarText, CountsAreNotNegative) {
                                 "maxProperties", "minContains", "maxContains"})
     for (const std::string value : {"-1", "1.5", "\"3\"", "null", "[1]"})
       expect_names(schema_error(R"({"type":"object","properties":{"a":{")" + key + "\":" + value + "}}}"),
-                   {key.c_str(), "/properties/a", "integer of at least 0"});
+                   {("$.properties.a." + key + " ").c_str(), "integer of at least 0"});
 }
 
 TEST(GrammarText, ABoundIsANumber) {
@@ -42,10 +42,11 @@ TEST(GrammarText, AMinimumIsNotAboveItsMaximum) {
   expect_names(schema_error(R"({"minimum":4.5,"maximum":3})"), {"minimum 4.5", "at most maximum 3"});
   expect_names(schema_error(R"({"minimum":3,"exclusiveMaximum":3})"),
                {"minimum 3", "less than exclusiveMaximum 3"});
-  expect_names(schema_error(R"({"anyOf":[{"minimum":2,"maximum":1}]})"), {"/anyOf/0"});
-  EXPECT_TRUE(
-      check_grammar_text({Kind::kJsonSchema, R"({"minLength":3,"maxLength":3,"minimum":-2,"maximum":-2})"})
-          .ok());
+  expect_names(schema_error(R"({"anyOf":[{"minimum":2,"maximum":1}]})"), {"$.anyOf[0].minimum 2"});
+  EXPECT_TRUE(enforced_text(
+                  {Kind::kJsonSchema,
+                   R"({"type":["string","integer"],"minLength":3,"maxLength":3,"minimum":-2,"maximum":-2})"})
+                  .ok());
 }
 
 TEST(GrammarText, ARefLeadsSomewhere) {
@@ -54,29 +55,118 @@ TEST(GrammarText, ARefLeadsSomewhere) {
       schema_error(R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/b"},"b":{"$ref":"#/$defs/a"}}})"),
       {"describes no value"});
   // A list of lists is a value: [] or [[], []].
-  EXPECT_TRUE(check_grammar_text({Kind::kJsonSchema, R"({"type":"array","items":{"$ref":"#"}})"}).ok());
+  EXPECT_TRUE(enforced_text({Kind::kJsonSchema, R"({"type":"array","items":{"$ref":"#"}})"}).ok());
   EXPECT_TRUE(
-      check_grammar_text({Kind::kJsonSchema, R"({"$ref":"#/$defs/a","$defs":{"a":{"type":"null"}}})"}).ok());
+      enforced_text({Kind::kJsonSchema, R"({"$ref":"#/$defs/a","$defs":{"a":{"type":"null"}}})"}).ok());
 }
 
 TEST(GrammarText, NamesAndValuesAreNotKeywords) {
   for (const std::string schema :
        {R"({"type":"object","properties":{"maxLength":{"type":"integer"},"minItems":true}})",
-        R"({"const":{"maxLength":-1}})", R"({"enum":[{"minItems":-1}]})", R"({"default":{"$ref":"#"}})", "{",
-        "[]", "7"})
-    EXPECT_TRUE(check_grammar_text({Kind::kJsonSchema, schema}).ok()) << schema;
+        R"({"const":{"maxLength":-1}})", R"({"enum":[{"minItems":-1}]})", R"({"default":{"$ref":"#"}})", "{}",
+        "true"})
+    EXPECT_TRUE(enforced_text({Kind::kJsonSchema, schema}).ok()) << schema;
+}
+
+std::string enforced(const std::string& schema) {
+  const Result<std::string> text = enforced_text({Kind::kJsonSchema, schema});
+  EXPECT_TRUE(text.ok()) << text.status().to_string();
+  return text.ok() ? *text : "";
+}
+
+// Pydantic's discriminated unions: the tag has a default, so it is not required.
+TEST(GrammarText, BranchesOfOneOfRequireTheirTag) {
+  const std::string text = enforced(
+      R"({"oneOf":[{"$ref":"#/$defs/A"},{"$ref":"#/$defs/B"}],"discriminator":{"propertyName":"k"},"$defs":{)"
+      R"("A":{"type":"object","properties":{"k":{"const":"a","default":"a"}}},)"
+      R"("B":{"type":"object","properties":{"k":{"enum":["b","c"]}},"required":["k"]}}})");
+  expect_names(text, {R"({"anyOf":[{"$ref")", R"("default":"a"}},"required":["k"])"});
+}
+
+TEST(GrammarText, BranchesOfOneOfDiffer) {
+  const std::string a = R"({"type":"object","properties":{"a":{}},"required":["a"]})";
+  const std::string b = R"({"type":"object","properties":{"b":{}},"required":["b"]})";
+  for (const std::string& other : {std::string(R"({"type":"null"})"), std::string(R"({"const":3})"), b})
+    enforced(R"({"oneOf":[)" + a + "," + other + "]}");
+  for (const std::string& other : {a, std::string("{}"), std::string(R"({"type":"object"})")})
+    expect_names(schema_error(R"({"properties":{"p":{"oneOf":[)" + a + "," + other + "]}}}"),
+                 {"$.properties.p.oneOf: ", "branches [0] and [1]", "anyOf"});
+  expect_names(schema_error(R"({"oneOf":[{"const":1},{"const":1.0}]})"), {"$.oneOf: "});
+  // Without a type, every string matches the first branch too.
+  expect_names(schema_error(R"({"oneOf":[{"properties":{"a":{}}},{"type":"string"}]})"), {"$.oneOf: "});
+}
+
+TEST(GrammarText, ManyBranchesAreComparedQuickly) {
+  std::string names, branches, unions;
+  for (int i = 0; i < 3000; ++i) names += (i == 0 ? "\"p" : ",\"p") + std::to_string(i) + "\"";
+  for (int i = 0; i < 6000; ++i) branches += std::string(i == 0 ? "" : ",") + R"({"$ref":"#/$defs/D"})";
+  for (int i = 0; i < 12; ++i) {
+    const std::string next = "{\"$ref\":\"#/$defs/U" + std::to_string(i + 1) + "\"}";
+    unions += ",\"U" + std::to_string(i) + "\":{\"oneOf\":[" + next + "," + next + "]}";
+  }
+  const std::string object =
+      R"({"type":"object","properties":{"p0":{"const":1}},"required":[)" + names + "]}";
+  schema_error(R"({"oneOf":[)" + branches + R"(],"$defs":{"D":)" + object + "}}");
+  schema_error(R"({"$ref":"#/$defs/U0","$defs":{"U12":)" + object + unions + "}}");
+}
+
+// xgrammar's comparison of schemas ignores these names, also as names of properties.
+TEST(GrammarText, PropertiesNamedLikeAnnotationsDiffer) {
+  const std::string text = enforced(
+      R"({"type":"object","properties":{"a":{"type":"object","properties":{"title":{"type":"string"}}},)"
+      R"("b":{"type":"object","properties":{"title":{"type":"integer"}}}}})");
+  const size_t first = text.find("x-members"), second = text.find("x-members", first + 1);
+  EXPECT_NE(text.substr(first, 35), text.substr(second, 35));
+}
+
+TEST(GrammarText, TheSchemaIsRewrittenWithTheSameMeaning) {
+  expect_names(enforced(R"({"type":"array","items":[{"type":"null"}],"additionalItems":false})"),
+               {R"("prefixItems":[{"type":"null"}],"items":false)"});
+  expect_names(
+      enforced(R"({"type":"object","properties":{},"required":["b"],"additionalProperties":{"const":1}})"),
+      {R"("properties":{"b":{"const":1)"});
+  expect_names(enforced(R"({"type":"string","pattern":"^\u00e9$"})"), {R"(^\\u{e9}$)"});
+  expect_names(enforced(R"({"type":"string","format":"uri","minLength":1})"),
+               {R"({"type":"string","format":"uri"})"});
+}
+
+TEST(GrammarText, RefusalsNameThePath) {
+  const auto refused = [](const std::string& inner, std::initializer_list<const char*> parts) {
+    expect_names(
+        schema_error(R"({"type":"object","properties":{"a b":{"type":"array","items":)" + inner + "}}}"),
+        parts);
+  };
+  refused(R"({"anyOf":[{"type":"null"},{"type":"number","multipleOf":0.5}]})",
+          {"$.properties[\"a b\"].items.anyOf[1].multipleOf 0.5", "\"type\": \"integer\""});
+  refused(R"({"type":"string","pattern":"a(?=b)c"})",
+          {".items.pattern \"a(?=b)c\"", "looks ahead", "with |"});
+  refused(R"({"not":{}})", {".items.not ", "enum or anyOf"});
+  refused(R"({"minimum":1})", {".items.minimum 1", "add \"type\""});
+  refused(R"({"$ref":"#/$defs/X"})", {".items.$ref \"#/$defs/X\"", "#/$defs/NAME"});
+  refused(R"({"type":"object","required":["x"]})", {".items.required names \"x\"", "add it to properties"});
+  expect_names(schema_error(R"({"$ref":"#/$defs/T","$defs":{"T":{"type":"integer","maximum":1.5}}})"),
+               {"$.$defs.T.maximum 1.5"});
+}
+
+// A schema that no value can reach does not matter.
+TEST(GrammarText, UnusedDefinitionsAreIgnored) { enforced(R"({"type":"null","$defs":{"T":{"not":{}}}})"); }
+
+TEST(GrammarText, TextThatIsNotASchemaIsRefused) {
+  expect_names(schema_error("{"), {"not valid JSON"});
+  expect_names(schema_error("[]"), {"must be an object, not array"});
+  expect_names(schema_error("false"), {"matches no value"});
 }
 
 TEST(GrammarText, SchemasOfStructuralTagsAreChecked) {
   const std::string tag =
       R"({"type":"structural_tag","format":{"type":"json_schema","json_schema":{"type":"string","maxLength":-1}}})";
-  const Status status = check_grammar_text({Kind::kStructuralTag, tag});
-  expect_names(status.message(), {"maxLength", "at least 0"});
+  expect_names(enforced_text({Kind::kStructuralTag, tag}).status().message(),
+               {"$.format.json_schema.maxLength -1", "at least 0"});
 }
 
 TEST(GrammarText, BracketsNestOnlySoDeep) {
   for (const Kind kind : {Kind::kRegex, Kind::kEbnf, Kind::kJsonSchema, Kind::kStructuralTag})
-    expect_names(check_grammar_text({kind, std::string(100000, '[')}).message(), {"deeper than 256"});
+    expect_names(enforced_text({kind, std::string(100000, '[')}).status().message(), {"deeper than 256"});
 }
 
 TEST(GrammarText, NamesTheCostliestPart) {
@@ -88,7 +178,7 @@ TEST(GrammarText, NamesTheCostliestPart) {
                                R"({"properties":{"p":{"type":"string","pattern":"^(.{0,99}){0,99}$"}}})"}),
                {"(.{0,99}){0,99}"});
   expect_names(costliest_part({Kind::kJsonSchema, R"({"properties":{"p":{"maxLength":50000}}})"}),
-               {"maxLength 50000", "/properties/p"});
+               {"$.properties.p.maxLength 50000"});
   std::string properties;
   for (int i = 0; i < 300; ++i) properties += (i == 0 ? "\"p" : ",\"p") + std::to_string(i) + "\":{}";
   expect_names(

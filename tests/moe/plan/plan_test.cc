@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <set>
 
 #include "moe/plan/legality.h"
@@ -359,6 +360,23 @@ TEST(PlanRefusalTest, EightBitDenseLayersOnAGpu) {
       refusal(p, {.dense_quant = "q8"}),
       "dense_quant=q8 is not supported on device=cuda, where dense layers are bf16; nearest legal choice: "
       "--dense-quant none");
+}
+
+// Under a launcher, --fabric auto means mpi too.
+TEST(PlanRefusalTest, GpuRanksInSeveralProcesses) {
+  MoeProblem p = problem();
+  p.device = DeviceKind::kCuda;
+  p.compute_capability = 90;
+  const std::string expected =
+      "fabric=mpi is not supported on device=cuda, where one process drives all GPUs; nearest legal choice: "
+      "--fabric threads";
+  EXPECT_EQ(refusal(p, {.fabric = "mpi", .tp = 2}), expected);
+  EXPECT_TRUE(plan_moe(p, {.tp = 2}).ok());
+  setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+  setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+  EXPECT_EQ(refusal(p, {.tp = 2}), expected);
+  unsetenv("OMPI_COMM_WORLD_RANK");
+  unsetenv("OMPI_COMM_WORLD_SIZE");
 }
 
 TEST(PlanRefusalTest, DeviceWithoutARow) {

@@ -20,6 +20,7 @@ class StalledExchange final : public HttpExchange {
   bool hold(int64_t) override { return true; }
   const HttpRequest& request() const override { return request_; }
   std::string peer() const override { return "127.0.0.1"; }
+  void set_headers(std::string) override {}
   void respond(HttpResponse response) override { answer = response.body; }
   void start_stream(const std::string&) override {}
   void write(std::string bytes) override { answer += bytes; }

@@ -204,6 +204,11 @@ TEST_F(RouterWithFakeNodes, OperatorsRoutesAreNotPassedOn) {
                                                         {"POST", "/generate"},
                                                         {"POST", "/tokenize"},
                                                         {"POST", "/detokenize"},
+                                                        {"POST", "/apply-template"},
+                                                        {"GET", "/model_info"},
+                                                        {"GET", "/get_model_info"},
+                                                        {"GET", "/version"},
+                                                        {"GET", "/props"},
                                                         {"GET", "/v1/models"},
                                                         {"GET", "/v1/models/demo"},
                                                         {"GET", "/get_server_info"},
@@ -220,13 +225,24 @@ TEST_F(RouterWithFakeNodes, OperatorsRoutesAreNotPassedOn) {
     EXPECT_EQ(answer.body, R"({"from":"a node"})") << method << " " << path;
     EXPECT_EQ(decode_.count(path), 1) << method << " " << path;
   }
-  for (const char* own : {"/metrics", "/workers"}) {
+  for (const char* own : {"/metrics", "/workers", "/ping", "/v1/health/"}) {
     EXPECT_EQ(http_get(router_->port(), own).status, 200) << own;
     EXPECT_EQ(decode_.count(own), 0) << own;
   }
   HttpAnswer answer = http_get(router_->port(), "/generate");
   EXPECT_EQ(answer.status, 405);
   EXPECT_EQ(answer.headers["allow"], "POST");
+}
+
+TEST_F(RouterWithFakeNodes, OtherNamesOfItsRoutesArePassedOn) {
+  start();
+  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
+  for (const char* path : {"/models", "/models/org%2Fname", "/v1/version/", "/v1/server_info"}) {
+    decode_.set_body(path, R"({"from":"a node"})");
+    EXPECT_EQ(http_get(router_->port(), path).body, R"({"from":"a node"})") << path;
+  }
+  decode_.set_body("/chat/completions", "{}");
+  EXPECT_EQ(http_post(router_->port(), "/chat/completions", "{}").status, 200);
 }
 
 TEST_F(RouterWithFakeNodes, LimitsThatCannotBeAreRefused) {

@@ -220,5 +220,21 @@ TEST_F(RouterWithFakeNodes, HeadersOfAnswersArePassedOnOnlyWhereTheyArePlain) {
   EXPECT_EQ(answer.headers.count("retry-after"), 0u);
 }
 
+TEST_F(RouterWithFakeNodes, RequestIdsArePassedOn) {
+  start();
+  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
+  const auto id_for = [&](const std::string& id) {
+    decode_.set_bytes(
+        "/generate",
+        http_answer("{}", 200, "Content-Type: application/json\r\nX-Request-Id: " + id + "\r\n"));
+    const std::map<std::string, std::string> headers = generate().headers;
+    const auto at = headers.find("x-request-id");
+    return at == headers.end() ? "" : at->second;
+  };
+  EXPECT_EQ(id_for("chatcmpl-7"), "chatcmpl-7");
+  EXPECT_EQ(id_for("a b"), "");
+  EXPECT_EQ(id_for(std::string(300, 'a')), "");
+}
+
 }  // namespace
 }  // namespace fp4moe
