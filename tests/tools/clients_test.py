@@ -67,6 +67,7 @@ class Clients(unittest.TestCase):
         for serve in cls.serves:
             serve.__exit__()
             assert serve.exit_code == 0, serve.exit_code
+            assert "unknown field" not in "".join(serve.lines)
         cls.folder.cleanup()
 
     def environment(self, url):
