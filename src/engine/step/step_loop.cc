@@ -235,19 +235,17 @@ void StepLoop::schedule_ready(bool all) {
   std::erase(pending_, nullptr);
 }
 
-// Queues a sequence, or ends it if it has nothing to compute.
+// Queues a sequence, or ends it if its grammar is wrong or it has nothing to compute.
 void StepLoop::schedule(std::unique_ptr<Sequence> owned) {
   Sequence& sequence = *owned;
   const bool has_first_token = sequence.disagg.first_token.has_value();
   scheduler_.enqueue(std::move(owned));
+  const GrammarTicket ticket = std::exchange(sequence.grammar.ticket, {});
+  if (ticket.valid() && !ticket.get().ok()) return delivery_.fail(sequence, ticket.get().status());
   if (sequence.is_over() && !has_first_token)  // max_new_tokens = 0 and no prompt output requested
     return delivery_.end(sequence, {.finish_reason = FinishReason::kLength});
-  if (const GrammarTicket ticket = std::exchange(sequence.grammar.ticket, {}); ticket.valid()) {
-    const GrammarResult& grammar = ticket.get();
-    if (!grammar.ok()) return delivery_.fail(sequence, grammar.status());
-    const bool chooses_tokens = sequence.max_tokens > sequence.num_prompt_tokens;
-    if (chooses_tokens) grammars_->add(sequence, *grammar);
-  }
+  const bool chooses_tokens = sequence.max_tokens > sequence.num_prompt_tokens;
+  if (ticket.valid() && chooses_tokens) grammars_->add(sequence, *ticket.get());
   if (has_first_token)
     delivery_.take_first_token(sequence);
   else if (sequence.grammar.matcher != nullptr)

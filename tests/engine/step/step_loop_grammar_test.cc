@@ -91,13 +91,16 @@ TEST_P(StepLoopGrammar, OthersInTheBatchAreNotTouched) {
 
 TEST_P(StepLoopGrammar, AWrongGrammarEndsItsRequestAlone) {
   TestLoop loop(says("hello"), shape());
-  Collector bad;
+  Collector bad, empty;  // empty: has no tokens to choose
   EXPECT_TRUE(loop->submit({"", {7}, must_say("bad")}, bad.callback()).ok());
+  EXPECT_TRUE(loop->submit({"", {7}, must_say("bad", 0)}, empty.callback()).ok());
   open();
-  const Answer& answer = bad.wait();
-  EXPECT_EQ(answer.reason(), FinishReason::kError);
-  EXPECT_EQ(answer.last.error, "it is bad");
-  EXPECT_EQ(answer.last.error_code, StatusCode::kInvalidArgument);
+  for (Collector* collector : {&bad, &empty}) {
+    const Answer& answer = collector->wait();
+    EXPECT_EQ(answer.reason(), FinishReason::kError);
+    EXPECT_EQ(answer.last.error, "it is bad");
+    EXPECT_EQ(answer.last.error_code, StatusCode::kInvalidArgument);
+  }
   EXPECT_EQ(loop.run({7}, greedy(20)).text, "hello");
   loop.finish();
 }
