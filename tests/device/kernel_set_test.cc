@@ -10,7 +10,7 @@ namespace {
 
 TEST(KernelSet, PreparesEachKernelOnce) {
   KernelSet set;
-  std::vector<uint8_t> functions(KernelSet::kMaxKernels);  // neighbours share a slot's hash
+  std::vector<uint8_t> functions(KernelSet::kMaxKernels);  // up to 16 neighbours hash to the same slot
   std::vector<int> calls(functions.size());
   for (int round = 0; round < 3; ++round)
     for (size_t i = 0; i < functions.size(); ++i) set.once(&functions[i], [&] { ++calls[i]; });

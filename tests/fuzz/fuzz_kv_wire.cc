@@ -1,6 +1,6 @@
-// Data from another node on the bootstrap port. The first byte selects how the rest is used: as one payload
-// of every type, a stream of frames, a hello with a valid proof, the repeated unit of a long payload, or the
-// node address in a request. Error messages stay short, printable and on one line.
+// Data from another node on the bootstrap port. The first byte selects how the rest is used: as a payload
+// that is decoded as each type in turn, a stream of frames, a hello with a valid proof, the repeated unit of
+// a long payload, or the node address in a request. Error messages stay short, printable and on one line.
 #include <algorithm>
 #include <string>
 #include <vector>

@@ -167,7 +167,7 @@ Result<Report> make_report(const InspectFlags& flags) {
   else
     report["config_error"] = config.status().to_string();
   if (checkpoint.ok()) {
-    if (!flags.numerics) {  // omitted there because the numerics report is long
+    if (!flags.numerics) {  // omitted with --numerics, because that report is already long
       report["tensors"] = Report::array();
       for (const TensorEntry& tensor : checkpoint->tensors())
         report["tensors"].push_back(tensor_report(tensor));

@@ -1,4 +1,5 @@
-// Rewrites a bf16 checkpoint with FP4 experts in a published dialect, one tensor at a time.
+// Rewrites a bf16 checkpoint in a published dialect, with its MLP and expert projections in FP4, one tensor
+// at a time.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,9 @@
 // The innermost step of a linear op, for rows of either dtype and weights in either layout: multiplies two
-// adjacent k of x (broadcast) by the same k of 16 outputs.
+// adjacent elements of x, k and k + 1, each broadcast, by the weights of 16 outputs at k and k + 1, and adds
+// the products to the 16 sums.
 //
 //   load_weights(w)        32 bf16 of LinearLayout::kPanel16
-//   q8_pair(quad, i)       k = 4 j + 2 i and the next k, from load_q8_quad()'s codes, unscaled
+//   q8_pair(quad, i)       the unscaled weights at k = 4 j + 2 i and k + 1, from quad j (load_q8_quad())
 #pragma once
 
 #include "kernels/cpu/vec.h"

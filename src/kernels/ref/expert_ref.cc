@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-// A panel is the 16 rows' codes, then their scales, as in the checkpoint.
+// A panel consists of the codes of 16 rows, then their scales, both copied unchanged from the checkpoint.
 int64_t codes_bytes(int64_t k) { return kPanelRows * k / 2; }
 
 int64_t panel_bytes(Fp4Format format, int64_t k) {

@@ -177,8 +177,12 @@ TEST(ChatPage, IsThereForAllUnderAStrictPolicy) {
     EXPECT_EQ(page.status, 200);
     EXPECT_EQ(page.headers.at("content-type"), "text/html; charset=utf-8");
     EXPECT_EQ(page.body.rfind("<!doctype html>", 0), 0u);
-    EXPECT_EQ(page.body.find("http://"), std::string::npos)
-        << "the page must not load anything from another host";
+    std::string body = page.body;
+    const std::string name_space =
+        "\"http://www.w3.org/1998/Math/MathML\"";  // a name, not an address to load
+    if (const size_t at = body.find(name_space); at != std::string::npos) body.erase(at, name_space.size());
+    EXPECT_EQ(body.find("http://"), std::string::npos) << "the page must not load anything from another host";
+    EXPECT_EQ(body.find("https://"), std::string::npos);
     const std::string policy = page.headers.at("content-security-policy");
     EXPECT_NE(policy.find("default-src 'none'; script-src 'sha256-"), std::string::npos) << policy;
     EXPECT_NE(policy.find("frame-ancestors 'none'"), std::string::npos) << policy;

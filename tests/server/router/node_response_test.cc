@@ -17,7 +17,7 @@ struct Parsed {
   bool is_done = false;
 };
 
-// Parses the response in pieces of `piece` bytes, then the end of the connection.
+// Feeds the response to a parser in pieces of `piece` bytes, then reports the end of the connection.
 Parsed parse(const std::string& bytes, size_t piece, bool is_head_request = false,
              uint64_t max_body_bytes = 0) {
   UpstreamParser parser(is_head_request, max_body_bytes);

@@ -43,8 +43,8 @@ struct UnitPart {
   }
 };
 
-// Returns unit `index` of the list, which is in the order of experts and, within an expert, of groups of row
-// tiles, then of token tiles. tile_start: number of token tiles before each expert (count_tiles()).
+// Returns unit `index` of the list, which is ordered by expert, then by group of row tiles, then by token
+// tile. tile_start: number of token tiles before each expert (count_tiles()).
 template <int kUnitTiles>
 __device__ Unit find_unit(const DeviceRows& rows, int row_tiles, int num_experts, const int* tile_start,
                           int index) {
