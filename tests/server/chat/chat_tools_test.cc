@@ -55,7 +55,7 @@ json collected(TestServer& s, json body) {
     const json& entry = event["choices"][0];
     const json& delta = entry["delta"];
     for (const char* field : {"content", "reasoning_content"})
-      if (delta.contains(field))
+      if (delta.contains(field) && !delta[field].is_null())
         message[field] = message[field].get<std::string>() + delta[field].get<std::string>();
     for (const json& call : delta.value("tool_calls", json::array())) {
       json& calls = message["tool_calls"];
