@@ -1,11 +1,12 @@
-// Any bytes as the body of every generation route, with and without tools and grammars: nothing crashes, a
-// refusal has a message, and a response that was stored can be continued.
+// Any bytes as the body of the routes that read a prompt, with and without tools and grammars: nothing
+// crashes, a refusal has a message, and a response that was stored can be continued.
 #include <cstdint>
 #include <string>
 #include <utility>
 
 #include "server/api/apis.h"
 #include "server/api/responses_api.h"
+#include "server/api/tokenize_api.h"
 #include "server/fake_engine.h"
 
 namespace {
@@ -46,6 +47,17 @@ void check_responses(const Engine& engine, json body) {
   }
 }
 
+void check_tokenize(const Engine& engine, const std::string& body) {
+  static const ServerConfig config;
+  HttpRequest request;
+  request.body = body;
+  for (const auto respond : {tokenize_response, detokenize_response, apply_template_response}) {
+    const HttpResponse response = respond({engine, config, 0}, request);
+    if (response.status != 200 && response.status != 400 && response.status != 404) __builtin_trap();
+    if (!json::accept(response.body)) __builtin_trap();
+  }
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -57,7 +69,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       {.chat_template = "{{ tools }}<|channel|> developer message.thinking",
        .special_tokens = {"<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>"},
        .has_grammars = true});
-  const auto body = parse_json({reinterpret_cast<const char*>(data), size});
+  const std::string text(reinterpret_cast<const char*>(data), size);
+  const auto body = parse_json(text);
   if (!body.ok()) return 0;
   for (const FakeEngine* engine : {&plain, &hermes, &harmony}) {
     for (const auto parse : {parse_chat, parse_completion, parse_generate, parse_messages}) {
@@ -68,6 +81,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const int64_t num_tokens = count_message_tokens(*engine, counted);
     if (counted.ok() && num_tokens < 1) __builtin_trap();
     check_responses(*engine, *body);
+    check_tokenize(*engine, text);
   }
   return 0;
 }
