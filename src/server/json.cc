@@ -79,6 +79,8 @@ Result<json> parse_json(std::string_view text) {
 
 std::string to_text(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
 
+std::string shown(const json& value) { return to_text(value).substr(0, kMaxQuoted); }
+
 Fields::Fields(const json& object, std::string prefix) : object_(object), prefix_(std::move(prefix)) {
   if (!object_.is_object()) {
     if (!prefix_.empty()) param_ = prefix_.substr(0, prefix_.size() - 1);
@@ -135,8 +137,7 @@ void Fields::merge_translated(const Fields& inner, std::string (*rename)(const s
 }
 
 void Fields::wrong_type(const std::string& name, const char* wanted, const json& value) {
-  std::string shown = to_text(value).substr(0, kMaxQuoted);
-  fail(name, "must be " + std::string(wanted) + ", got " + value.type_name() + " " + shown);
+  fail(name, "must be " + std::string(wanted) + ", got " + value.type_name() + " " + shown(value));
 }
 
 bool Fields::boolean(const std::string& name, bool otherwise) {
@@ -222,7 +223,7 @@ void Fields::refuse(const std::string& name, const json& neutral) {
   const json* value = find(name);
   if (value == nullptr || *value == neutral) return;
   fail(name, unsupported("is not supported by this server: omit it or send " + to_text(neutral) + ", got " +
-                         to_text(*value).substr(0, kMaxQuoted)));
+                         shown(*value)));
 }
 
 std::vector<std::string> Fields::unknown() const {

@@ -24,6 +24,8 @@ Result<json> parse_json(std::string_view text);
 
 // Compact; invalid UTF-8 in strings becomes U+FFFD.
 std::string to_text(const json& value);
+// The first 80 bytes of to_text(value), for a message about a value that a client sent.
+std::string shown(const json& value);
 
 // A field that was read, and its allowed values.
 struct FieldNote {

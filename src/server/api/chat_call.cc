@@ -26,8 +26,8 @@ bool read_separate_reasoning(Fields& fields) {
   const std::string format = fields.string("reasoning_format", "auto");
   const char* known[] = {"auto", "none", "deepseek", "deepseek-legacy"};
   if (std::find(std::begin(known), std::end(known), format) == std::end(known))
-    fields.fail("reasoning_format", "must be \"auto\", \"none\", \"deepseek\" or \"deepseek-legacy\", got " +
-                                        to_text(format).substr(0, 80));
+    fields.fail("reasoning_format",
+                "must be \"auto\", \"none\", \"deepseek\" or \"deepseek-legacy\", got " + shown(format));
   return fields.boolean("separate_reasoning", format != "none");
 }
 

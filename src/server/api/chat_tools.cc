@@ -87,7 +87,7 @@ void read_tool_choice(const Engine& engine, Fields& fields, ToolUse& use) {
   use.parallel = false;
   if (use.functions.empty())
     fields.fail(use.is_legacy ? "function_call.name" : "tool_choice.function.name",
-                "is not one of the tools: " + to_text(name).substr(0, 80));
+                "is not one of the tools: " + shown(name));
 }
 
 // Whether "tools" or the legacy "functions" is an array of an allowed size.

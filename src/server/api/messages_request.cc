@@ -10,8 +10,6 @@ namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxShownValue = 80;  // bytes shown of a value that a client sent
-
 // The chat's fields that are not copied, and the fields that they are translated from.
 struct Translated {
   const char* chat_field;
@@ -35,7 +33,7 @@ constexpr Translated kTranslated[] = {
 constexpr const char* kOwn[] = {"system", "thinking", "stop_sequences", "output_config", "output_format"};
 
 void fail_choice(Fields& fields, const char* name, const char* allowed, const std::string& got) {
-  fields.fail(name, std::string("must be ") + allowed + ", got " + to_text(got).substr(0, kMaxShownValue));
+  fields.fail(name, std::string("must be ") + allowed + ", got " + shown(got));
 }
 
 json copied_fields(const json& body) {
@@ -69,7 +67,7 @@ json translate_tool(Fields& fields, const json& tool, const std::string& name) {
   const std::string type = inner.string("type", "custom");
   if (type != "custom")
     inner.fail("type",
-               unsupported(to_text(type).substr(0, kMaxShownValue) +
+               unsupported(shown(type) +
                            " is a tool that Anthropic defines; this server supports only custom tools, "
                            "with a name and an input_schema"));
   json function = {{"name", inner.string("name", "")}};

@@ -6,8 +6,6 @@ namespace fp4moe {
 
 namespace {
 
-constexpr size_t kMaxShownName = 80;  // bytes shown of a role or type that a client sent
-
 void append_line(json& text, std::string more) {
   if (text.is_null())
     text = std::move(more);
@@ -73,8 +71,7 @@ void MessagesTurns::add(const json& message, const std::string& name) {
   if (!fields_.ok()) return;
   if (role == "system") return add_late_system(*content, name + ".content");
   if (role != "user" && role != "assistant")
-    return fields_.fail(name + ".role", R"(must be "user", "assistant" or "system", got )" +
-                                            to_text(role).substr(0, kMaxShownName));
+    return fields_.fail(name + ".role", R"(must be "user", "assistant" or "system", got )" + shown(role));
   if (content->is_string()) return append_line(turn(role)["content"], content->get<std::string>());
   if (!content->is_array())
     return fields_.fail(name + ".content",
@@ -149,7 +146,7 @@ std::string MessagesTurns::text_in(const json& block, const std::string& name, c
   const std::string type = string_in(block, "type", name);
   if (type == "text") return string_in(block, "text", name);
   fields_.fail(name + ".type",
-               unsupported(to_text(type).substr(0, kMaxShownName) + " is not supported in " + place +
+               unsupported(shown(type) + " is not supported in " + place +
                            ": this server reads text blocks, tool_result blocks of users, and thinking and "
                            "tool_use blocks of the assistant"));
   return "";

@@ -141,9 +141,8 @@ std::string joined_text(const json& parts) {
 
 }  // namespace
 
-std::string shown(const json& value) {
-  constexpr size_t kMaxBytes = 80;
-  return to_text(value).substr(0, kMaxBytes);
+Status no_such_response(const std::string& id) {
+  return not_found("response " + shown(id) + " was not found: it was never stored, or deleted, or evicted");
 }
 
 bool ResponseAccess::hold_bytes(int64_t bytes, Fields& fields, const std::string& name) const {

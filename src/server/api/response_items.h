@@ -12,8 +12,8 @@
 
 namespace fp4moe {
 
-// The beginning of a value that a client sent, as JSON, for an error message.
-std::string shown(const json& value);
+// The error for an id that the store does not have.
+Status no_such_response(const std::string& id);
 
 // A request's access to the stored responses.
 struct ResponseAccess {

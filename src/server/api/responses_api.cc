@@ -22,9 +22,7 @@ constexpr int64_t kMaxListed = 100, kListedByDefault = 20;  // OpenAI's
 double rounded(float value) { return std::round(static_cast<double>(value) * 1e6) / 1e6; }
 
 HttpResponse unknown_response(const std::string& id) {
-  return error_response(
-      not_found("response " + shown(id) + " was not found: it was never stored, or deleted, or evicted"),
-      "response_id");
+  return error_response(no_such_response(id), "response_id");
 }
 
 std::string list_of(const std::vector<const StoredItem*>& items) {

@@ -235,8 +235,7 @@ void read_previous(const ResponseAccess& access, Fields& fields, ResponsesReques
                                          "off; send the whole conversation as input"));
   const auto previous = access.store.find(access.owner, id);
   if (previous == nullptr) {
-    return fields.fail(name, not_found("response " + shown(id) +
-                                       " was not found: it was never stored, or deleted, or evicted"));
+    return fields.fail(name, no_such_response(id));
   }
   const int64_t bytes = previous->turn->conversation_parsed_bytes();
   if (bytes > kMaxConversationBytes)

@@ -152,7 +152,7 @@ void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& gra
     set(engine, fields, name, grammar, GrammarSpec::Kind::kStructuralTag, to_text(*format));
   } else if (type != "text") {
     inner.fail("type", "must be \"text\", \"json_object\", \"json_schema\" or \"structural_tag\", got " +
-                           to_text(type).substr(0, 80));
+                           shown(type));
   }
   fields.merge(inner);
 }
