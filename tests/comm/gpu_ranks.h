@@ -15,15 +15,17 @@
 
 #include "base/buffer.h"
 #include "comm/device_communicator.h"
+#include "device/device_info.h"
 #include "device/device_memory.h"
 
 namespace fp4moe {
 
 constexpr int kMostRanks = 8;
 
-// Set before main() because it is read when the first GPU is used.
+// Set before main() because it is read when the first GPU is used. A value from outside stays: with 1,
+// kernels of a rank with a GPU of its own start early and use all of its SMs, as in production.
 inline const bool environment_is_set = [] {
-  setenv("FP4MOE_RANKS_PER_GPU", std::to_string(kMostRanks).c_str(), 1);
+  setenv("FP4MOE_RANKS_PER_GPU", std::to_string(kMostRanks).c_str(), 0);
   return true;
 }();
 
@@ -48,6 +50,8 @@ struct TestGroup {
   explicit TestGroup(int num_ranks, DeviceRegion region = {0, 64 << 10, 64 << 10},
                      std::chrono::nanoseconds timeout = std::chrono::seconds(20)) {
     const std::vector<int> gpus = gpus_of(num_ranks);
+    EXPECT_LE(num_ranks, ranks_per_gpu() * (gpus.back() + 1))
+        << "more ranks per GPU than FP4MOE_RANKS_PER_GPU";
     heap = PeerHeap::make(gpus, region.offset + region.num_bytes(num_ranks)).value();
     for (int r = 0; r < num_ranks; ++r) {
       const DeviceScope scope(*DeviceContext::of(gpus[static_cast<size_t>(r)]).value());

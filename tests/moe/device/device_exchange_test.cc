@@ -121,9 +121,12 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     exchanges_.clear();
     for (const auto& rank : group_->ranks) exchanges_.emplace_back(size_, *rank->group);
     scratch_.clear();
-    nvfp4_scale_ = on_device(std::vector<float>{kEncodeScale});
+    nvfp4_scales_.clear();
     const int64_t bytes = num_ranks() * max_tokens * (hidden * 2 + 4) + 512;
-    for (int r = 0; r < num_ranks(); ++r) scratch_.push_back(Arena::make(bytes, device_memory()).value());
+    group_->for_each([&](int, DeviceCommunicator&) {
+      nvfp4_scales_.push_back(on_device(std::vector<float>{kEncodeScale}));
+      scratch_.push_back(Arena::make(bytes, device_memory()).value());
+    });
   }
 
   // Draws tokens for all ranks: different numbers per rank (one rank is idle), some ids that are not experts,
@@ -216,7 +219,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
             .ids = t.on_gpu_ids.as<int32_t>(),
             .weights = t.on_gpu_weights.as<float>(),
             .nvfp4_scale = protocol().nvfp4 == Nvfp4::kScalar || protocol().nvfp4 == Nvfp4::kScalarKept
-                               ? nvfp4_scale_.as<float>()
+                               ? nvfp4_scales_[static_cast<size_t>(rank)].as<float>()
                                : nullptr};
   }
   // Returns the id of a token's slot; -1 if the token is padding or the id is not an expert.
@@ -238,7 +241,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
 
   void check_lanes(const std::vector<A2aRound>& sent, int64_t round) {
     const int64_t h = size_.shape.hidden_size;
-    for (int r = 0; r < num_ranks(); ++r) {
+    group_->for_each([&](int r, DeviceCommunicator&) {
       const A2aRound& a = sent[static_cast<size_t>(r)];
       const LaneBatch& batch = batches_[static_cast<size_t>(r)];
       ASSERT_EQ(batch.x.rows, num_ranks() * a.num_tokens);
@@ -266,7 +269,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
           ASSERT_EQ(scales[static_cast<size_t>(lane)], row.scale) << "rank " << r << ", lane " << lane;
         }
       }
-    }
+    });
   }
 
   // Draws results for a rank's lanes, keeps them for add_expected(), and gives them back.
@@ -379,9 +382,9 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
   std::optional<TestGroup> group_;
   std::vector<DeviceExchange> exchanges_;
   std::vector<RankTokens> tokens_;
-  std::vector<Arena> scratch_;      // per rank
-  std::vector<LaneBatch> batches_;  // of the current round, per rank
-  Buffer nvfp4_scale_;
+  std::vector<Arena> scratch_;        // per rank
+  std::vector<LaneBatch> batches_;    // of the current round, per rank
+  std::vector<Buffer> nvfp4_scales_;  // by rank
   std::mt19937_64 random_{7};
 };
 
