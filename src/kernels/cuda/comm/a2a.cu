@@ -131,8 +131,9 @@ __device__ void return_slot(const A2aRound& a, const A2aResults& from, const Par
   const int64_t lane = part.row / a.shape.top_k, slot = part.row - lane * a.shape.top_k;
   const int source = static_cast<int>(lane / a.num_tokens);
   T* const to = result_of<T>(a, source, lane - source * a.num_tokens, slot);
-  for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads)
-    store_piece(to + v * kColumns, load_result(from, row, a.shape.hidden_size, v));
+  for_vectors(
+      part, [&](int64_t v) { return load_result(from, row, a.shape.hidden_size, v); },
+      [&](int64_t v, const RowPiece& piece) { store_piece(to + v * kColumns, piece); });
 }
 
 // Stores the weighted sum of lane part.row in this rank's place among the token's ranks.

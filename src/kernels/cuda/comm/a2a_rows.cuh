@@ -127,6 +127,22 @@ __device__ __forceinline__ RowPiece weighted_sum(const Slots& slots, int topk, c
 
 // ---- rows ------------------------------------------------------------------------------------------
 
+// Calls use(v, load(v)) for this thread's vectors of a part. Several loads are under way at once, which the
+// stores in `use` would otherwise keep apart.
+template <class Load, class Use>
+__device__ __forceinline__ void for_vectors(const Part& part, const Load& load, const Use& use) {
+  constexpr int kAtOnce = 4;
+  for (int64_t first = part.begin + threadIdx.x; first < part.end; first += kAtOnce * kThreads) {
+    decltype(load(first)) loaded[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (const int64_t v = first + j * kThreads; v < part.end) loaded[j] = load(v);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (const int64_t v = first + j * kThreads; v < part.end) use(v, loaded[j]);
+  }
+}
+
 // Calls store(lane's row) for each rank in the bits `ranks`.
 template <class Store>
 __device__ __forceinline__ void for_each_rank(const A2aRound& a, uint32_t ranks, int64_t lane,
@@ -136,10 +152,11 @@ __device__ __forceinline__ void for_each_rank(const A2aRound& a, uint32_t ranks,
 
 __device__ __forceinline__ void copy_row(const A2aRound& a, const Part& part, const bf16* from,
                                          uint32_t ranks, int64_t lane) {
-  for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads) {
-    const uint4 words = __ldcg(reinterpret_cast<const uint4*>(from) + v);
-    for_each_rank(a, ranks, lane, [&](uint8_t* row) { reinterpret_cast<uint4*>(row)[v] = words; });
-  }
+  for_vectors(
+      part, [&](int64_t v) { return __ldcg(reinterpret_cast<const uint4*>(from) + v); },
+      [&](int64_t v, const uint4& words) {
+        for_each_rank(a, ranks, lane, [&](uint8_t* row) { reinterpret_cast<uint4*>(row)[v] = words; });
+      });
 }
 
 // NaN elements are ignored.
@@ -161,7 +178,9 @@ __device__ __forceinline__ float largest_of_lanes(float most) {
 __device__ inline float largest_of_row(const bf16* row, int64_t vectors) {
   __shared__ float warps[kThreads / 32];
   float most = 0;
-  for (int64_t v = threadIdx.x; v < vectors; v += kThreads) most = fmaxf(most, largest(load_piece(row, v)));
+  for_vectors(
+      {0, 0, 0, vectors}, [&](int64_t v) { return __ldcg(reinterpret_cast<const uint4*>(row) + v); },
+      [&](int64_t, const uint4& words) { most = fmaxf(most, largest(unpack_piece(words))); });
   most = largest_of_lanes<32>(most);
   __syncthreads();  // the row before has been read
   if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = most;
@@ -221,27 +240,38 @@ __device__ void encode_row(const A2aRound& a, const Part& part, const bf16* from
       });
   }
   // Whole warps exchange maxima, so a piece past the end is zeros.
-  for (int64_t first = part.begin; first < part.end; first += kThreads) {
-    const int64_t v = first + threadIdx.x;
-    const bool inside = v < part.end;
-    const RowPiece piece = inside ? load_piece(from, v) : RowPiece{};
-    if constexpr (kFormat == A2aRowFormat::kFp8) {
-      float scale;
-      const uint2 codes = fp8_codes(piece, scale);
-      if (!inside) continue;
-      for_each_rank(a, ranks, lane, [&](uint8_t* row) {
-        reinterpret_cast<uint2*>(row)[v] = codes;
-        if (v % kGroupVectors == 0)
-          reinterpret_cast<float*>(row + shape.scales_offset())[v / kGroupVectors] = scale;
-      });
-    } else {
-      uint8_t block_scale;
-      const uint32_t codes = nvfp4_codes(piece, encode, decode, block_scale);
-      if (!inside) continue;
-      for_each_rank(a, ranks, lane, [&](uint8_t* row) {
-        reinterpret_cast<uint32_t*>(row)[v] = codes;
-        if (v % kBlockVectors == 0) row[shape.scales_offset() + v / kBlockVectors] = block_scale;
-      });
+  constexpr int kAtOnce = 4;  // loads under way
+  for (int64_t first = part.begin; first < part.end; first += kAtOnce * kThreads) {
+    uint4 words[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const int64_t v = first + threadIdx.x + j * kThreads;
+      words[j] = v < part.end ? __ldcg(reinterpret_cast<const uint4*>(from) + v) : uint4{};
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (first + j * kThreads >= part.end) break;  // for the whole block
+      const int64_t v = first + threadIdx.x + j * kThreads;
+      const bool inside = v < part.end;
+      const RowPiece piece = unpack_piece(words[j]);
+      if constexpr (kFormat == A2aRowFormat::kFp8) {
+        float scale;
+        const uint2 codes = fp8_codes(piece, scale);
+        if (!inside) continue;
+        for_each_rank(a, ranks, lane, [&](uint8_t* row) {
+          reinterpret_cast<uint2*>(row)[v] = codes;
+          if (v % kGroupVectors == 0)
+            reinterpret_cast<float*>(row + shape.scales_offset())[v / kGroupVectors] = scale;
+        });
+      } else {
+        uint8_t block_scale;
+        const uint32_t codes = nvfp4_codes(piece, encode, decode, block_scale);
+        if (!inside) continue;
+        for_each_rank(a, ranks, lane, [&](uint8_t* row) {
+          reinterpret_cast<uint32_t*>(row)[v] = codes;
+          if (v % kBlockVectors == 0) row[shape.scales_offset() + v / kBlockVectors] = block_scale;
+        });
+      }
     }
   }
 }
@@ -262,21 +292,41 @@ __device__ void decode_row(const A2aRound& a, const Part& part, const A2aDecoded
     if (to.keeps_nvfp4) tensor_scale = 1;
   }
   bf16* const out = to.rows + part.row * shape.hidden_size;
-  for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads) {
-    RowPiece piece;
-    if constexpr (kFormat == A2aRowFormat::kFp8) {
-      piece = load_piece(reinterpret_cast<const E4m3*>(row), v);
-      const float scale = __ldcg(reinterpret_cast<const float*>(scales) + v / kGroupVectors);
+  if constexpr (kFormat == A2aRowFormat::kFp8) {
+    struct Codes {
+      RowPiece values;
+      float scale;
+    };
+    for_vectors(
+        part,
+        [&](int64_t v) {
+          return Codes{load_piece(reinterpret_cast<const E4m3*>(row), v),
+                       __ldcg(reinterpret_cast<const float*>(scales) + v / kGroupVectors)};
+        },
+        [&](int64_t v, Codes& codes) {
 #pragma unroll
-      for (float& x : piece.v) x = __fmul_rn(x, scale);
-    } else {
-      const uint32_t codes = __ldcg(reinterpret_cast<const uint32_t*>(row) + v);
-      const float scale = e4m3_values(__ldcg(scales + v / kBlockVectors)).x;
+          for (float& x : codes.values.v) x = __fmul_rn(x, codes.scale);
+          store_piece(out + v * kColumns, codes.values);
+        });
+  } else {
+    struct Codes {
+      uint32_t values;
+      uint8_t scale;
+    };
+    for_vectors(
+        part,
+        [&](int64_t v) {
+          return Codes{__ldcg(reinterpret_cast<const uint32_t*>(row) + v),
+                       __ldcg(scales + v / kBlockVectors)};
+        },
+        [&](int64_t v, const Codes& codes) {
+          const float scale = e4m3_values(codes.scale).x;
+          RowPiece piece;
 #pragma unroll
-      for (int i = 0; i < kColumns; ++i)
-        piece.v[i] = __fmul_rn(__fmul_rn(e2m1_decode(codes >> 4 * i & 0xf), scale), tensor_scale);
-    }
-    store_piece(out + v * kColumns, piece);
+          for (int i = 0; i < kColumns; ++i)
+            piece.v[i] = __fmul_rn(__fmul_rn(e2m1_decode(codes.values >> 4 * i & 0xf), scale), tensor_scale);
+          store_piece(out + v * kColumns, piece);
+        });
   }
 }
 
