@@ -168,6 +168,8 @@ void add_rank_flags(CLI::App& subcommand, EngineConfig& c) {
   ranks.on("--enable-dp-lm-head", c.enable_dp_lm_head, "each data-parallel group computes its own logits");
   ranks.value("--a2a-memory-budget", c.a2a_memory_budget, "maximum bytes for each rank's transport");
   ranks.on("--a2a-checksum", c.a2a_checksum, "verify every transported row");
+  ranks.choice("--tp-reduce-dtype", c.tp_reduce_dtype, {"float32", "bfloat16"},
+               "format in which GPUs send the partial sums of tensor parallelism; they are added in float32");
   ranks.value("--comm-timeout", c.comm_timeout, "maximum seconds that a rank waits for another rank");
 }
 

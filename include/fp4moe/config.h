@@ -62,8 +62,9 @@ struct EngineConfig {
   int tp_size = 1;              // total number of ranks
   int ep_size = 1;              // 1: each expert is sharded along I; tp_size: each rank has whole experts
   int dp_size = 1;              // data-parallel groups; each has tp_size / dp_size ranks and its own requests
-  bool enable_dp_attention = false;  // required if dp_size > 1
-  bool enable_dp_lm_head = false;    // shard the LM head within a group instead of over all ranks
+  bool enable_dp_attention = false;         // required if dp_size > 1
+  bool enable_dp_lm_head = false;           // shard the LM head within a group instead of over all ranks
+  std::string tp_reduce_dtype = "float32";  // of partial sums between GPUs: float32 | bfloat16
   int64_t a2a_memory_budget = int64_t{64} << 20;  // heap bytes for each rank's transport
   bool a2a_checksum = false;                      // verify every transported row
   double comm_timeout = 10;                       // seconds a rank waits for a peer before the job fails

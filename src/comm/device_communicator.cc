@@ -28,7 +28,7 @@ int64_t two_shot_bytes(int num_ranks) {
 }
 
 int64_t sum_word_bytes(int num_ranks) {
-  constexpr int64_t kTwoRanks = 5 << 20;
+  constexpr int64_t kTwoRanks = 16 << 20;
   return num_ranks <= 2 ? kTwoRanks : two_shot_bytes(num_ranks);
 }
 
@@ -91,15 +91,48 @@ void DeviceCommunicator::add_all_reduced(const CommOp& op, const float* partial,
                                          int64_t n) const {
   check_stream();
   const CommGroup group = view();
-  const bool two_shot = 4 * n >= two_shot_bytes(group.size);
-  const int64_t most = group.layout.word_bytes / 4 * (two_shot ? group.size : 1);
+  const bool two_shot = takes_two_shots(n);
+  const int64_t most = max_sum_elements(group, bf16_partials_, two_shot);
   for (int64_t first = 0; first < n; first += most)
     ops_->all_reduce({.group = group,
                       .op = op,
                       .partial = partial + first,
                       .out = out + first,
                       .n = std::min(most, n - first),
+                      .bf16_partials = bf16_partials_,
                       .two_shot = two_shot});
+}
+
+bool DeviceCommunicator::takes_two_shots(int64_t n) const {
+  return !rehearses_ && n * (bf16_partials_ ? 2 : 4) >= two_shot_bytes(size());
+}
+
+bool DeviceCommunicator::fuses_norm(int64_t rows, int64_t cols) const {
+  return cols % 4 == 0 && cols <= kMaxNormedCols && !takes_two_shots(rows * cols) &&
+         cols <= max_sum_elements(group_, bf16_partials_, false);
+}
+
+void DeviceCommunicator::add_all_reduced_norm(const CommOp& op, const float* partial, float* out,
+                                              const RmsNormArgs& norm) const {
+  check_stream();
+  const CommGroup group = view();
+  const int64_t rows = norm.out_act.rows, cols = norm.out_act.cols;
+  const int64_t most = max_sum_elements(group, bf16_partials_, false) / cols;
+  for (int64_t first = 0; first < rows; first += most) {
+    const int64_t at = first * cols;
+    RmsNormArgs part = norm;
+    part.x = out + at;
+    part.out_act.rows = std::min(most, rows - first);
+    if (part.out_act.data != nullptr) part.out_act.data = static_cast<bf16*>(part.out_act.data) + at;
+    if (part.out_f32 != nullptr) part.out_f32 += at;
+    ops_->all_reduce_norm({.sum = {.group = group,
+                                   .op = op,
+                                   .partial = partial + at,
+                                   .out = out + at,
+                                   .n = part.out_act.rows * cols,
+                                   .bf16_partials = bf16_partials_},
+                           .norm = part});
+  }
 }
 
 void DeviceCommunicator::gather_columns(const CommOp& op, const void* mine, int64_t rows,

@@ -31,7 +31,7 @@ struct DeviceRegion {
 // model of NVLink.
 int64_t two_shot_bytes(int num_ranks);
 // Returns DeviceRegion::word_bytes for sums of any size: two_shot_bytes(), the limit of sums in one exchange,
-// or 5 MiB for two ranks, which split larger sums.
+// or 16 MiB for two ranks, which split larger sums.
 int64_t sum_word_bytes(int num_ranks);
 
 class DeviceCommunicator {
@@ -50,6 +50,11 @@ class DeviceCommunicator {
   // out += the sum over ranks, in rank order, of `partial`: bit-identical on every rank. `partial` and `out`
   // are [n] f32 in device memory; n is a multiple of 4.
   void add_all_reduced(const CommOp& op, const float* partial, float* out, int64_t n) const;
+  // add_all_reduced() of rows and the norm of the result in one launch, with the bits of the two operations.
+  // norm.x is `out` [T, H]. Only for sizes with fuses_norm().
+  void add_all_reduced_norm(const CommOp& op, const float* partial, float* out,
+                            const RmsNormArgs& norm) const;
+  bool fuses_norm(int64_t rows, int64_t cols) const;
   // Gathers `rows` rows. Rank r has the columns [first[r], first[r + 1]), given in bytes that are multiples
   // of 4. `mine` is [rows, first[rank + 1] - first[rank]], `out` [rows, first[size]], in device memory.
   void gather_columns(const CommOp& op, const void* mine, int64_t rows, std::span<const int64_t> first,
@@ -60,6 +65,10 @@ class DeviceCommunicator {
   // point to this rank's rows in `out`.
   void gather_rows(const CommOp& op, const void* mine, int64_t row_bytes, std::span<const int64_t> first,
                    void* out) const;
+
+  // From now on, ranks round the partials of sums to bf16 and send these: half of the bytes. All ranks of the
+  // group call it before the first operation. n must then be a multiple of 8.
+  void send_bf16_partials() { bf16_partials_ = true; }
 
   // Returns the group for an a2a operation (kernels/device_a2a.h), which the caller enqueues on the current
   // stream.
@@ -81,11 +90,12 @@ class DeviceCommunicator {
   DeviceCommunicator() = default;
   void check_stream() const;
   CommGroup view() const;  // the group, or a group of one during a rehearsal
+  bool takes_two_shots(int64_t n) const;
 
   const DeviceCommOps* ops_ = nullptr;
   int first_rank_ = 0;
   CommGroup group_;
-  bool rehearses_ = false;
+  bool rehearses_ = false, bf16_partials_ = false;
   StreamHandle stream_ = nullptr;
   Buffer verdict_;  // pinned
 };

@@ -9,6 +9,8 @@
 
 #include <cstdint>
 
+#include "kernels/ops.h"
+
 namespace fp4moe {
 
 constexpr int kMaxGroupRanks = 16;
@@ -33,10 +35,11 @@ struct CommState {
 
 // Byte offsets in a rank's region, the same on all ranks; multiples of 128.
 struct CommLayout {
-  int64_t flags = 0;   // [R][kMaxCommBlocks] u32: epochs, by source rank and block
-  int64_t words = 0;   // [2][R][word_bytes]: other ranks' f32, by parity and source; kUnsent: not yet arrived
-  int64_t sums = 0;    // [2][R * word_bytes]: f32 sums from other ranks, by parity; kUnsent as in `words`
-  int64_t gather = 0;  // [2][gather_bytes]: by parity
+  int64_t flags = 0;  // [R][kMaxCommBlocks] u32: epochs, by source rank and block
+  int64_t words = 0;  // [2][R][word_bytes]: other ranks' operands of sums, by parity and source; kUnsent: not
+                      // yet arrived
+  int64_t sums = 0;   // [2][R * word_bytes]: f32 sums from other ranks, by parity; kUnsent as in `words`
+  int64_t gather = 0;    // [2][gather_bytes]: by parity
   int64_t exchange = 0;  // rows and results of a2a rounds (kernels/device_a2a.h)
   int64_t word_bytes = 0, gather_bytes = 0, exchange_bytes = 0;
   int64_t num_bytes = 0;  // of the whole region
@@ -54,8 +57,9 @@ constexpr CommLayout comm_layout(int num_ranks, int64_t word_bytes, int64_t gath
   layout.num_bytes = layout.exchange + exchange_bytes;
   return layout;
 }
-// The value of a word that has not arrived: -0.0, which senders replace with +0.0.
-constexpr uint32_t kUnsent = 0x80000000u;
+// The value of a word that has not arrived: a NaN as f32, and two NaNs as bf16. Senders replace it with
+// another NaN.
+constexpr uint32_t kUnsent = 0xffffffffu;
 
 // A group as a kernel of one rank sees it.
 struct CommGroup {
@@ -79,10 +83,23 @@ struct AllReduceArgs {
   const float* partial = nullptr;  // [n]; 16-byte aligned, as is out
   float* out = nullptr;            // [n]; must not overlap partial
   int64_t n = 0;                   // a multiple of 4
+  // Whether ranks round their partials to bf16 and send these: half of the bytes. Sums are f32 in any case.
+  bool bf16_partials = false;
   // Each rank sums one part and sends the sums to its peers, instead of summing everything: with more than
-  // two ranks this moves fewer bytes, but it takes two exchanges. Limits: 4 n <= word_bytes, or 4 n <= R *
-  // word_bytes with two_shot.
+  // two ranks this moves fewer bytes, but it takes two exchanges.
   bool two_shot = false;
+};
+// Returns the largest legal AllReduceArgs::n.
+constexpr int64_t max_sum_elements(const CommGroup& group, bool bf16_partials, bool two_shot) {
+  const int64_t words = group.layout.word_bytes / 4;
+  return two_shot ? words * group.size : bf16_partials ? 2 * words : words;
+}
+
+constexpr int64_t kMaxNormedCols = 8192;
+// A sum of whole rows in one exchange, and the norm of the result.
+struct AllReduceNormArgs {
+  AllReduceArgs sum;  // n is T * H, with H a multiple of 4, at most kMaxNormedCols; not two_shot
+  RmsNormArgs norm;   // norm.x is sum.out
 };
 
 // Columns of rows are distributed over the ranks: rank r has the bytes [first[r], first[r + 1]) of each row.
@@ -101,8 +118,10 @@ struct DeviceCommOps {
   // the first operation.
   void (*arm)(const CommGroup& group);
   // Adds to out the f32 sum of all ranks' partial, in rank order: the same bits on every rank and with both
-  // algorithms. A sum of -0.0 counts as +0.0.
+  // algorithms. A sum of -0.0 counts as +0.0. The bits of a NaN are unspecified.
   void (*all_reduce)(const AllReduceArgs& args);
+  // all_reduce() followed by rms_norm(), with the same bits, in one launch.
+  void (*all_reduce_norm)(const AllReduceNormArgs& args);
   void (*gather)(const GatherArgs& args);
   // Returns how many blocks of these kernels can be resident at once on the current GPU.
   int (*max_blocks)();

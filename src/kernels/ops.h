@@ -81,6 +81,8 @@ struct RmsNormArgs {              // y = x / sqrt(mean(x^2) + eps) * weight, in 
   float eps = 0;
   ActRows out_act;           // [T, H]: the GEMM input (rounded if bf16); null data: not written
   float* out_f32 = nullptr;  // [T, H] or null: the same values before rounding (the router's input)
+  // An earlier operation has written out_act already; run_norm() (model/linear_layer.h) then does nothing.
+  bool is_done = false;
 };
 
 // A norm and the linear layer applied to its output: linear.x is norm.out_act, whose contents are unspecified

@@ -92,7 +92,7 @@ class GqaAttention final : public Attention {
       w_.qkv.forward_normed(norm, out, scratch, pool);
       return {out, out + q_cols(), out + q_cols() + kv_cols(), w_.qkv.n(), w_.qkv.n()};
     }
-    ops_.rms_norm(norm, pool);
+    run_norm(ops_, norm, pool);
     float* k = out + x.rows * q_cols();
     float* v = k + x.rows * kv_cols();
     w_.q.forward_linear(x, out, false, scratch, pool);

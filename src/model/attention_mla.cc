@@ -68,7 +68,7 @@ class MlaAttention final : public Attention {
   void forward_attention(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
     const ActRows& x = in.norm.out_act;
     const int64_t t = x.rows;
-    ops_.rms_norm(in.norm, pool);
+    run_norm(ops_, in.norm, pool);
     float* keys = scratch.take<float>(t * s_.key());
     w_.kv_a.forward_linear(x, keys, /*accumulate=*/false, scratch, pool);
     ops_.head_norm(

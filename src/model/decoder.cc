@@ -59,9 +59,11 @@ class Decoder final : public Model {
   Status feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch* device, int32_t* expert_ids,
                       ThreadPool& pool);
   void gather_rows(const CommOp& op, const DeviceCommunicator& group, float* rows, int64_t num_rows);
-  Status add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool);
+  Status add_partial(const OpName& op, float* partial, int64_t num_rows, const Buffer* next_norm,
+                     ThreadPool& pool);
   void keep_logit_rows(const Batch& batch, ThreadPool& pool);
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
+  const Buffer* norm_after(int64_t layer) const;  // the weight of the norm that follows the layer
   void norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
 
   // Whether the ranks of a group share its layers, each with a part of the weights.
@@ -89,6 +91,7 @@ class Decoder final : public Model {
   std::unique_ptr<ExpertCounters> counters_;
   Activations act_{};
   Rows rows_{};  // of the current forward pass: act_.all, or act_.kept after the last layer's attention
+  bool is_normed_ = false;  // add_partial() has run the next norm too
   Arena activations_, scratch_;
 };
 
@@ -197,6 +200,7 @@ Status Decoder::forward_model(const Batch& batch, KvCache& kv, float* logits, Th
   FP4MOE_CHECK(t <= options_.max_batch_tokens,
                std::to_string(t) + " rows; the limit is " + std::to_string(options_.max_batch_tokens));
   rows_ = act_.all;
+  is_normed_ = false;
   ops_.embed({embedding_.as<bf16>(), batch.op_token_ids(), rows_.residual, t, h, batch.op_chosen()}, pool);
   int64_t num_rows = t;
   for (int64_t i = 0; i < config_.num_layers; ++i) {
@@ -222,12 +226,21 @@ Status Decoder::forward_model(const Batch& batch, KvCache& kv, float* logits, Th
 
 // Returns the arguments that norm the residual into act_.normed and, unless it is null, out_f32.
 RmsNormArgs Decoder::norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const {
-  return {rows_.residual, weight.as<float>(), static_cast<float>(config_.rms_norm_eps),
-          act(act_.normed, num_rows, config_.hidden_size), out_f32};
+  return {rows_.residual,
+          weight.as<float>(),
+          static_cast<float>(config_.rms_norm_eps),
+          act(act_.normed, num_rows, config_.hidden_size),
+          out_f32,
+          is_normed_};
+}
+
+const Buffer* Decoder::norm_after(int64_t layer) const {
+  return layer + 1 < config_.num_layers ? &layers_[static_cast<size_t>(layer + 1)].attention_norm
+                                        : &final_norm_;
 }
 
 void Decoder::norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool) {
-  ops_.rms_norm(norm_args(weight, num_rows, out_f32), pool);
+  run_norm(ops_, norm_args(weight, num_rows, out_f32), pool);
 }
 
 void Decoder::attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool) {
@@ -246,7 +259,9 @@ Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& po
   if (gathers()) return gathered_attention_output(layer, heads, pool);
   float* partial = scratch_.take<float>(num_rows * config_.hidden_size);
   w.attention_out.forward_linear(heads, partial, /*accumulate=*/false, scratch_, pool);
-  return add_partial({"attention_out", static_cast<int>(layer), 0}, partial, num_rows, pool);
+  // A MoE layer's router norms its own input.
+  return add_partial({"attention_out", static_cast<int>(layer), 0}, partial, num_rows,
+                     w.mlp ? &w.ffn_norm : nullptr, pool);
 }
 
 // Gives the same bits as a single rank: the group's heads are gathered, each rank computes some output
@@ -324,7 +339,8 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch*
     }
     args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
     FP4MOE_RETURN_IF_ERROR(w.moe->forward_moe(args, *transport_, scratch_, pool));
-    return add_partial({"experts", static_cast<int>(layer), 0}, args.partial, num_rows, pool);
+    return add_partial({"experts", static_cast<int>(layer), 0}, args.partial, num_rows, norm_after(layer),
+                       pool);
   }
   if (num_rows == 0) return {};
   norm(w.ffn_norm, num_rows, nullptr, pool);
@@ -338,7 +354,7 @@ Status Decoder::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) {
   float* out = scratch_.take<float>(x.rows * h);
   if (!gathers()) {
     mlp.forward_mlp(x, out, scratch_, pool);
-    return add_partial(op, out, x.rows, pool);
+    return add_partial(op, out, x.rows, norm_after(layer), pool);
   }
   // Each rank has the whole MLP and runs it for some of the rows.
   const RankLayout& layout = options_.rank.layout;
@@ -371,11 +387,20 @@ void Decoder::gather_rows(const CommOp& op, const DeviceCommunicator& group, flo
                     first, rows);
 }
 
-// residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks.
-Status Decoder::add_partial(const OpName& op, float* partial, int64_t num_rows, ThreadPool& pool) {
+// residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks. The norm of the
+// sum with the weight `next_norm`, unless it is null, is then in act_.normed if is_normed_.
+Status Decoder::add_partial(const OpName& op, float* partial, int64_t num_rows, const Buffer* next_norm,
+                            ThreadPool& pool) {
   const int64_t h = config_.hidden_size;
+  is_normed_ = false;
   if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr) {
-    group->add_all_reduced({op.op, op.layer}, partial, rows_.residual, num_rows * h);
+    if (next_norm == nullptr || !group->fuses_norm(num_rows, h)) {
+      group->add_all_reduced({op.op, op.layer}, partial, rows_.residual, num_rows * h);
+      return {};
+    }
+    group->add_all_reduced_norm({op.op, op.layer}, partial, rows_.residual,
+                                norm_args(*next_norm, num_rows, nullptr));
+    is_normed_ = true;
     return {};
   }
   if (options_.rank.attention != nullptr) {

@@ -75,6 +75,10 @@ Result<const bf16*> stack_bf16(std::span<const LinearPart> parts, Buffer& storag
 
 }  // namespace
 
+void run_norm(const DenseOps& ops, const RmsNormArgs& norm, ThreadPool& pool) {
+  if (!norm.is_done) ops.rms_norm(norm, pool);
+}
+
 Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
                                       std::span<const LinearPart> parts, ThreadPool& pool) {
   LinearLayer layer;
@@ -112,10 +116,10 @@ void LinearLayer::forward_linear(const ActRows& x, float* out, bool accumulate, 
 
 void LinearLayer::forward_normed(const RmsNormArgs& norm, float* out, Arena& scratch,
                                  ThreadPool& pool) const {
-  if (!fp4_)
+  if (!fp4_ && !norm.is_done)
     return ops_->norm_linear({norm, {norm.out_act, weight_.as<bf16>(), bias_.as<float>(), out, n_, false}},
                              pool);
-  ops_->rms_norm(norm, pool);
+  run_norm(*ops_, norm, pool);
   forward_linear(norm.out_act, out, /*accumulate=*/false, scratch, pool);
 }
 

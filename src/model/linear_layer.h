@@ -24,6 +24,9 @@ struct LinearPart {
   Shard cols;                 // columns of K; count 0: all columns
 };
 
+// Runs the norm unless norm.is_done.
+void run_norm(const DenseOps& ops, const RmsNormArgs& norm, ThreadPool& pool);
+
 class LinearLayer {
  public:
   LinearLayer() = default;

@@ -60,7 +60,7 @@ Status LmHead::forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& sc
   }
   if (options_.rank.device_group != nullptr) return device_logits(norm, logits, scratch, pool);
   const ActRows& x = norm.out_act;
-  ops_->rms_norm(norm, pool);
+  run_norm(*ops_, norm, pool);
   if (!options_.whole_job) return shared_logits({x, {0, x.rows}}, logits, scratch, pool);
   FP4MOE_ASSIGN_OR_RETURN(const JobRows rows, gather_rows(x, scratch));
   return shared_logits(rows, logits, scratch, pool);
@@ -77,7 +77,7 @@ Status LmHead::device_logits(const RmsNormArgs& norm, float* logits, Arena& scra
   first.push_back(v * int64_t{sizeof(float)});
   float* part = scratch.take<float>(kLogitRowsPerPass * linear_.n());
   const bool one_pass = x.rows <= kLogitRowsPerPass;
-  if (!one_pass) ops_->rms_norm(norm, pool);
+  if (!one_pass) run_norm(*ops_, norm, pool);
   for (int64_t row = 0; row < x.rows; row += kLogitRowsPerPass) {
     const int64_t n = std::min(kLogitRowsPerPass, x.rows - row);
     const ActRows rows = {static_cast<uint8_t*>(x.data) + row * row_bytes, x.dtype, n, x.cols};

@@ -161,6 +161,22 @@ Result<MoePlan> plan_on_gpus(const MoeProblem& problem, const MoeChoice& choice)
   return plan;
 }
 
+// CPU ranks send f32, and deterministic inference adds no partial sums.
+Status check_reduce_dtype(const EngineConfig& flags, DeviceKind device) {
+  if (flags.tp_reduce_dtype == "float32") return {};
+  const auto refuse = [](const std::string& why) {
+    return unsupported("--tp-reduce-dtype bfloat16 " + why +
+                       "; nearest legal choice: --tp-reduce-dtype float32");
+  };
+  if (device != DeviceKind::kCuda) return refuse("is not supported on device=cpu, whose ranks send float32");
+  if (flags.enable_deterministic_inference)
+    return refuse("has no effect with --enable-deterministic-inference, which sends no partial sums");
+  if (flags.tp_size == flags.dp_size)
+    return refuse("has no effect with tp=" + std::to_string(flags.tp_size) +
+                  " and dp=" + std::to_string(flags.dp_size) + ", where no ranks share a layer's sums");
+  return {};
+}
+
 // Checks the length of a key; with latent attention a key is a latent and a rotary key.
 Status check_head_dim(const ModelConfig& model) {
   const bool latent = model.mla.kv_lora_rank > 0;
@@ -222,6 +238,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   plan.flags = std::move(resolved.flags);
   const EngineConfig& flags = plan.flags;
   FP4MOE_RETURN_IF_ERROR(check_quantization(model, flags.quantization));
+  FP4MOE_RETURN_IF_ERROR(check_reduce_dtype(flags, device.kind));
   FP4MOE_ASSIGN_OR_RETURN(plan.act_dtype, resolve_dtype(flags.dtype));
   plan.isa = best_isa();
   if (flags.dense_quant == "q8") plan.dense_quant = DenseQuant::kQ8;

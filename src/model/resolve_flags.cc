@@ -93,6 +93,7 @@ class Resolver {
                                       {"fp8"}));
     FP4MOE_RETURN_IF_ERROR(
         check_word("--flashinfer-combine-dtype", given_.flashinfer_combine_dtype, {"auto", "bf16", "fp8"}));
+    FP4MOE_RETURN_IF_ERROR(check_word("--tp-reduce-dtype", given_.tp_reduce_dtype, {"float32", "bfloat16"}));
     FP4MOE_RETURN_IF_ERROR(check_word("--grammar-backend", given_.grammar_backend,
                                       {"auto", "xgrammar", "none"}, {"outlines", "llguidance"}));
     FP4MOE_RETURN_IF_ERROR(

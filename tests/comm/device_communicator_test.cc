@@ -15,20 +15,26 @@
 #include <string>
 #include <vector>
 
+#include "base/thread_pool.h"
 #include "comm/gpu_ranks.h"
 #include "device/graph.h"
+#include "formats/bf16.h"
+#include "kernels/ops.h"
 #include "support/compare.h"
 
 namespace fp4moe {
 namespace {
 
+enum class Sent { kF32, kBf16 };
+
 // Returns out plus the sum over ranks, as specified in the header of all_reduce.cu.
-std::vector<float> expected_sum(const std::vector<std::vector<float>>& partials, std::vector<float> out) {
-  const auto positive = [](float v) { return v == 0 ? 0.0f : v; };
+std::vector<float> expected_sum(const std::vector<std::vector<float>>& partials, std::vector<float> out,
+                                Sent sent = Sent::kF32) {
   for (size_t i = 0; i < out.size(); ++i) {
     float sum = 0;
-    for (const auto& partial : partials) sum += positive(partial[i]);
-    out[i] += positive(sum);
+    for (const auto& partial : partials)
+      sum += sent == Sent::kBf16 ? bf16_to_float(float_to_bf16(partial[i])) : partial[i];
+    out[i] += sum;
   }
   return out;
 }
@@ -57,8 +63,8 @@ struct Sum {
       rank.add_all_reduced({"sum", 7}, partial[i].as<float>(), out[i].as<float>(), n());
     });
   }
-  void check(TestGroup& group, const std::string& what) {
-    const std::vector<float> expected = expected_sum(partials, before);
+  void check(TestGroup& group, const std::string& what, Sent sent = Sent::kF32) {
+    const std::vector<float> expected = expected_sum(partials, before, sent);
     group.for_each([&](int r, DeviceCommunicator&) {
       EXPECT_TRUE(same_bits(from_device<float>(out[static_cast<size_t>(r)]), expected))
           << what << ", rank " << r;
@@ -80,6 +86,87 @@ TEST_P(DeviceRanks, SumsHaveTheHostsBits) {
     sum.enqueue(group);
     group.expect_ok();
     sum.check(group, std::to_string(n) + " elements");
+  }
+}
+
+TEST_P(DeviceRanks, SumsOfBf16PartialsHaveTheHostsBits) {
+  TestGroup group(GetParam(), {256, 48 << 10, 128});
+  group.for_each([](int, DeviceCommunicator& rank) { rank.send_bf16_partials(); });
+  uint64_t seed = 50;
+  for (const int64_t n : {8, 2880, 8 * 1021, 24 << 10, 40000, 300 * 2880}) {
+    Sum sum(group, n, seed++ * 100);
+    sum.upload(group);
+    sum.enqueue(group);
+    group.expect_ok();
+    sum.check(group, std::to_string(n) + " elements", Sent::kBf16);
+  }
+}
+
+// Every NaN arrives, also those whose bits mark a word as unsent.
+TEST_P(DeviceRanks, SumsOfNans) {
+  for (const bool bf16_partials : {false, true}) {
+    TestGroup group(GetParam());
+    if (bf16_partials) group.for_each([](int, DeviceCommunicator& rank) { rank.send_bf16_partials(); });
+    Sum sum(group, 32, 6);
+    const uint32_t nans[] = {0xffffffffu, 0x7fffffffu, 0x7fc00000u, 0xffff0000u, 0xff80ffffu, 0x7f800001u};
+    for (auto& partial : sum.partials)
+      for (size_t i = 0; i < std::size(nans); ++i) std::memcpy(&partial[2 * i], &nans[i], 4);
+    for (int again = 0; again < 4; ++again) {
+      sum.upload(group);
+      sum.enqueue(group);
+      group.expect_ok();
+      group.for_each([&](int r, DeviceCommunicator&) {
+        const std::vector<float> out = from_device<float>(sum.out[static_cast<size_t>(r)]);
+        for (size_t i = 0; i < out.size(); ++i)
+          EXPECT_EQ(std::isnan(out[i]), i % 2 == 0 && i < 2 * std::size(nans)) << i << ", rank " << r;
+      });
+    }
+  }
+}
+
+// A sum and its norm in one launch against the two operations.
+TEST_P(DeviceRanks, FusedNormsHaveTheBitsOfSeparateOnes) {
+  ThreadPool pool(1);
+  for (const bool bf16_partials : {false, true}) {
+    TestGroup group(GetParam(), {0, 128 << 10, 128});
+    if (bf16_partials) group.for_each([](int, DeviceCommunicator& rank) { rank.send_bf16_partials(); });
+    // One row, many rows, several pieces; a remainder of a warp; eight elements per thread.
+    constexpr std::pair<int64_t, int64_t> kSizes[] = {{1, 2880}, {3, 7168},  {9, 40},
+                                                      {2, 8192}, {11, 2880}, {40, 1000}};
+    for (const auto& [rows, cols] : kSizes) {
+      Sum fused(group, rows * cols, 77), separate(group, rows * cols, 77);
+      fused.upload(group), separate.upload(group);
+      std::vector<Buffer> weight, act[2], f32[2];
+      group.for_each([&](int r, DeviceCommunicator& rank) {
+        const auto i = static_cast<size_t>(r);
+        EXPECT_TRUE(rank.fuses_norm(rows, cols));
+        weight.push_back(on_device(random_floats(cols, 5)));
+        for (int k = 0; k < 2; ++k) {
+          act[k].push_back(on_device(std::vector<uint16_t>(static_cast<size_t>(rows * cols), 0xabab)));
+          f32[k].push_back(on_device(std::vector<float>(static_cast<size_t>(rows * cols), 9)));
+        }
+        const auto norm = [&](Sum& sum, int k) {
+          return RmsNormArgs{sum.out[i].as<float>(),
+                             weight[i].as<float>(),
+                             1e-5f,
+                             {act[k][i].data(), DType::kBF16, rows, cols},
+                             f32[k][i].as<float>()};
+        };
+        rank.add_all_reduced_norm({"fused", 1}, fused.partial[i].as<float>(), fused.out[i].as<float>(),
+                                  norm(fused, 0));
+        rank.add_all_reduced({"separate", 2}, separate.partial[i].as<float>(), separate.out[i].as<float>(),
+                             separate.n());
+        cuda_dense_ops()->rms_norm(norm(separate, 1), pool);
+      });
+      group.expect_ok();
+      const std::string what = std::to_string(rows) + " x " + std::to_string(cols);
+      fused.check(group, what, bf16_partials ? Sent::kBf16 : Sent::kF32);
+      group.for_each([&](int r, DeviceCommunicator&) {
+        const auto i = static_cast<size_t>(r);
+        EXPECT_EQ(from_device<uint16_t>(act[0][i]), from_device<uint16_t>(act[1][i])) << what;
+        EXPECT_TRUE(same_bits(from_device<float>(f32[0][i]), from_device<float>(f32[1][i]))) << what;
+      });
+    }
   }
 }
 

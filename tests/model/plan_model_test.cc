@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
+
+#include "device/absent_gpu.h"
+
 namespace fp4moe {
 namespace {
 
@@ -143,6 +147,29 @@ TEST(PlanModel, LatentAttentionSharesQueryHeadsOnly) {
   EXPECT_TRUE(plan_model(config, flags).ok());
   flags.tp_size = 4;
   EXPECT_EQ(plan_model(config, flags).status().code(), StatusCode::kUnsupported);
+}
+
+TEST(PlanModel, Bf16SumsAreForGpusThatShareLayers) {
+  EngineConfig flags;
+  flags.tp_size = 2;
+  flags.tp_reduce_dtype = "bfloat16";
+  const AbsentGpu gpu = absent_gpu("h200", 0).value();
+  flags.device = "cuda";
+  EXPECT_TRUE(plan_model(gpt_oss(), flags, gpu).ok());
+  const auto refused = [&](const char* why, const auto& change, bool on_gpu = true) {
+    EngineConfig changed = flags;
+    change(changed);
+    const Status status =
+        plan_model(gpt_oss(), changed, on_gpu ? std::optional<AbsentGpu>(gpu) : std::nullopt).status();
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find(why), std::string::npos) << status.message();
+  };
+  refused(
+      "device=cpu", [](EngineConfig& f) { f.device = "cpu"; }, false);
+  refused("--enable-deterministic-inference",
+          [](EngineConfig& f) { f.enable_deterministic_inference = true; });
+  refused("tp=2 and dp=2", [](EngineConfig& f) { f.dp_size = 2, f.enable_dp_attention = true; });
+  refused("use one of float32, bfloat16", [](EngineConfig& f) { f.tp_reduce_dtype = "fp8"; });
 }
 
 TEST(PlanModel, WhatCannotRunIsRefused) {

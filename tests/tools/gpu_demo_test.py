@@ -25,6 +25,7 @@ from serve_process import Serve, exit_without_gpu  # noqa: E402
 BINARY, MODELS = sys.argv[1:3]
 LEAST_SCORE = 0.98
 W4A16, W4A8, W4A4 = (5e-3, 6e-2, 0.985), (6e-2, 1, 0.95), (6e-2, 1, 0)
+BF16_SUMS = (2e-2, 1e-1, 0.97)  # w4a16 with --tp-reduce-dtype bfloat16
 DEMOS = ["demo-gptoss-mxfp4", "demo-dsv3-nvfp4"]
 FORMS = {"gsm8k": "gsm8k_form.jsonl", "gpqa": "gpqa_form.csv"}
 
@@ -55,9 +56,20 @@ def argmax(row):
     return max(range(len(row)), key=row.__getitem__)
 
 
+def num_gpus():
+    """The number of GPUs that the driver shows to this process."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len(visible.split(","))
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
 @contextlib.contextmanager
-def ranks_share_gpus():
-    os.environ["FP4MOE_RANKS_PER_GPU"] = "4"
+def ranks_share_gpus(flags):
+    """Lets as many ranks share a GPU as there are too few GPUs for."""
+    ranks, gpus = int(flags[flags.index("--tp") + 1]), num_gpus()
+    os.environ["FP4MOE_RANKS_PER_GPU"] = str(-(-ranks // gpus))
     try:
         yield
     finally:
@@ -147,14 +159,13 @@ class GpuDemo(unittest.TestCase):
                 self.assertTrue(all(0 <= i < num_experts for i in chosen), chosen)
         self.assertGreater(len(set(ids)), k)
 
-    def check_ranks(self, demo, *flags):
-        """Several ranks, up to four on each GPU."""
-        with ranks_share_gpus():
-            self.check_logits(demo, "w4a16", W4A16, flags=flags)
+    def check_ranks(self, demo, *flags, least=W4A16):
+        with ranks_share_gpus(flags):
+            self.check_logits(demo, "w4a16", least, flags=flags)
             self.check_accuracy(demo, *flags)
 
     def check_accuracy_of_ranks(self, demo, *flags):
-        with ranks_share_gpus():
+        with ranks_share_gpus(flags):
             self.check_accuracy(demo, *flags)
 
     def check_accuracy(self, demo, *flags):
@@ -181,6 +192,8 @@ for demo_name in DEMOS:
     for tp, ep in ((2, 1), (2, 2), (4, 1), (4, 4)):
         setattr(GpuDemo, f"test_{label}_tp{tp}_ep{ep}",
                 lambda self, d=demo_name, tp=tp, ep=ep: self.check_ranks(d, "--tp", str(tp), "--ep", str(ep)))
+    setattr(GpuDemo, f"test_{label}_tp2_bf16_sums",
+            lambda self, d=demo_name: self.check_ranks(d, "--tp", "2", "--tp-reduce-dtype", "bfloat16", least=BF16_SUMS))
     for tp, a2a in ((2, "deepep"), (4, "deepep"), (2, "flashinfer"), (4, "flashinfer")):
         setattr(GpuDemo, f"test_{label}_tp{tp}_{a2a}",
                 lambda self, d=demo_name, tp=tp, a2a=a2a: self.check_ranks(d, "--tp", str(tp), "--moe-a2a-backend", a2a))

@@ -69,7 +69,7 @@ Result<Times> time_calls(const CommBenchRanks& all, int repeats,
       const auto at = static_cast<size_t>(r);
       FP4MOE_ASSIGN_OR_RETURN(starts[at], Event::make());
       FP4MOE_ASSIGN_OR_RETURN(ends[at], Event::make());
-      rank.group->add_all_reduced({"start"}, rank.sum.as<float>(), rank.out.as<float>(), 4);
+      rank.group->add_all_reduced({"start"}, rank.sum.as<float>(), rank.out.as<float>(), 8);
       starts[at].record(rank.stream);
       graphs[at].launch(rank.stream);
       ends[at].record(rank.stream);
@@ -100,9 +100,13 @@ Result<double> time_nccl(const CommBenchRanks& all, int repeats,
   return times.p50;
 }
 
+// Bytes of a partial's element as it is sent, and the row's name for it.
+double partial_bytes(const CommBenchOptions& o) { return o.reduce_dtype == "bfloat16" ? 2 : 4; }
+std::string partial_name(const CommBenchOptions& o) { return o.reduce_dtype == "bfloat16" ? "bf16" : "f32"; }
+
 Result<Row> bench_all_reduce(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
   const int64_t n = tokens * o.hidden_size;
-  Row row{.op = "all-reduce f32", .tokens = tokens};
+  Row row{.op = "all-reduce " + partial_name(o), .tokens = tokens};
   FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
                             rank.group->add_all_reduced({"all_reduce"}, rank.sum.as<float>(),
                                                         rank.out.as<float>(), n);
@@ -111,10 +115,28 @@ Result<Row> bench_all_reduce(const CommBenchRanks& all, const CommBenchOptions& 
   FP4MOE_ASSIGN_OR_RETURN(row.nccl, time_nccl(all, o.repeats, [&](int r, CommBenchRank& rank) {
                             return all.nccl->all_reduce(r, rank.sum.as<float>(), n, rank.stream.handle());
                           }));
-  const double ranks = all.size(), bytes = static_cast<double>(n) * 4;
+  const double ranks = all.size(), elements = static_cast<double>(n), bytes = elements * partial_bytes(o);
   row.p50 = times.p50, row.p99 = times.p99;
-  row.bytes = static_cast<int64_t>(bytes) >= two_shot_bytes(all.size()) ? 2 * bytes * (ranks - 1) / ranks
-                                                                        : bytes * (ranks - 1);
+  row.bytes = static_cast<int64_t>(bytes) >= two_shot_bytes(all.size())
+                  ? (bytes + 4 * elements) * (ranks - 1) / ranks
+                  : bytes * (ranks - 1);
+  return row;
+}
+
+// The sum and the norm of its rows in one launch.
+Result<Row> bench_all_reduce_norm(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
+  Row row{.op = "all-reduce + norm " + partial_name(o), .tokens = tokens};
+  FP4MOE_ASSIGN_OR_RETURN(
+      const Times times, time_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
+        const RmsNormArgs norm{.x = rank.out.as<float>(),
+                               .weight = rank.norm_weight.as<float>(),
+                               .eps = 1e-5f,
+                               .out_act = {rank.y.data(), DType::kBF16, tokens, o.hidden_size}};
+        rank.group->add_all_reduced_norm({"all_reduce"}, rank.sum.as<float>(), rank.out.as<float>(), norm);
+        return Status();
+      }));
+  row.p50 = times.p50, row.p99 = times.p99;
+  row.bytes = static_cast<double>(tokens * o.hidden_size * (all.size() - 1)) * partial_bytes(o);
   return row;
 }
 
@@ -265,7 +287,10 @@ Status measure(const CommBenchRanks& all, const CommBenchOptions& o, std::vector
       status = row.status();
   };
   for (const int64_t tokens : o.tokens) {
-    if (wants("all-reduce")) keep(bench_all_reduce(all, o, tokens));
+    if (wants("all-reduce")) {
+      keep(bench_all_reduce(all, o, tokens));
+      if (all.ranks[0]->group->fuses_norm(tokens, o.hidden_size)) keep(bench_all_reduce_norm(all, o, tokens));
+    }
     if (wants("all-gather")) keep(bench_all_gather(all, o, tokens));
     if (wants("dispatch"))
       for (const std::string& format : o.rows) keep(bench_dispatch(all, o, format, tokens));
@@ -353,6 +378,11 @@ void add_bench_comm(CLI::App& bench, int& exit_code) {
       ->add_option("--moe-a2a-backend", options->a2a,
                    "protocol whose combine is measured: deepep or flashinfer")
       ->check(CLI::IsMember({"deepep", "flashinfer"}))
+      ->capture_default_str();
+  subcommand
+      ->add_option("--tp-reduce-dtype", options->reduce_dtype,
+                   "format of the sums' operands: float32 or bfloat16")
+      ->check(CLI::IsMember({"float32", "bfloat16"}))
       ->capture_default_str();
   subcommand->add_option("--hidden-size", options->hidden_size, "columns per row, a multiple of 16")
       ->check(CLI::Range(16, 1 << 16))

@@ -28,6 +28,7 @@ Status allocate(const CommBenchOptions& o, int r, CommBenchRank& rank, int num_r
   FP4MOE_RETURN_IF_ERROR(make(rank.sum, most * h * 4));
   FP4MOE_RETURN_IF_ERROR(make(rank.gathered, num_ranks * most * h * 4));
   FP4MOE_RETURN_IF_ERROR(make(rank.out, most * h * 4));
+  FP4MOE_RETURN_IF_ERROR(make(rank.norm_weight, h * 4));
   FP4MOE_RETURN_IF_ERROR(make(rank.y, num_ranks * most * k * h * 2));
   std::mt19937_64 random(static_cast<uint64_t>(r) + 1);
   std::vector<int32_t> experts(static_cast<size_t>(o.num_experts)), ids;
@@ -91,6 +92,7 @@ Result<CommBenchRanks> make_comm_bench_ranks(const CommBenchOptions& o) {
     const StreamScope scope(rank.stream);
     FP4MOE_ASSIGN_OR_RETURN(
         rank.group, DeviceCommunicator::make(*all.heap, 0, num_ranks, r, region, std::chrono::seconds(20)));
+    if (o.reduce_dtype == "bfloat16") rank.group->send_bf16_partials();
     FP4MOE_RETURN_IF_ERROR(allocate(o, r, rank, num_ranks, most));
   }
   auto nccl = NcclPeer::make(all.gpus);

@@ -24,6 +24,7 @@ struct CommBenchOptions {
   std::vector<std::string> ops = {"all-reduce", "all-gather", "dispatch", "combine"};
   std::vector<std::string> rows = {"bf16", "fp8", "nvfp4"};
   std::string a2a = "deepep";
+  std::string reduce_dtype = "float32";
   int repeats = 100;
   bool as_json = false;
 };
@@ -32,7 +33,7 @@ struct CommBenchRank {
   DeviceContext* gpu = nullptr;
   Stream stream;
   std::unique_ptr<DeviceCommunicator> group;
-  Buffer x, sum, gathered, ids, weights, y, row_of_slot, out, scratch_memory;
+  Buffer x, sum, gathered, ids, weights, y, row_of_slot, out, norm_weight;
   Arena scratch;
 };
 

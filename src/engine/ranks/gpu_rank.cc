@@ -66,6 +66,7 @@ Status GpuRank::make_groups(const RankSetup& setup, const PeerHeap& heap) {
     FP4MOE_ASSIGN_OR_RETURN(
         group_, DeviceCommunicator::make(heap, layout.dp_rank() * size, size, layout.attention_rank(),
                                          memory.device_attention, timeout));
+    if (setup.flags.tp_reduce_dtype == "bfloat16") group_->send_bf16_partials();
   }
   if (memory.a2a_bytes > 0) {
     FP4MOE_ASSIGN_OR_RETURN(

@@ -1,19 +1,22 @@
 // All-reduce over the GPUs of a group; the sum is added to the residual.
 //
-// Computes:  out [n] += sum over ranks r, in order, of partial_r [n], f32.
-// Shapes:    n a multiple of 4; any number of ranks up to kMaxGroupRanks.
-// Bytes:     one-shot: 4 n to each of R - 1 peers. Two-shot: 4 n (R - 1) / R of partials, and as many of
-//            sums.
+// Computes:  out [n] += sum over ranks r, in order, of partial_r [n], f32; partial_r rounded to bf16 first if
+//            it is sent as bf16.
+// Shapes:    n a multiple of a vector's elements: 4 f32 or 8 bf16; any number of ranks up to kMaxGroupRanks.
+// Bytes:     one-shot: w n to each of R - 1 peers, with w = 4 or 2. Two-shot: w n (R - 1) / R of partials,
+// and
+//            4 n (R - 1) / R of sums.
 // Flops:     R n.
 // Bound:     the links for large n; for small n, the latency of a store and of a poll at the receiver.
-// Numerics:  every rank adds the same f32 words in the same order, so all ranks get the same bits, with
-//            either algorithm. -0.0 marks a word that has not arrived; a partial or a sum of -0.0 becomes
-//            +0.0.
+// Numerics:  every rank adds the same words in the same order in f32, so all ranks get the same bits, with
+//            either algorithm.
 #include <algorithm>
+#include <climits>
+#include <string>
 
 #include "base/check.h"
 #include "kernels/cuda/comm/comm_kernels.h"
-#include "kernels/cuda/comm/group.cuh"
+#include "kernels/cuda/comm/partials.cuh"
 #include "kernels/cuda/ptx/launch.h"
 
 namespace fp4moe::cuda {
@@ -24,66 +27,60 @@ constexpr int kThreads = 256;
 struct ReduceArgs {
   CommGroup group;
   CommOp op;
-  const uint4* partial;  // [num_vectors] of 4 f32
-  float4* out;
-  int64_t num_vectors;
+  const float* partial;
+  float* out;
+  int64_t num_vectors;  // of Elements
 };
 
-__device__ __forceinline__ void add_words(float4& sum, const uint4& v) {
-  sum.x += __uint_as_float(v.x);
-  sum.y += __uint_as_float(v.y);
-  sum.z += __uint_as_float(v.z);
-  sum.w += __uint_as_float(v.w);
-}
-__device__ __forceinline__ uint4 words_of(const float4& v) {
-  return {__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)};
-}
-
-// Returns the address of words[parity][source] of `rank`.
-__device__ __forceinline__ uint8_t* words_at(const Operation& o, int rank, int source) {
-  const CommLayout& layout = o.group.layout;
-  return o.group.regions[rank] + layout.words +
-         (int64_t{o.parity()} * o.group.size + source) * layout.word_bytes;
+// Returns the sum over ranks of vector i, which is at index `word` among each source's vectors.
+template <bool kBf16>
+__device__ __forceinline__ Elements<kBf16> sum_of(const Operation& o, const ReduceArgs& a, int64_t i,
+                                                  int64_t word) {
+  using E = Elements<kBf16>;
+  E sum;
+  for (int r = 0; r < a.group.size; ++r)
+    sum += E::unpack(r == a.group.rank ? E::load(a.partial + i * E::kCount).pack()
+                                       : take_words(o, r, words_at(o, a.group.rank, r) + word * 16));
+  return sum;
 }
 
-// Returns the sum over ranks of vector i, which is at index `word` among each source's words.
-__device__ __forceinline__ uint4 sum_of(const Operation& o, const ReduceArgs& a, int64_t i, int64_t word) {
-  float4 sum{};
-  for (int r = 0; r < a.group.size; ++r) {
-    if (r == a.group.rank)
-      add_words(sum, sendable(__ldcg(a.partial + i)));
-    else
-      add_words(sum, take_words(o, r, words_at(o, a.group.rank, r) + word * 16));
-  }
-  return sendable(words_of(sum));
-}
-
-__device__ __forceinline__ void add_to(float4* out, const uint4& sum) {
-  float4 v = __ldcg(out);
-  add_words(v, sum);
-  *out = v;
+template <bool kBf16>
+__device__ __forceinline__ void add_to(const ReduceArgs& a, int64_t i, const Elements<kBf16>& sum) {
+  float* const out = a.out + i * Elements<kBf16>::kCount;
+  auto v = Elements<kBf16>::load(out);
+  v += sum;
+  v.store(out);
 }
 
 __device__ __forceinline__ int64_t first_vector() { return blockIdx.x * int64_t{kThreads} + threadIdx.x; }
 __device__ __forceinline__ int64_t num_threads() { return gridDim.x * int64_t{kThreads}; }
 
 // Every rank sends its whole partial to every peer, and sums all partials.
+template <bool kBf16>
 __global__ void __launch_bounds__(kThreads) one_shot_kernel(const __grid_constant__ ReduceArgs a) {
+  using E = Elements<kBf16>;
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
   const Operation o(a.group, a.op);
   if (o.failed) return;
-  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
-    const uint4 v = sendable(__ldcg(a.partial + i));
+  const auto send = [&](int64_t i) {
+    if (i >= a.num_vectors) return;
+    const uint4 v = E::load(a.partial + i * E::kCount).pack();
     for (int r = 0; r < a.group.size; ++r)
       if (r != a.group.rank) store_words(words_at(o, r, a.group.rank) + i * 16, v);
+  };
+  send(first_vector());
+  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
+    send(i + num_threads());  // the links carry it during the sum
+    add_to(a, i, sum_of<kBf16>(o, a, i, i));
   }
-  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads())
-    add_to(a.out + i, sum_of(o, a, i, i));
 }
 
-// Rank r sums the vectors [begin(r), begin(r + 1)) and sends the sums to all ranks.
+// Rank r sums the vectors [begin(r), begin(r + 1)) and sends the sums, as f32, to all ranks.
+template <bool kBf16>
 __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constant__ ReduceArgs a) {
+  using E = Elements<kBf16>;
+  constexpr int kSumWords = E::kCount / 4;  // 16-byte vectors of a vector's f32 sums
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
   const Operation o(a.group, a.op);
@@ -98,17 +95,31 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constan
   const int64_t sums = a.group.layout.sums + int64_t{o.parity()} * size * a.group.layout.word_bytes;
   for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
     const int r = owner(i);
-    if (r != me) store_words(words_at(o, r, me) + (i - begin(r)) * 16, sendable(__ldcg(a.partial + i)));
+    if (r != me)
+      store_words(words_at(o, r, me) + (i - begin(r)) * 16, E::load(a.partial + i * E::kCount).pack());
   }
   for (int64_t i = begin(me) + first_vector(); i < begin(me + 1); i += num_threads()) {
-    const uint4 sum = sum_of(o, a, i, i - begin(me));
-    for (int r = 0; r < size; ++r)
-      if (r != me) store_words(a.group.regions[r] + sums + i * 16, sum);
-    add_to(a.out + i, sum);
+    const E sum = sum_of<kBf16>(o, a, i, i - begin(me));
+    for (int w = 0; w < kSumWords; ++w) {
+      const uint4 v = Elements<false>{{sum.values[4 * w], sum.values[4 * w + 1], sum.values[4 * w + 2],
+                                       sum.values[4 * w + 3]}}
+                          .pack();
+      for (int r = 0; r < size; ++r)
+        if (r != me) store_words(a.group.regions[r] + sums + (i * kSumWords + w) * 16, v);
+    }
+    add_to(a, i, sum);
   }
-  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads())
-    if (const int r = owner(i); r != me)
-      add_to(a.out + i, take_words(o, r, a.group.regions[me] + sums + i * 16));
+  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
+    const int r = owner(i);
+    if (r == me) continue;
+    E sum;
+    for (int w = 0; w < kSumWords; ++w) {
+      const auto part =
+          Elements<false>::unpack(take_words(o, r, a.group.regions[me] + sums + (i * kSumWords + w) * 16));
+      for (int j = 0; j < 4; ++j) sum.values[4 * w + j] = part.values[j];
+    }
+    add_to(a, i, sum);
+  }
 }
 
 struct ArmArgs {
@@ -133,23 +144,29 @@ void arm_group(const CommGroup& g) {
 }
 
 void all_reduce(const AllReduceArgs& a) {
-  const int64_t most = a.group.layout.word_bytes * (a.two_shot ? a.group.size : 1);
-  FP4MOE_CHECK(a.n % 4 == 0 && 4 * a.n <= most && (!a.two_shot || a.group.size > 2),
+  const int64_t per_vector = a.bf16_partials ? 8 : 4;
+  const int64_t most = max_sum_elements(a.group, a.bf16_partials, a.two_shot);
+  FP4MOE_CHECK(a.n % per_vector == 0 && a.n <= most && (!a.two_shot || a.group.size > 2),
                "all_reduce of " + std::to_string(a.n) + " elements over " + std::to_string(a.group.size) +
-                   " ranks; elements that fit in the heap: " + std::to_string(most / 4));
-  const int64_t vectors = a.n / 4;
+                   " ranks; elements that fit in the heap: " + std::to_string(most));
+  const int64_t vectors = a.n / per_vector;
   const auto blocks = std::clamp<int64_t>(ceil_div(vectors, kThreads), 1, a.group.max_blocks);
-  launch(a.two_shot ? "all_reduce_two_shot" : "all_reduce", a.two_shot ? two_shot_kernel : one_shot_kernel,
+  const auto kernel = a.two_shot ? (a.bf16_partials ? two_shot_kernel<true> : two_shot_kernel<false>)
+                                 : (a.bf16_partials ? one_shot_kernel<true> : one_shot_kernel<false>);
+  launch(a.two_shot ? "all_reduce_two_shot" : "all_reduce", kernel,
          {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
-         ReduceArgs{a.group, a.op, reinterpret_cast<const uint4*>(a.partial),
-                    reinterpret_cast<float4*>(a.out), vectors});
+         ReduceArgs{a.group, a.op, a.partial, a.out, vectors});
 }
 
 int all_reduce_blocks_per_sm() {
-  int one = 0, two = 0;
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&one, one_shot_kernel, kThreads, 0);
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&two, two_shot_kernel, kThreads, 0);
-  return std::min(one, two);
+  int least = INT_MAX;
+  for (const auto kernel :
+       {one_shot_kernel<false>, one_shot_kernel<true>, two_shot_kernel<false>, two_shot_kernel<true>}) {
+    int blocks = 0;
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, 0);
+    least = std::min(least, blocks);
+  }
+  return least;
 }
 
 }  // namespace fp4moe::cuda

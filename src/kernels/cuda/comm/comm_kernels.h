@@ -7,6 +7,7 @@ namespace fp4moe::cuda {
 
 void arm_group(const CommGroup& group);
 void all_reduce(const AllReduceArgs& args);
+void all_reduce_norm(const AllReduceNormArgs& args);
 void gather_columns(const GatherArgs& args);
 // Return how many blocks of a kernel fit on an SM of the current GPU.
 int all_reduce_blocks_per_sm();

@@ -13,6 +13,7 @@ const DeviceCommOps* cuda_comm_ops() {
   static constexpr DeviceCommOps ops{
       .arm = cuda::arm_group,
       .all_reduce = cuda::all_reduce,
+      .all_reduce_norm = cuda::all_reduce_norm,
       .gather = cuda::gather_columns,
       .max_blocks =
           [] {

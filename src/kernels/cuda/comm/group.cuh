@@ -2,9 +2,9 @@
 // only.
 //
 // There are two ways to signal that data has arrived:
-//   marked words   f32 words that are kUnsent until they arrive. Each word shows its own arrival, so the
-//                  sender needs neither flag nor fence. The reader marks a word as unsent again once it has
-//                  read the word.
+//   marked words   words of f32 or bf16 that are kUnsent until they arrive. Each word shows its own arrival,
+//                  so the sender needs neither flag nor fence. The reader marks a word as unsent again once
+//                  it has read the word.
 //   flags          plain stores, a block barrier, then one release store of the epoch for each (block, peer);
 //                  readers poll with acquire loads.
 //
@@ -114,12 +114,9 @@ struct Operation {
   }
 };
 
-__device__ __forceinline__ uint4 sendable(uint4 v) {
-  v.x = v.x == kUnsent ? 0 : v.x;
-  v.y = v.y == kUnsent ? 0 : v.y;
-  v.z = v.z == kUnsent ? 0 : v.z;
-  v.w = v.w == kUnsent ? 0 : v.w;
-  return v;
+__device__ __forceinline__ uint32_t sendable(uint32_t word) { return word == kUnsent ? 0x7fffffffu : word; }
+__device__ __forceinline__ uint4 sendable(const uint4& v) {
+  return {sendable(v.x), sendable(v.y), sendable(v.z), sendable(v.w)};
 }
 
 // Waits for the 16 bytes of words at `from`, which `peer` stores, and marks them as unsent again.

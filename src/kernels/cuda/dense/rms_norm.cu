@@ -5,9 +5,11 @@
 // Bytes:     T H (4 + 2 and/or 4).
 // Flops:     4 T H.
 // Bound:     HBM; at T = 1, the two passes' latency.
-// Numerics:  f32. A thread sums every num_threads-th square, a warp its threads' sums by halves, then the
-//            block its warps' sums in order: the same bits for every T.
+// Numerics:  f32. The order of a row's sum is that of ptx/block_norm.cuh: the same bits for every T. In a
+// head,
+//            a lane sums every 32nd square, the warp its lanes' sums by halves.
 #include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
@@ -15,23 +17,7 @@
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kMaxThreads = 1024;
-constexpr int kHeldPerThread = 4;  // elements that a thread keeps between the passes; others are read again
-
-__device__ float warp_sum(float sum) {
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-  return sum;
-}
-
-__device__ float block_sum(float sum) {
-  __shared__ float warps[kMaxThreads / 32];
-  sum = warp_sum(sum);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
-  __syncthreads();
-  float total = 0;
-  for (unsigned i = 0; i < blockDim.x / 32; ++i) total += warps[i];
-  return total;
-}
+constexpr int kHeld = 2;  // vectors that a thread keeps between the passes; others are read again
 
 struct RowsArgs {
   const float* x;
@@ -42,32 +28,69 @@ struct RowsArgs {
   float eps;
 };
 
-__global__ void __launch_bounds__(kMaxThreads) rms_norm_kernel(const __grid_constant__ RowsArgs a) {
+// Vectors of four elements of a row. The last vector of a row whose length is not a multiple of four is
+// short.
+template <bool kWhole>
+struct Vectors {
+  static __device__ __forceinline__ float4 load(const float* row, int64_t i, int64_t cols) {
+    if constexpr (kWhole) return __ldcg(reinterpret_cast<const float4*>(row) + i);
+    float v[4] = {};
+    for (int j = 0; j < 4; ++j)
+      if (4 * i + j < cols) v[j] = __ldcg(row + 4 * i + j);
+    return {v[0], v[1], v[2], v[3]};
+  }
+  static __device__ __forceinline__ void store(float* row, int64_t i, int64_t cols, const float4& v) {
+    if constexpr (kWhole) {
+      reinterpret_cast<float4*>(row)[i] = v;
+      return;
+    }
+    const float values[4] = {v.x, v.y, v.z, v.w};
+    for (int j = 0; j < 4; ++j)
+      if (4 * i + j < cols) row[4 * i + j] = values[j];
+  }
+  static __device__ __forceinline__ void store(bf16* row, int64_t i, int64_t cols, const float4& v) {
+    const uint2 words = bf16_words(v);
+    if constexpr (kWhole) {
+      reinterpret_cast<uint2*>(row)[i] = words;
+      return;
+    }
+    const uint32_t values[4] = {words.x & 0xffff, words.x >> 16, words.y & 0xffff, words.y >> 16};
+    for (int j = 0; j < 4; ++j)
+      if (4 * i + j < cols) row[4 * i + j].bits = static_cast<uint16_t>(values[j]);
+  }
+};
+
+template <bool kWhole>
+__global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(const __grid_constant__ RowsArgs a) {
+  using V = Vectors<kWhole>;
   ptx::grid_dependents_launch();
-  float held[kHeldPerThread], weights[kHeldPerThread], sum = 0;
+  const int64_t vectors = (a.cols + 3) / 4;
+  float4 held[kHeld], weights[kHeld];
+  float sum = 0;
   int64_t i = threadIdx.x;
 #pragma unroll
-  for (int j = 0; j < kHeldPerThread; ++j, i += blockDim.x) weights[j] = i < a.cols ? __ldg(a.weight + i) : 0;
+  for (int j = 0; j < kHeld; ++j, i += blockDim.x)
+    if (i < vectors) weights[j] = V::load(a.weight, i, a.cols);
   ptx::grid_dependency_wait();
   const int64_t row = blockIdx.x * a.cols;
   const float* x = a.x + row;
   i = threadIdx.x;
 #pragma unroll
-  for (int j = 0; j < kHeldPerThread; ++j, i += blockDim.x) held[j] = i < a.cols ? __ldcg(x + i) : 0;
+  for (int j = 0; j < kHeld; ++j, i += blockDim.x) held[j] = i < vectors ? V::load(x, i, a.cols) : float4{};
 #pragma unroll
-  for (int j = 0; j < kHeldPerThread; ++j) sum += held[j] * held[j];
-  for (; i < a.cols; i += blockDim.x) sum += __ldcg(x + i) * __ldcg(x + i);
-  const float inverse = 1 / sqrtf(block_sum(sum) / static_cast<float>(a.cols) + a.eps);
-  const auto put = [&](int64_t at, float value, float weight) {
-    const float y = value * inverse * weight;
-    if (a.out_f32 != nullptr) a.out_f32[row + at] = y;
-    if (a.out_act != nullptr) a.out_act[row + at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(y));
+  for (int j = 0; j < kHeld; ++j) sum = sum_of_squares(sum, held[j]);
+  for (; i < vectors; i += blockDim.x) sum = sum_of_squares(sum, V::load(x, i, a.cols));
+  const float inverse = inverse_rms(block_sum(sum), a.cols, a.eps);
+  const auto put = [&](int64_t at, const float4& value, const float4& weight) {
+    const float4 y = normed(value, inverse, weight);
+    if (a.out_f32 != nullptr) V::store(a.out_f32 + row, at, a.cols, y);
+    if (a.out_act != nullptr) V::store(a.out_act + row, at, a.cols, y);
   };
   i = threadIdx.x;
 #pragma unroll
-  for (int j = 0; j < kHeldPerThread; ++j, i += blockDim.x)
-    if (i < a.cols) put(i, held[j], weights[j]);
-  for (; i < a.cols; i += blockDim.x) put(i, __ldcg(x + i), __ldg(a.weight + i));
+  for (int j = 0; j < kHeld; ++j, i += blockDim.x)
+    if (i < vectors) put(i, held[j], weights[j]);
+  for (; i < vectors; i += blockDim.x) put(i, V::load(x, i, a.cols), V::load(a.weight, i, a.cols));
 }
 
 struct HeadsArgs {
@@ -88,7 +111,7 @@ __global__ void __launch_bounds__(256) head_norm_kernel(const __grid_constant__ 
   float* x = a.x + head / a.num_heads * a.row_stride + head % a.num_heads * a.head_dim;
   float sum = 0;
   for (int i = lane; i < a.head_dim; i += 32) sum += __ldcg(x + i) * __ldcg(x + i);
-  const float inverse = 1 / sqrtf(warp_sum(sum) / static_cast<float>(a.head_dim) + a.eps);
+  const float inverse = inverse_rms(warp_sum(sum), a.head_dim, a.eps);
   for (int i = lane; i < a.head_dim; i += 32) x[i] = __ldcg(x + i) * inverse * __ldg(a.weight + i);
 }
 
@@ -96,10 +119,8 @@ __global__ void __launch_bounds__(256) head_norm_kernel(const __grid_constant__ 
 
 void rms_norm_rows(const RmsNormArgs& args) {
   const int64_t cols = args.out_act.cols;
-  const int64_t threads = std::clamp<int64_t>(ceil_div(cols, 4), 32, kMaxThreads);
-  launch("rms_norm", rms_norm_kernel,
-         {dim3(static_cast<unsigned>(args.out_act.rows)),
-          dim3(static_cast<unsigned>(ceil_div(threads, 32) * 32))},
+  launch("rms_norm", cols % 4 == 0 ? rms_norm_kernel<true> : rms_norm_kernel<false>,
+         {dim3(static_cast<unsigned>(args.out_act.rows)), dim3(num_norm_threads(cols))},
          RowsArgs{args.x, args.weight, static_cast<bf16*>(args.out_act.data), args.out_f32, cols, args.eps});
 }
 
