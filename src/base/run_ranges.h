@@ -15,6 +15,13 @@ void run_ranges(ThreadPool& pool, int64_t count, int64_t step, const Body& body)
            [&](int64_t chunk, int) { body(chunk * step, std::min(count, (chunk + 1) * step)); });
 }
 
+// The same, one range after the other on the calling thread if there is no pool.
+template <class Body>
+void run_ranges(ThreadPool* pool, int64_t count, int64_t step, const Body& body) {
+  if (pool != nullptr) return run_ranges(*pool, count, step, body);
+  for (int64_t begin = 0; begin < count; begin += step) body(begin, std::min(count, begin + step));
+}
+
 // Calls body(chunk) in parallel for 0 .. num_chunks - 1. As long as workers take turns, each gets consecutive
 // chunks. The data that the prefetcher loads past the end of a chunk is then in the cache of the core that
 // runs the next chunk.

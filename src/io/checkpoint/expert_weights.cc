@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
+#include "base/run_ranges.h"
 #include "io/checkpoint/finite_check.h"
 #include "io/checkpoint/fp4_tensors.h"
 #include "io/checkpoint/stored_experts.h"
@@ -27,38 +30,50 @@ Status check_fused_finite(const Checkpoint& checkpoint, const std::string& name,
   return check_finite({tensor, first * rows, count * rows}, pool);
 }
 
-// Loads dialects in which every projection of every expert is a separate module.
-Result<MoeWeightsView> load_per_expert(const Checkpoint& checkpoint, const ModelConfig& config,
-                                       const std::string& prefix, ExpertRange local) {
+// Loads an expert whose projections are separate modules.
+Result<ExpertWeightsView> load_one_expert(const Checkpoint& checkpoint, const ModelConfig& config,
+                                          const std::string& expert, bool reads_scales) {
   const int64_t hidden = config.hidden_size, inter = config.intermediate_size;
-  const QuantMethod method = config.quant.method;
-  MoeWeightsView moe{.format = is_mxfp4(method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4,
-                     .hidden_size = hidden,
-                     .intermediate_size = inter,
-                     .experts = {},
-                     .bf16_experts = {}};
-  for (int64_t e = 0; e < config.num_experts; ++e) {
-    const std::string expert = prefix + std::to_string(e);
-    const auto load = [&](const char* name, int64_t rows, int64_t cols) {
-      return load_fp4_projection(checkpoint, method, expert + name, {rows, cols, local.contains(e)});
-    };
-    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection gate, load(".gate_proj", inter, hidden));
-    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection up, load(".up_proj", inter, hidden));
-    FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection down, load(".down_proj", hidden, inter));
-    moe.experts.push_back({.gate = gate.weight,
+  const auto load = [&](const char* name, int64_t rows, int64_t cols) {
+    return load_fp4_projection(checkpoint, config.quant.method, expert + name, {rows, cols, reads_scales});
+  };
+  FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection gate, load(".gate_proj", inter, hidden));
+  FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection up, load(".up_proj", inter, hidden));
+  FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection down, load(".down_proj", hidden, inter));
+  return ExpertWeightsView{.gate = gate.weight,
                            .up = up.weight,
                            .down = down.weight,
                            .gate_input_scale = gate.input_scale,
                            .up_input_scale = up.input_scale,
-                           .down_input_scale = down.input_scale});
-  }
+                           .down_input_scale = down.input_scale};
+}
+
+// Loads dialects in which every projection of every expert is a separate module. Returns the error of the
+// first expert that has one.
+Result<MoeWeightsView> load_per_expert(const Checkpoint& checkpoint, const ModelConfig& config,
+                                       const std::string& prefix, ExpertRange local, ThreadPool* pool) {
+  MoeWeightsView moe{.format = is_mxfp4(config.quant.method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4,
+                     .hidden_size = config.hidden_size,
+                     .intermediate_size = config.intermediate_size,
+                     .experts = std::vector<ExpertWeightsView>(static_cast<size_t>(config.num_experts)),
+                     .bf16_experts = {}};
+  std::vector<Status> statuses(moe.experts.size());
+  run_ranges(pool, config.num_experts, 1, [&](int64_t e, int64_t) {
+    auto expert = load_one_expert(checkpoint, config, prefix + std::to_string(e), local.contains(e));
+    const auto at = static_cast<size_t>(e);
+    if (expert.ok())
+      moe.experts[at] = std::move(expert).value();
+    else
+      statuses[at] = expert.status();
+  });
+  for (const Status& status : statuses) FP4MOE_RETURN_IF_ERROR(status);
   return moe;
 }
 
 }  // namespace
 
 Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
-                                           int64_t layer, ExpertRange local) {
+                                           int64_t layer, ExpertRange local, ThreadPool* pool) {
   FP4MOE_CHECK(layer >= 0 && layer < config.num_layers,
                "layer " + std::to_string(layer) + " of " + std::to_string(config.num_layers));
   if (!config.layer_has_experts.empty() && !config.layer_has_experts[static_cast<size_t>(layer)])
@@ -73,9 +88,10 @@ Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const M
   if (is_excluded(config.quant, module))
     return unsupported("module '" + module + "' is left unquantised by " + config.quant.declared_by +
                        "; supported: experts in FP4");
-  if (method == QuantMethod::kMxfp4GptOss) return load_gpt_oss_experts(checkpoint, config, prefix, local);
-  if (is_fused) return load_fused_modelopt_experts(checkpoint, config, prefix, local);
-  return load_per_expert(checkpoint, config, prefix, local);
+  if (method == QuantMethod::kMxfp4GptOss)
+    return load_gpt_oss_experts(checkpoint, config, prefix, local, pool);
+  if (is_fused) return load_fused_modelopt_experts(checkpoint, config, prefix, local, pool);
+  return load_per_expert(checkpoint, config, prefix, local, pool);
 }
 
 Status check_experts_finite(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer,

@@ -87,9 +87,10 @@ struct ExpertRange {
 // Finds, checks (names, dtypes, shapes, finite positive scales, no 0xFF e8m0 byte) and types all experts of
 // layer `layer`. Errors name the tensor, the found and the required values and, for scales, the expert and
 // position. Block scales, at most a ninth of the bytes, are read only for `local` experts, so a rank does not
-// touch the other ranks' pages. A checkpoint without a quantization declaration has bf16 experts.
+// touch the other ranks' pages; the threads of `pool` share the work unless it is null. A checkpoint without
+// a quantization declaration has bf16 experts.
 Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
-                                           int64_t layer, ExpertRange local = {});
+                                           int64_t layer, ExpertRange local = {}, ThreadPool* pool = nullptr);
 
 // kDataLoss if a bf16 value of the `local` experts is not finite (finite_check.h): always checks the biases,
 // and with `with_matrices` also the matrices of experts that are not FP4. Precondition: load_expert_weights()

@@ -1,11 +1,13 @@
 #include "io/checkpoint/fp4_tensors.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 
 #include "base/check.h"
+#include "base/run_ranges.h"
 #include "formats/tensor_scale.h"
 
 namespace fp4moe {
@@ -28,6 +30,19 @@ int64_t find_bad_scale(Fp4Format format, const uint8_t* bytes, int64_t num_bytes
       if (bytes[i] >= 0x7F) return i;
   }
   return -1;
+}
+
+// The same for many bytes.
+int64_t find_bad_scale(Fp4Format format, const uint8_t* bytes, int64_t num_bytes, ThreadPool* pool) {
+  constexpr int64_t kChunk = int64_t{1} << 18;
+  std::atomic<int64_t> first_bad = num_bytes;
+  run_ranges(pool, num_bytes, kChunk, [&](int64_t begin, int64_t end) {
+    const int64_t found = find_bad_scale(format, bytes + begin, end - begin);
+    int64_t known = first_bad.load();
+    while (found >= 0 && begin + found < known && !first_bad.compare_exchange_weak(known, begin + found)) {
+    }
+  });
+  return first_bad < num_bytes ? first_bad.load() : -1;
 }
 
 // Loads a tensor-wide scale, which exporters write with shape [] or [1].
@@ -79,7 +94,7 @@ bool has_fp4_tensors(const Checkpoint& checkpoint, QuantMethod method, const std
   return codes != nullptr && codes->view.dtype == DType::kU8;
 }
 
-Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRange local) {
+Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRange local, ThreadPool* pool) {
   const TensorView& view = scales.view;
   const size_t rank = view.shape.size();
   const int64_t blocks_per_row = view.shape[rank - 1], rows = view.shape[rank - 2];
@@ -89,7 +104,7 @@ Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRan
     begin = first * rows * blocks_per_row;
     end = begin + std::min(local.count, view.shape[0] - first) * rows * blocks_per_row;
   }
-  const int64_t found = find_bad_scale(format, view.data + begin, end - begin);
+  const int64_t found = find_bad_scale(format, view.data + begin, end - begin, pool);
   if (found < 0) return {};
   const int64_t at = begin + found, row = at / blocks_per_row;
   char byte[8];

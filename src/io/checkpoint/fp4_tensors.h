@@ -37,8 +37,9 @@ Result<Fp4Projection> load_fp4_projection(const Checkpoint& checkpoint, QuantMet
 
 // kDataLoss, with expert (if the tensor is [E, rows, blocks]), row, block and byte, for a block scale that is
 // NaN or negative: e8m0 byte 0xFF, e4m3 bytes from 0x7F on. In a tensor of all experts, checks only the
-// `local` ones.
-Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRange local = {});
+// `local` ones. The threads of `pool` share the work unless it is null.
+Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRange local = {},
+                          ThreadPool* pool = nullptr);
 // kDataLoss, naming the tensor and the value, unless `scale` is finite and positive. `position`: "" or "[3]".
 Status check_tensor_scale(const std::string& name, const std::string& position, float scale);
 

@@ -30,19 +30,20 @@ struct FusedProjection {
 struct FusedShape {
   int64_t num_experts, rows, cols;
   ExpertRange local;
+  ThreadPool* pool;  // or null
 };
 
 // ---- gpt-oss
 
 Result<FusedProjection> load_gpt_oss(const Checkpoint& checkpoint, const std::string& prefix,
                                      const FusedShape& shape) {
-  const auto [num_experts, rows, cols, local] = shape;
+  const auto [num_experts, rows, cols, local, pool] = shape;
   const std::string scales_name = prefix + "_scales";
   FP4MOE_ASSIGN_OR_RETURN(const TensorView codes,
                           checkpoint.get(prefix + "_blocks", DType::kU8, {num_experts, rows, cols / 32, 16}));
   FP4MOE_ASSIGN_OR_RETURN(const TensorView scales,
                           checkpoint.get(scales_name, DType::kU8, {num_experts, rows, cols / 32}));
-  FP4MOE_RETURN_IF_ERROR(check_block_scales(Fp4Format::kMxfp4, *checkpoint.find(scales_name), local));
+  FP4MOE_RETURN_IF_ERROR(check_block_scales(Fp4Format::kMxfp4, *checkpoint.find(scales_name), local, pool));
   return FusedProjection{Fp4Format::kMxfp4, codes.data, scales.data, rows, cols};
 }
 
@@ -88,13 +89,13 @@ struct FusedNvfp4 {
 // `halves`: 2 for gate_up_proj, 1 for down_proj.
 Result<FusedNvfp4> load_modelopt(const Checkpoint& checkpoint, const std::string& name, int64_t halves,
                                  const FusedShape& shape) {
-  const auto [num_experts, rows, cols, local] = shape;
+  const auto [num_experts, rows, cols, local, pool] = shape;
   const std::string scales_name = name + ".weight_scale", input_name = name + ".input_scale";
   FP4MOE_ASSIGN_OR_RETURN(const TensorView codes,
                           checkpoint.get(name + ".weight", DType::kU8, {num_experts, rows, cols / 2}));
   FP4MOE_ASSIGN_OR_RETURN(const TensorView scales,
                           checkpoint.get(scales_name, DType::kF8E4M3, {num_experts, rows, cols / 16}));
-  FP4MOE_RETURN_IF_ERROR(check_block_scales(Fp4Format::kNvfp4, *checkpoint.find(scales_name), local));
+  FP4MOE_RETURN_IF_ERROR(check_block_scales(Fp4Format::kNvfp4, *checkpoint.find(scales_name), local, pool));
   FusedNvfp4 fused;
   fused.rows = {Fp4Format::kNvfp4, codes.data, scales.data, rows, cols};
   FP4MOE_ASSIGN_OR_RETURN(fused.weight,
@@ -108,16 +109,17 @@ Result<FusedNvfp4> load_modelopt(const Checkpoint& checkpoint, const std::string
 }  // namespace
 
 Result<MoeWeightsView> load_gpt_oss_experts(const Checkpoint& checkpoint, const ModelConfig& config,
-                                            const std::string& prefix, ExpertRange local) {
+                                            const std::string& prefix, ExpertRange local, ThreadPool* pool) {
   const int64_t num_experts = config.num_experts, hidden = config.hidden_size,
                 inter = config.intermediate_size;
   const std::string gate_up_name = prefix + "gate_up_proj", down_name = prefix + "down_proj";
-  FP4MOE_ASSIGN_OR_RETURN(const FusedProjection gate_up,
-                          load_gpt_oss(checkpoint, gate_up_name, {num_experts, 2 * inter, hidden, local}));
+  FP4MOE_ASSIGN_OR_RETURN(
+      const FusedProjection gate_up,
+      load_gpt_oss(checkpoint, gate_up_name, {num_experts, 2 * inter, hidden, local, pool}));
   FP4MOE_ASSIGN_OR_RETURN(const TensorView gate_up_bias,
                           checkpoint.get(gate_up_name + "_bias", DType::kBF16, {num_experts, 2 * inter}));
   FP4MOE_ASSIGN_OR_RETURN(const FusedProjection down,
-                          load_gpt_oss(checkpoint, down_name, {num_experts, hidden, inter, local}));
+                          load_gpt_oss(checkpoint, down_name, {num_experts, hidden, inter, local, pool}));
   FP4MOE_ASSIGN_OR_RETURN(const TensorView down_bias,
                           checkpoint.get(down_name + "_bias", DType::kBF16, {num_experts, hidden}));
   MoeWeightsView moe{.format = Fp4Format::kMxfp4,
@@ -137,13 +139,15 @@ Result<MoeWeightsView> load_gpt_oss_experts(const Checkpoint& checkpoint, const 
 }
 
 Result<MoeWeightsView> load_fused_modelopt_experts(const Checkpoint& checkpoint, const ModelConfig& config,
-                                                   const std::string& prefix, ExpertRange local) {
+                                                   const std::string& prefix, ExpertRange local,
+                                                   ThreadPool* pool) {
   const int64_t num_experts = config.num_experts, hidden = config.hidden_size,
                 inter = config.intermediate_size;
-  FP4MOE_ASSIGN_OR_RETURN(const FusedNvfp4 gate_up, load_modelopt(checkpoint, prefix + "gate_up_proj", 2,
-                                                                  {num_experts, 2 * inter, hidden, local}));
+  FP4MOE_ASSIGN_OR_RETURN(
+      const FusedNvfp4 gate_up,
+      load_modelopt(checkpoint, prefix + "gate_up_proj", 2, {num_experts, 2 * inter, hidden, local, pool}));
   FP4MOE_ASSIGN_OR_RETURN(const FusedNvfp4 down, load_modelopt(checkpoint, prefix + "down_proj", 1,
-                                                               {num_experts, hidden, inter, local}));
+                                                               {num_experts, hidden, inter, local, pool}));
   MoeWeightsView moe{.format = Fp4Format::kNvfp4,
                      .hidden_size = hidden,
                      .intermediate_size = inter,

@@ -10,12 +10,13 @@ namespace fp4moe {
 // Loads gpt-oss experts: "<prefix>gate_up_proj_blocks" [E, 2I, H / 32, 16], _scales and _bias, with gate and
 // up rows alternating, and "<prefix>down_proj_*". `prefix` ends in "experts.".
 Result<MoeWeightsView> load_gpt_oss_experts(const Checkpoint& checkpoint, const ModelConfig& config,
-                                            const std::string& prefix, ExpertRange local);
+                                            const std::string& prefix, ExpertRange local, ThreadPool* pool);
 // Loads ModelOpt experts: "<prefix>gate_up_proj.weight" [E, 2I, H / 2], gate rows first, .weight_scale
 // [E, 2I, H / 16], .weight_scale_2 and optionally .input_scale with shape [], [1], [E], [E, 1] or [E, 2]
 // (gate, up); "<prefix>down_proj.*" likewise.
 Result<MoeWeightsView> load_fused_modelopt_experts(const Checkpoint& checkpoint, const ModelConfig& config,
-                                                   const std::string& prefix, ExpertRange local);
+                                                   const std::string& prefix, ExpertRange local,
+                                                   ThreadPool* pool);
 
 // Loads unquantised experts. gpt-oss: "<prefix>gate_up_proj" [E, H, 2 I] (gate and up columns
 // alternate) and "<prefix>down_proj" [E, I, H], each with a "_bias"; other families: "<prefix><e>." with

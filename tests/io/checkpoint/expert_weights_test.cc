@@ -7,6 +7,8 @@
 #include <functional>
 #include <limits>
 
+#include "base/thread_pool.h"
+#include "io/checkpoint/fp4_tensors.h"
 #include "io/checkpoint/safetensors.h"
 #include "io/status_matchers.h"
 #include "io/temp_folder.h"
@@ -360,11 +362,15 @@ void expect_only_readers_of_expert_1_fail(const std::vector<TensorSpec>& specs, 
                         {{0, 2}, true},
                         {{0, 3}, true},
                         {{1, 99}, true}}) {
-    const auto moe = load_expert_weights(*fixture.checkpoint, make_config(method), 0, c.local);
-    if (c.reads)
-      EXPECT_TRUE(fails_with(moe, StatusCode::kDataLoss, {name, "0xFF", "row 0, block 0"})) << c.local.first;
-    else
-      EXPECT_TRUE(is_ok(moe)) << c.local.first << ", " << c.local.count;
+    ThreadPool threads(3);
+    for (ThreadPool* pool : {static_cast<ThreadPool*>(nullptr), &threads}) {
+      const auto moe = load_expert_weights(*fixture.checkpoint, make_config(method), 0, c.local, pool);
+      if (c.reads)
+        EXPECT_TRUE(fails_with(moe, StatusCode::kDataLoss, {name, "0xFF", "row 0, block 0"}))
+            << c.local.first;
+      else
+        EXPECT_TRUE(is_ok(moe)) << c.local.first << ", " << c.local.count;
+    }
   }
 }
 
@@ -376,6 +382,22 @@ TEST(Experts, OfOtherRanksKeepTheirScalesUnread) {
   expect_only_readers_of_expert_1_fail(fused_modelopt_specs({}, {}), QuantMethod::kModelOptNvfp4,
                                        kPrefix + "gate_up_proj.weight_scale",
                                        2 * kIntermediate * kHidden / 16);
+}
+
+// The threads may find a later byte first; the error is that of the first byte.
+TEST(Experts, TheFirstOfManyBadScalesIsNamedWithAnyNumberOfThreads) {
+  constexpr int64_t kRows = 4096, kBlocks = 512;
+  std::vector<uint8_t> bytes(static_cast<size_t>(kRows * kBlocks), 0x30);
+  for (size_t at = 700 * kBlocks + 3; at < bytes.size(); at += 9999) bytes[at] = 0xFF;
+  const TensorEntry entry{
+      "scales", {.data = bytes.data(), .dtype = DType::kU8, .shape = {kRows, kBlocks}}, "f", 0};
+  for (const int threads : {1, 4}) {
+    ThreadPool pool(threads);
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      const Status status = check_block_scales(Fp4Format::kNvfp4, entry, {}, &pool);
+      EXPECT_NE(status.message().find("row 700, block 3;"), std::string::npos) << status.message();
+    }
+  }
 }
 
 TEST(Experts, ThatAreExcludedFromQuantisationAreNamed) {
