@@ -31,8 +31,6 @@ void take_device_defaults(const EngineConfig& given, DeviceKind device, EngineCo
   if (given.mem_fraction_static == -1) flags.mem_fraction_static = is_gpu ? 0.9 : 0.6;
   if (given.chunked_prefill_size == 0) flags.chunked_prefill_size = is_gpu ? 8192 : 512;
   if (given.max_prefill_tokens == 0) flags.max_prefill_tokens = is_gpu ? 8192 : 512;
-  if (is_gpu && given.flashinfer_dispatcher_output_dtype == "auto")
-    flags.flashinfer_dispatcher_output_dtype = "bf16";  // GPUs exchange no other rows
 }
 
 void note_graph_flags(const EngineConfig& flags) {
@@ -233,7 +231,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   take_device_defaults(given, device.kind, all_given);
   FP4MOE_RETURN_IF_ERROR(check_ranges(all_given));
   const Fp4Format format = expert_format(model.quant.method);
-  FP4MOE_ASSIGN_OR_RETURN(ResolvedFlags resolved, resolve_flags(all_given, format));
+  FP4MOE_ASSIGN_OR_RETURN(ResolvedFlags resolved, resolve_flags(all_given, format, device.kind));
   for (const FlagNote& note : resolved.notes) log(note.level, note.text);
   plan.flags = std::move(resolved.flags);
   const EngineConfig& flags = plan.flags;

@@ -14,7 +14,8 @@ namespace {
 
 class Resolver {
  public:
-  Resolver(const EngineConfig& flags, Fp4Format format) : format_(format), given_(flags) {
+  Resolver(const EngineConfig& flags, Fp4Format format, DeviceKind device)
+      : format_(format), device_(device), given_(flags) {
     out_.flags = flags;
     out_.flags.sglang_flags.clear();
     out_.flags.environment.clear();
@@ -200,7 +201,8 @@ class Resolver {
     return {};
   }
 
-  // As in SGLang, w4a4 sends NVFP4 rows, because its quantiser would produce the same values anyway.
+  // As in SGLang, w4a4 sends NVFP4 rows, because its quantiser would produce the same values anyway; between
+  // GPUs only on request, because NVLink moves bf16 rows in less time than it takes to encode them.
   Status resolve_flashinfer() {
     EngineConfig& f = flags();
     if (f.moe_a2a_backend != "flashinfer") return {};
@@ -209,10 +211,12 @@ class Resolver {
     if (dtype != "auto") return {};
     FP4MOE_ASSIGN_OR_RETURN(const std::optional<bool> nvfp4, nvfp4_dispatch());
     if (nvfp4.value_or(false) && !computes_w4a4()) warn_nvfp4_ignored();
-    dtype = computes_w4a4() && nvfp4.value_or(true) ? "nvfp4" : "bf16";
+    const bool is_gpu = device_ == DeviceKind::kCuda;
+    dtype = computes_w4a4() && nvfp4.value_or(!is_gpu) ? "nvfp4" : "bf16";
     std::string why = "activations are not NVFP4";
     if (computes_w4a4())
       why = nvfp4.has_value() ? std::string("SGLANG_MOE_NVFP4_DISPATCH=") + (*nvfp4 ? "1" : "0")
+            : is_gpu          ? "faster between GPUs than NVFP4 (SGLANG_MOE_NVFP4_DISPATCH=1 for NVFP4)"
                               : "w4a4 quantises the rows anyway (SGLANG_MOE_NVFP4_DISPATCH=0 for bf16)";
     note("--flashinfer-dispatcher-output-dtype auto selects " + dtype + ": " + why);
     return {};
@@ -249,6 +253,7 @@ class Resolver {
   }
 
   Fp4Format format_;
+  const DeviceKind device_;
   const EngineConfig& given_;
   ResolvedFlags out_;
 };
@@ -261,8 +266,8 @@ int64_t dispatch_tokens_per_rank(const EngineConfig& flags) {
   return part(part(flags.max_prefill_tokens, dp) + part(flags.max_running_requests, dp), ranks);
 }
 
-Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format) {
-  return Resolver(flags, format).run();
+Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format, DeviceKind device) {
+  return Resolver(flags, format, device).run();
 }
 
 }  // namespace fp4moe

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "device/device.h"
 #include "formats/fp4_matrix.h"
 #include "fp4moe/config.h"
 #include "fp4moe/status.h"
@@ -21,11 +22,11 @@ struct ResolvedFlags {
   std::vector<FlagNote> notes;  // every automatic choice, and every flag without effect
 };
 
-// `format` is the checkpoint's. Sets ep_size, deepep_mode, the dispatch types (never "auto" for the a2a in
-// use) and fp4_act_scales. kInvalidArgument: an unknown value or a number out of range; kUnsupported: a value
-// that SGLang knows but this engine does not support; the message has the nearest legal choice. Resolving
-// resolved flags again does not change them.
-Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format);
+// `format` is the checkpoint's, `device` the one that runs the model. Sets ep_size, deepep_mode, the dispatch
+// types (never "auto" for the a2a in use) and fp4_act_scales. kInvalidArgument: an unknown value or a number
+// out of range; kUnsupported: a value that SGLang knows but this engine does not support; the message has the
+// nearest legal choice. Resolving resolved flags again does not change them.
+Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format, DeviceKind device);
 
 // Most tokens that a rank dispatches in one step: a full prefill plus one row per running request, divided
 // among the data-parallel groups, then among a group's ranks, each quotient rounded up.

@@ -14,14 +14,15 @@ namespace {
 
 constexpr Fp4Format kMxfp4 = Fp4Format::kMxfp4, kNvfp4 = Fp4Format::kNvfp4;
 
-ResolvedFlags resolved(const EngineConfig& flags, Fp4Format format = kNvfp4) {
-  Result<ResolvedFlags> result = resolve_flags(flags, format);
+ResolvedFlags resolved(const EngineConfig& flags, Fp4Format format = kNvfp4,
+                       DeviceKind device = DeviceKind::kCpu) {
+  Result<ResolvedFlags> result = resolve_flags(flags, format, device);
   EXPECT_TRUE(result.ok()) << result.status().to_string();
   return result.ok() ? *result : ResolvedFlags();
 }
 
 Status refused(const EngineConfig& flags, Fp4Format format = kNvfp4) {
-  return resolve_flags(flags, format).status();
+  return resolve_flags(flags, format, DeviceKind::kCpu).status();
 }
 
 bool says(const ResolvedFlags& flags, LogLevel level, const std::string& text) {
@@ -139,6 +140,20 @@ TEST(ResolveFlags, FlashinferPayloadIsNvfp4UnderW4a4UnlessToldOtherwise) {
   EXPECT_EQ(resolved(flags).flags.flashinfer_dispatcher_output_dtype, "bf16");
   flags.fp4_compute = "w4a4";
   EXPECT_EQ(resolved(flags).flags.flashinfer_dispatcher_output_dtype, "nvfp4");
+}
+
+TEST(ResolveFlags, FlashinferPayloadBetweenGpusIsNvfp4OnlyOnRequest) {
+  const auto payload = [](const EngineConfig& flags) {
+    return resolved(flags, kNvfp4, DeviceKind::kCuda).flags.flashinfer_dispatcher_output_dtype;
+  };
+  EngineConfig flags = a2a("flashinfer", "flashinfer_cutlass");
+  EXPECT_EQ(payload(flags), "bf16");
+  EXPECT_TRUE(says(resolved(flags, kNvfp4, DeviceKind::kCuda), LogLevel::kInfo,
+                   "SGLANG_MOE_NVFP4_DISPATCH=1 for NVFP4"));
+  flags.environment = {{"SGLANG_MOE_NVFP4_DISPATCH", "1"}};
+  EXPECT_EQ(payload(flags), "nvfp4");
+  flags.environment = {{"SGLANG_MOE_NVFP4_DISPATCH", "0"}};
+  EXPECT_EQ(payload(flags), "bf16");
 }
 
 TEST(ResolveFlags, TheOldNameOfTheNvfp4VariableIsForwarded) {
