@@ -19,12 +19,18 @@ namespace fp4moe {
 namespace {
 
 // Returns the status that explains the failure. A failed rank keeps the other ranks waiting until their
-// deadline, so any other error takes precedence over kDeadline.
-Status first_cause(const std::vector<Status>& statuses) {
-  const Status* cause = nullptr;
-  for (const Status& status : statuses)
-    if (!status.ok() && (cause == nullptr || cause->code() == StatusCode::kDeadline)) cause = &status;
-  return cause == nullptr ? Status() : *cause;
+// deadline, so any other error takes precedence over kDeadline. A GPU's error also reaches the GPUs that
+// share memory with it, so the message has the errors of all ranks: one of them names the kernel that failed.
+Status cause_of(const std::vector<Status>& statuses) {
+  Status cause;
+  for (const Status& status : statuses) {
+    if (status.ok()) continue;
+    if (cause.ok() || (cause.code() == StatusCode::kDeadline && status.code() != StatusCode::kDeadline))
+      cause = status;
+    else if (status.code() != StatusCode::kDeadline)
+      cause = {cause.code(), cause.message() + "; " + status.message()};
+  }
+  return cause;
 }
 
 // Large because it implements RankGroup.
@@ -63,10 +69,12 @@ class GpuGroup final : public RankGroup {
   // If a rank's wait has timed out, the other ranks' steps end too, but with wrong results.
   Status failure() const override {
     std::vector<Status> failures;
-    for (const auto& rank : ranks_)
-      for (Status status : {rank->failure(), rank->group_failure()})
-        if (!status.ok()) failures.push_back(std::move(status));
-    return failures.empty() ? Status() : first_cause(failures);
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      Status failure = ranks_[r]->failure();
+      if (failure.ok()) failure = ranks_[r]->group_failure();
+      failures.push_back(ranks_.size() == 1 ? failure : failure.with_context("rank " + std::to_string(r)));
+    }
+    return cause_of(failures);
   }
   Status read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
     FP4MOE_CHECK(ranks_.size() == 1, "cannot read KV pages of several ranks");
@@ -114,7 +122,7 @@ class GpuGroup final : public RankGroup {
 
   const Rank& leader() const { return std::as_const(*ranks_[0]).rank(); }
   static size_t rank_index(int rank) { return static_cast<size_t>(rank); }
-  // Calls function(rank) -> Status on every rank's thread and returns first_cause() of the statuses.
+  // Calls function(rank) -> Status on every rank's thread and returns cause_of() of the statuses.
   template <class Function>
   Status on_all(const Function& function);
 
@@ -142,7 +150,7 @@ Status GpuGroup::on_all(const Function& function) {
     }
     statuses[rank_index(rank)] = status.with_context("rank " + std::to_string(rank));
   });
-  return first_cause(statuses);
+  return cause_of(statuses);
 }
 
 Status GpuGroup::load(const RankSetup& setup) {

@@ -2,10 +2,12 @@
 // A process loses its device after a device error, so each case runs in a separate process.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
+#include "device/device_info.h"
 #include "engine/ranks/rank_group.h"
 #include "io/file.h"
 #include "model/plan_model.h"
@@ -49,6 +51,40 @@ constexpr int32_t kNowhere =
   std::_Exit(0);
 }
 
+// Runs a step of two groups on a GPU each, in which only rank 1's page is outside its GPU's memory, and then
+// a correct step; writes both results, and the seconds of the first, to stderr.
+[[noreturn]] void fail_one_of_two(const char* a2a) {
+  setenv("FP4MOE_RANKS_PER_GPU", "1", 1);
+  EngineConfig flags;
+  flags.model_path = model();
+  flags.device = "cuda";
+  flags.tp_size = flags.dp_size = 2;
+  flags.enable_dp_attention = true;
+  flags.moe_a2a_backend = a2a;
+  flags.comm_timeout = 2;
+  const ModelConfig config = load_model_config(flags.model_path).value();
+  const ModelPlan plan = plan_model(config, flags).value();
+  const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
+  const auto ranks =
+      RankGroup::make(checkpoint, config, plan, plan.flags,
+                      {.max_batch_tokens = 16, .max_logit_rows = 4, .num_kv_pages = 4, .wants_logits = true})
+          .value();
+  std::string said;
+  const std::vector<int32_t> ids = {5};
+  const std::vector<int64_t> positions = {0}, logit_rows = {0};
+  for (const int32_t page : {kNowhere, 0}) {
+    const std::vector<int32_t> good = {0}, pages = {page};
+    const std::vector<SequenceRows> first = {{0, 1, 0, good}}, second = {{0, 1, 0, pages}};
+    const Batch batches[] = {{ids, positions, first, logit_rows}, {ids, positions, second, logit_rows}};
+    const auto start = std::chrono::steady_clock::now();
+    said += "[" + ranks->execute_step(batches).to_string() + "]";
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    said += spent.count() < 2 * flags.comm_timeout + 2 ? "in time" : "late";
+  }
+  std::fprintf(stderr, "%s failure [%s]\n", said.c_str(), ranks->failure().to_string().c_str());
+  std::_Exit(0);
+}
+
 class DeviceFailure : public testing::Test {
  protected:
   DeviceFailure() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
@@ -64,6 +100,14 @@ TEST_F(DeviceFailure, OfALaunchedStepSaysWhereItWasAndStays) {
 TEST_F(DeviceFailure, OfAStepThatIsWaitedForNamesKernelAndLayer) {
   EXPECT_EXIT(fail(Steps::kWaitedFor), testing::ExitedWithCode(0),
               "\\[.*kernel [a-z_0-9]+, layer 0: .*illegal memory access.*\\]");
+}
+
+TEST_F(DeviceFailure, OfOneOfTwoGpusEndsTheOthersWaitAndNamesTheRank) {
+  if (!device_info(1).ok()) GTEST_SKIP() << "needs two GPUs";
+  for (const char* a2a : {"none", "deepep", "flashinfer"})
+    EXPECT_EXIT(fail_one_of_two(a2a), testing::ExitedWithCode(0),
+                "\\[.*rank 1.*illegal memory access.*\\]in time\\[.*\\]in time failure \\[.*rank 1.*illegal "
+                "memory access");
 }
 
 TEST_F(DeviceFailure, OfARecordedStepSaysWhereItWasAndStays) {
