@@ -31,6 +31,7 @@ struct CommState {
   uint32_t epoch;        // number of operations so far; an operation's own number gives its parity
   uint32_t poison;       // not 0: the group has failed, and operations do nothing
   uint32_t num_entered;  // blocks of the current operation that have read `epoch`
+  uint32_t num_failed;   // waits that have passed their deadline; the first one writes the verdict
 };
 
 // Byte offsets in a rank's region, the same on all ranks; multiples of 128.

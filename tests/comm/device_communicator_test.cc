@@ -136,15 +136,18 @@ TEST_P(DeviceRanks, FusedNormsHaveTheBitsOfSeparateOnes) {
     for (const auto& [rows, cols] : kSizes) {
       Sum fused(group, rows * cols, 77), separate(group, rows * cols, 77);
       fused.upload(group), separate.upload(group);
+      // Everything is allocated before a rank waits for another: an allocation can wait for the GPU.
       std::vector<Buffer> weight, act[2], f32[2];
-      group.for_each([&](int r, DeviceCommunicator& rank) {
-        const auto i = static_cast<size_t>(r);
-        EXPECT_TRUE(rank.fuses_norm(rows, cols));
+      group.for_each([&](int, DeviceCommunicator&) {
         weight.push_back(on_device(random_floats(cols, 5)));
         for (int k = 0; k < 2; ++k) {
           act[k].push_back(on_device(std::vector<uint16_t>(static_cast<size_t>(rows * cols), 0xabab)));
           f32[k].push_back(on_device(std::vector<float>(static_cast<size_t>(rows * cols), 9)));
         }
+      });
+      group.for_each([&](int r, DeviceCommunicator& rank) {
+        const auto i = static_cast<size_t>(r);
+        EXPECT_TRUE(rank.fuses_norm(rows, cols));
         const auto norm = [&](Sum& sum, int k) {
           return RmsNormArgs{sum.out[i].as<float>(),
                              weight[i].as<float>(),

@@ -96,18 +96,17 @@ struct Operation {
     }
   }
 
-  // Makes all ranks of the group fail. The group's first failure becomes the verdict.
+  // Makes all ranks of the group fail. The rank's first failure becomes its verdict.
   __device__ __noinline__ void fail(int peer, uint32_t seen) const {
-    CommVerdict* const v = group.verdict;
-    if (atomicCAS_system(&v->is_set, 0u, 1u) == 0) {
+    if (atomicAdd(&state_of(group, group.rank)->num_failed, 1u) == 0) {
+      CommVerdict* const v = group.verdict;
       v->peer = static_cast<uint32_t>(peer);
       v->op = reinterpret_cast<uint64_t>(op.name);
       v->layer = op.layer;
       v->expected = epoch;
       v->seen = seen;
       v->block = blockIdx.x;
-      __threadfence_system();
-      atomicExch_system(&v->is_set, 2u);
+      store_release(&v->is_set, 1);
     }
     for (int r = 0; r < group.size; ++r)
       *reinterpret_cast<volatile uint32_t*>(&state_of(group, r)->poison) = 1;
