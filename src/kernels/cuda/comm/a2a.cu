@@ -141,17 +141,17 @@ template <class T>
 __device__ void return_sum(const A2aRound& a, const A2aResults& from, const Part& part, Slots& slots) {
   const int topk = static_cast<int>(a.shape.top_k), me = a.group.rank, k = static_cast<int>(threadIdx.x);
   const int64_t hidden = a.shape.hidden_size;
-  const uint32_t ranks = ranks_of(a, lane_ids(a, me, part.row));
-  if ((ranks >> me & 1) == 0) return;
-  const int index = a.shape.experts_per_rank == 0 ? me : __popc(ranks & ((1u << me) - 1));
-  const int source = static_cast<int>(part.row / a.num_tokens);
-  T* const to = result_of<T>(a, source, part.row - source * a.num_tokens, index);
   __syncthreads();  // all threads have read the slots of the row before
   if (from.sums == nullptr && k < topk) {
     slots.rows[k] = __ldcg(from.row_of_slot + part.row * topk + k);
     slots.weights[k] = __ldcg(lane_weights(a, me, part.row) + k);
   }
+  const uint32_t ranks = ranks_of(a, lane_ids(a, me, part.row));
   __syncthreads();
+  if ((ranks >> me & 1) == 0) return;
+  const int index = a.shape.experts_per_rank == 0 ? me : __popc(ranks & ((1u << me) - 1));
+  const int source = static_cast<int>(part.row / a.num_tokens);
+  T* const to = result_of<T>(a, source, part.row - source * a.num_tokens, index);
   for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads)
     store_piece(to + v * kColumns, from.sums != nullptr ? load_piece(from.sums + part.row * hidden, v)
                                                         : weighted_sum(slots, topk, [&](int64_t row) {
@@ -168,8 +168,10 @@ __global__ void __launch_bounds__(kThreads) return_kernel(const __grid_constant_
   ptx::grid_dependency_wait();
   const Operation o(a.group, a.op);
   if (o.failed) return;
-  for (int64_t item = blockIdx.x; item < work.rows * work.pieces; item += gridDim.x) {
-    const Part part = part_of(work, a.shape, item);
+  const int64_t items = work.rows * work.pieces, of_rank = items / a.group.size;
+  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
+    // Starts with the next rank's lanes and ends with its own, which need no link.
+    const Part part = part_of(work, a.shape, (item + (a.group.rank + 1) * of_rank) % items);
     if (a.shape.slots_return)
       return_slot<T>(a, args.results, part);
     else
@@ -212,15 +214,20 @@ __global__ void __launch_bounds__(kThreads) add_kernel(const __grid_constant__ A
   ptx::grid_dependency_wait();
   const Operation o(a.group, a.op, Entered{});
   if (o.failed) return;
+  const bool has_slots = a.shape.slots_return;
+  const int64_t first = blockIdx.x, first_token = first / work.pieces;
+  if (has_slots && is_filled(a, first_token)) load_slots(a, first_token, slots);  // during the wait
   wait_for_flags(o, args.num_senders);
-  for (int64_t item = blockIdx.x; item < work.rows * work.pieces; item += gridDim.x) {
+  for (int64_t item = first; item < work.rows * work.pieces; item += gridDim.x) {
     const Part part = part_of(work, a.shape, item);
     const int64_t token = part.row;
     if (!is_filled(a, token)) continue;
-    __syncthreads();  // all threads have read the slots of the token before
-    if (a.shape.slots_return) load_slots(a, token, slots);
-    const int num_results = __popc(ranks_of(a, a.ids + token * a.shape.top_k));
-    __syncthreads();
+    if (has_slots && item != first) {
+      __syncthreads();  // all threads have read the slots of the token before
+      load_slots(a, token, slots);
+      __syncthreads();
+    }
+    const int num_results = has_slots ? 0 : __popc(ranks_of(a, a.ids + token * a.shape.top_k));
     float* const to = args.out + token * a.shape.hidden_size;
     for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads) {
       RowPiece result = load_piece(to, v);
