@@ -15,6 +15,15 @@ NO_DEVICE = 3  # exit status of a command if the machine lacks the device
 SKIPPED = 77  # exit status of a skipped test
 
 
+def num_gpus():
+    """The number of GPUs that the driver shows to this process."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len(visible.split(","))
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
 def exit_without_gpu(binary, model):
     """Ends the test as skipped, with the reason, if `--device cuda` is not available."""
     probe = subprocess.run([binary, "plan", model, "--device", "cuda"], capture_output=True, text=True)
