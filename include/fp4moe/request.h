@@ -32,6 +32,8 @@ struct LogitBias {
 // repetition penalty, logit_bias; then temperature, top_k, top_p, min_p. Penalties count output tokens only,
 // not prompt tokens. Log-probabilities are computed from the logits before all of these changes.
 struct SamplingParams {
+  static constexpr int32_t kMaxLogprobIds = 128;
+
   float temperature = 1.0f;           // 0: greedy; else in (0, 100]
   float top_p = 1.0f;                 // in (0, 1]
   int32_t top_k = -1;                 // -1: all tokens; else >= 1
@@ -54,6 +56,9 @@ struct SamplingParams {
   bool skip_special_tokens = true;  // leave special tokens out of the text
   bool no_stop_trim = false;        // keep the matched stop string or token in the text
   int32_t top_logprobs = -1;        // -1: none; n: the chosen token's and the n best (n <= 20)
+  // Ids whose log-probabilities are returned too, in this order; at most kMaxLogprobIds, and at most 2^21
+  // log-probabilities in a prompt. Requires top_logprobs >= 0.
+  std::vector<int32_t> token_ids_logprob;
   GrammarSpec grammar;
 };
 
@@ -84,6 +89,7 @@ struct TokenLogprob {
 struct PositionLogprobs {
   TokenLogprob chosen;
   std::vector<TokenLogprob> top;  // best first
+  std::vector<TokenLogprob> ids;  // of SamplingParams::token_ids_logprob
 };
 
 enum class FinishReason { kNone, kStop, kLength, kAbort, kError };
@@ -92,8 +98,10 @@ enum class FinishReason { kNone, kStop, kLength, kAbort, kError };
 // stop string; the concatenation over all deltas is the output text.
 struct Delta {
   std::string text;
-  std::vector<int32_t> token_ids;                 // new output tokens
-  std::vector<PositionLogprobs> logprobs;         // one per element of token_ids; empty unless requested
+  std::vector<int32_t> token_ids;  // new output tokens
+  // If requested: one per element of token_ids. With token_ids_logprob and max_new_tokens = 0, the last delta
+  // has one for the token after the prompt; its chosen.token_id is -1, because no token is chosen.
+  std::vector<PositionLogprobs> logprobs;
   std::vector<PositionLogprobs> prompt_logprobs;  // if requested; all precede the first output token
   // If requested, in the last delta: [prompt + output - 1 - routed_experts_from, layers, top_k], best expert
   // first, zeros in layers without experts. The last output token is not routed. Null if incomplete.

@@ -13,6 +13,8 @@ namespace fp4moe {
 namespace {
 
 constexpr int32_t kMaxTopLogprobs = 20;  // OpenAI's limit
+// Of token_ids_logprob, in a prompt: about as many as top_logprobs can return for the longest prompts.
+constexpr int64_t kMaxPromptIdLogprobs = 1 << 21;
 constexpr float kMaxTemperature = 100;
 constexpr size_t kMaxStopBytes = 1024;
 
@@ -77,6 +79,28 @@ Status check_sampling(const SamplingParams& p) {  // the comparisons fail for Na
   return {};
 }
 
+Status check_logprob_ids(const Request& request, int64_t vocab_size) {
+  const std::vector<int32_t>& ids = request.sampling.token_ids_logprob;
+  if (ids.empty()) return {};
+  if (std::ssize(ids) > SamplingParams::kMaxLogprobIds)
+    return illegal("token_ids_logprob: ids", ids.size(),
+                   "at most " + std::to_string(SamplingParams::kMaxLogprobIds));
+  for (size_t i = 0; i < ids.size(); ++i)
+    if (ids[i] < 0 || ids[i] >= vocab_size)
+      return illegal("token_ids_logprob[" + std::to_string(i) + "]", ids[i],
+                     "between 0 and " + std::to_string(vocab_size - 1) + ", because the vocabulary has " +
+                         std::to_string(vocab_size) + " tokens");
+  if (request.sampling.top_logprobs < 0)
+    return illegal("top_logprobs", request.sampling.top_logprobs, "at least 0 with token_ids_logprob");
+  const int64_t num_scored =
+      request.prompt_logprobs_from >= 0 ? std::ssize(request.input_ids) - request.prompt_logprobs_from : 0;
+  if (num_scored * std::ssize(ids) > kMaxPromptIdLogprobs)
+    return illegal("token_ids_logprob: ids", ids.size(),
+                   "at most " + std::to_string(kMaxPromptIdLogprobs / num_scored) + " for the " +
+                       std::to_string(num_scored) + " prompt tokens whose log-probabilities are requested");
+  return {};
+}
+
 Status check_texts(const std::string& field, const std::vector<std::string>& texts) {
   for (size_t i = 0; i < texts.size(); ++i) {
     const std::string name = field + "[" + std::to_string(i) + "]";
@@ -132,6 +156,8 @@ Status check_request(const Request& request, const RequestLimits& limits) {
   if (request.prompt_logprobs_from >= 0 && request.sampling.top_logprobs < 0)
     return illegal("top_logprobs", request.sampling.top_logprobs,
                    "at least 0 if the prompt's logprobs are requested");
+
+  FP4MOE_RETURN_IF_ERROR(check_logprob_ids(request, limits.vocab_size));
 
   const int64_t num_needed = static_cast<int64_t>(ids.size()) + (request.sampling.max_new_tokens > 0 ? 1 : 0);
   if (num_needed > limits.context_length)

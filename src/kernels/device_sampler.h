@@ -26,7 +26,9 @@ struct SampleRowParams {
   float min_p = 0;
   int32_t given_id = -1;                  // >= 0: the token is given; only log-probabilities are computed
   int32_t first_edit = 0, num_edits = 0;  // range in SampleRowsArgs::edits; each id at most once per row
-  int32_t allowed = -1;                   // index into SampleRowsArgs::allowed; -1: all ids are allowed
+  int32_t first_logprob_id = 0, num_logprob_ids = 0;  // range in SampleRowsArgs::logprob_ids; empty if
+                                                      // top_logprobs < 0
+  int32_t allowed = -1;  // index into SampleRowsArgs::allowed; -1: all ids are allowed
 };
 
 enum class SampleStatus : int32_t {
@@ -55,9 +57,11 @@ struct SampleRowsArgs {
   // [masks, ceil(V / 32)], indexed by SampleRowParams::allowed: only ids whose bit (as in `masked`) is set
   // can be chosen. Masks do not change log-probabilities.
   const uint32_t* allowed = nullptr;
-  bool all_greedy = false;     // is_plain_greedy() holds for every row
-  SampledRow* out = nullptr;   // [num_rows]
-  SampledRow* copy = nullptr;  // a second copy of `out`, for instance in pinned memory; or null
+  const int32_t* logprob_ids = nullptr;  // indexed by SampleRowParams::first_logprob_id
+  float* id_logprobs = nullptr;          // the log-probability of each of logprob_ids, masked ids too
+  bool all_greedy = false;               // is_plain_greedy() holds for every row
+  SampledRow* out = nullptr;             // [num_rows]
+  SampledRow* copy = nullptr;            // a second copy of `out`, for instance in pinned memory; or null
 };
 
 inline bool is_plain_greedy(const SampleRowParams& row) {

@@ -62,7 +62,7 @@ class FakeExecutor : public Executor {
       Batch batch = groups[group];
       std::vector<int32_t> ids(batch.token_ids.begin(), batch.token_ids.end());
       for (int32_t& id : ids)
-        if (id < 0) id = sampled_.back().at(static_cast<size_t>(~id)).token_id;
+        if (id < 0) id = sampled_.back().rows.at(static_cast<size_t>(~id)).token_id;
       batch.token_ids = ids;
       EXPECT_TRUE(model_.forward_model(batch, kv_[group], logits, pool_).ok());
       logits += groups[group].logit_rows.size() * static_cast<size_t>(model_.config().vocab_size);
@@ -110,17 +110,21 @@ class FakeExecutor : public Executor {
   }
   // Samples with the host's Sampler through a device executor's interface.
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                      std::span<const uint32_t> allowed) override {
+                      std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) override {
     if (!sample_failure.ok()) return sample_failure;
     EXPECT_LT(num_waiting_, 2);
     ++num_waiting_;
     std::vector<SampledRow> out(rows.size());
+    std::vector<float> id_logprobs(logprob_ids.size());
     for (size_t i = 0; i < rows.size(); ++i) {
+      const auto own_ids = logprob_ids.subspan(static_cast<size_t>(rows[i].first_logprob_id),
+                                               static_cast<size_t>(rows[i].num_logprob_ids));
       const SamplingParams params{.temperature = rows[i].temperature,
                                   .top_p = rows[i].top_p,
                                   .top_k = rows[i].top_k,
                                   .min_p = rows[i].min_p,
-                                  .top_logprobs = rows[i].top_logprobs};
+                                  .top_logprobs = rows[i].top_logprobs,
+                                  .token_ids_logprob = {own_ids.begin(), own_ids.end()}};
       const auto v = static_cast<size_t>(config().vocab_size);
       const std::span<float> logits(logits_.data() + i * v, v);
       const auto own_edits =
@@ -130,7 +134,7 @@ class FakeExecutor : public Executor {
                                    ? allowed.first(0)
                                    : allowed.subspan(static_cast<size_t>(rows[i].allowed) * words, words);
       const Result<SampledToken> token =
-          rows[i].given_id >= 0 ? sampler_->score(logits, rows[i].given_id, params.top_logprobs)
+          rows[i].given_id >= 0 ? sampler_->score(logits, rows[i].given_id, params)
                                 : sampler_->sample(logits, params, rows[i].random, own_edits, own_allowed);
       out[i].status = token.ok() ? SampleStatus::kOk : SampleStatus::kBadLogits;
       if (!token.ok()) continue;
@@ -141,15 +145,18 @@ class FakeExecutor : public Executor {
         out[i].top_ids[k] = token->top[k].token_id;
         out[i].top_logprobs[k] = token->top[k].logprob;
       }
+      for (size_t k = 0; k < token->ids.size(); ++k)
+        id_logprobs[static_cast<size_t>(rows[i].first_logprob_id) + k] = token->ids[k].logprob;
     }
-    sampled_.push_back(std::move(out));
+    sampled_.push_back({std::move(out), std::move(id_logprobs)});
     return {};
   }
-  Status take_sampled(std::span<SampledRow> out) override {
-    const std::vector<SampledRow>& oldest =
-        sampled_.at(sampled_.size() - static_cast<size_t>(num_waiting_--));
-    EXPECT_EQ(oldest.size(), out.size());
-    std::copy(oldest.begin(), oldest.end(), out.begin());
+  Status take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs) override {
+    const Sampled& oldest = sampled_.at(sampled_.size() - static_cast<size_t>(num_waiting_--));
+    EXPECT_EQ(oldest.rows.size(), out.size());
+    EXPECT_EQ(oldest.id_logprobs.size(), id_logprobs.size());
+    std::ranges::copy(oldest.rows, out.begin());
+    std::ranges::copy(oldest.id_logprobs, id_logprobs.begin());
     return {};
   }
   Status sample_failure;  // set before the first request
@@ -158,8 +165,12 @@ class FakeExecutor : public Executor {
   FakeModel& model_;
   const bool samples_, supports_routed_experts_;
   std::optional<Sampler> sampler_;
-  std::vector<std::vector<SampledRow>> sampled_;  // results of every start_sample()
-  int num_waiting_ = 0;                           // number of last results that are not yet taken
+  struct Sampled {
+    std::vector<SampledRow> rows;
+    std::vector<float> id_logprobs;
+  };
+  std::vector<Sampled> sampled_;  // results of every start_sample()
+  int num_waiting_ = 0;           // number of last results that are not yet taken
   std::vector<KvCache> kv_;
   std::vector<float> logits_;
   ThreadPool pool_{2};

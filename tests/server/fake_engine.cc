@@ -216,14 +216,23 @@ void FakeEngine::loop() {
   }
 }
 
+// The log-probabilities of the ids that the request lists: -id / 4.
+std::vector<TokenLogprob> FakeEngine::listed_ids(const SamplingParams& sampling) const {
+  std::vector<TokenLogprob> ids;
+  for (const int32_t id : sampling.token_ids_logprob)
+    ids.push_back({id, -static_cast<float>(id) / 4, token_bytes(id)});
+  return ids;
+}
+
 void FakeEngine::deliver_scores(const Running& r) const {
   if (r.request.prompt_logprobs_from < 0) return;
   Delta delta;
   for (size_t p = static_cast<size_t>(r.request.prompt_logprobs_from) + 1; p < r.request.input_ids.size();
        ++p) {
     const int32_t id = r.request.input_ids[p];
-    PositionLogprobs scored{{id, -static_cast<float>(p), token_bytes(id)}, {}};
+    PositionLogprobs scored{{id, -static_cast<float>(p), token_bytes(id)}, {}, {}};
     if (r.request.sampling.top_logprobs > 0) scored.top.push_back({'a', 0, "a"});
+    scored.ids = listed_ids(r.request.sampling);
     delta.prompt_logprobs.push_back(std::move(scored));
   }
   r.on_delta(delta);
@@ -246,6 +255,7 @@ Delta FakeEngine::next(Running& r) const {
   if (n >= static_cast<size_t>(s.max_new_tokens)) {  // happens only with max_new_tokens = 0
     delta.completion_tokens = --r.generated;
     delta.finish_reason = FinishReason::kLength;
+    if (!s.token_ids_logprob.empty()) delta.logprobs = {{{-1, 0, ""}, {}, listed_ids(s)}};
     return delta;
   }
   const bool end = n >= r.prompt.size() && !s.ignore_eos;
@@ -253,7 +263,7 @@ Delta FakeEngine::next(Running& r) const {
   delta.token_ids = {id};
   r.pending += token_bytes(id);
   if (s.top_logprobs >= 0) {
-    PositionLogprobs p{{id, -0.5f, token_bytes(id)}, {}};
+    PositionLogprobs p{{id, -0.5f, token_bytes(id)}, {}, listed_ids(s)};
     for (int32_t k = 0; k < s.top_logprobs; ++k)
       p.top.push_back({'a' + k, -0.5f - static_cast<float>(k), token_bytes('a' + k)});
     delta.logprobs = {p};

@@ -71,6 +71,7 @@ class FakeEngine final : public Engine {
     bool has_ended = false;  // the final delta is being delivered
   };
   void loop();
+  std::vector<TokenLogprob> listed_ids(const SamplingParams& sampling) const;
   void deliver_scores(const Running& r) const;
   Delta next(Running& r) const;
 

@@ -39,6 +39,8 @@ MORE = {  # further bodies whose responses must match the schema
                       {"input": [{"role": "user", "content": "Hi"}], "instructions": "Be brief", "metadata": {"a": "b"}}],
     "/generate": [{"return_logprob": True, "top_logprobs_num": 2}, {"text": ["a", "b"]}, {"text": None, "input_ids": [65]},
                   {"return_logprob": True, "return_text_in_logprobs": True},
+                  {"return_logprob": True, "logprob_start_len": 0, "token_ids_logprob": [65, 2]},
+                  {"return_logprob": True, "text": ["a", "b"], "token_ids_logprob": [[65], None]},
                   {"return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2, "rid": ["mine"],
                    "return_routed_experts": True, "routed_experts_start_len": 1}],
     "/v1/messages": [{"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}, "max_tokens": 40},

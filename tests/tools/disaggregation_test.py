@@ -17,6 +17,7 @@ import unittest
 from urllib.parse import urlsplit
 
 import pd_nodes
+from listed_ids import check_listed_ids
 from serve_process import Serve, eventually, exit_without_gpu, metric
 
 BINARY, MODELS = sys.argv[1:3]
@@ -60,7 +61,8 @@ def ask(url, path, body=None):
 def generate(url, prompt, tokens=24, **sampling):
     params = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True, **sampling}
     return ask(url, "/generate", {"text": prompt, "sampling_params": params, "return_logprob": True,
-                                  "top_logprobs_num": 2, "return_text_in_logprobs": True})
+                                  "top_logprobs_num": 2, "token_ids_logprob": [70, 2, 70],
+                                  "return_text_in_logprobs": True})
 
 
 def answers(url):
@@ -72,7 +74,8 @@ def answers(url):
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         results = list(pool.map(lambda call: generate(url, call[0], **call[1]), calls))
     assert all(status == 200 for status, _ in results), results
-    return [(r["text"], r["meta_info"]["output_token_logprobs"], r["meta_info"]["prompt_tokens"]) for _, r in results]
+    return [(r["text"], r["meta_info"]["output_token_logprobs"], r["meta_info"]["output_token_ids_logprobs"],
+             r["meta_info"]["prompt_tokens"]) for _, r in results]
 
 
 def experts(url):
@@ -104,12 +107,15 @@ def stream(url, prompt, tokens, on_event=None):
 class Disaggregation(unittest.TestCase):
     def check_model(self, model, prefill_flags, decode_flags):
         with Serve(BINARY, model, *LIMITS, *DEVICE, *POOL, *prefill_flags) as one:
-            want, went = answers(one.url), experts(one.url)
+            want, went, listed = answers(one.url), experts(one.url), check_listed_ids(one.url)
+        for _, output, without_output in listed:
+            self.assertEqual(without_output, output[:1])
         with Node("prefill", model, *prefill_flags) as p, Node("decode", model, *decode_flags) as d:
             with Router([p], [d]) as router:
                 self.assertEqual(answers(router.url), want)
                 self.assertEqual(answers(router.url), want, "with warm caches")
                 self.assertEqual(experts(router.url), went)
+                self.assertEqual(check_listed_ids(router.url), listed)
                 self.assertGreater(metric(d.url, "kv_transfer_bytes_total"), 0)
                 for node in (p, d):
                     self.assertTrue(eventually(node.is_empty), node.role)

@@ -20,6 +20,7 @@ import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "server"))
 sys.dont_write_bytecode = True
+from listed_ids import check_listed_ids  # noqa: E402
 from serve_process import Serve, exit_without_gpu, num_gpus  # noqa: E402
 
 BINARY, MODELS = sys.argv[1:3]
@@ -160,6 +161,7 @@ class GpuDemo(unittest.TestCase):
 
     def check_accuracy(self, demo, *flags):
         with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda", *flags) as serve:
+            check_listed_ids(serve.url)
             for name, data in FORMS.items():
                 with tempfile.TemporaryDirectory() as folder:
                     report = os.path.join(folder, "report.json")

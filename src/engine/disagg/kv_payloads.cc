@@ -23,7 +23,7 @@ constexpr JsonLimits kSmall{.max_depth = 4, .max_values = 64, .max_containers = 
 constexpr JsonLimits kOfPrefill{
     .max_depth = 4, .max_values = 1 << 22, .max_containers = 1 << 19, .max_keys = 32};
 constexpr JsonLimits kOfFirstToken{
-    .max_depth = 6, .max_values = 1 << 24, .max_containers = 1 << 22, .max_keys = 8};
+    .max_depth = 6, .max_values = 1 << 24, .max_containers = 1 << 23, .max_keys = 8};
 
 uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
@@ -126,21 +126,31 @@ Result<T> decode(std::span<const uint8_t> payload, const char* what, const JsonL
   }
 }
 
-// [id, logprob, [[id, logprob], ...]]
+// [[id, logprob], ...]
+Json logprobs_json(const std::vector<TokenLogprob>& tokens) {
+  Json list = Json::array();
+  for (const TokenLogprob& t : tokens) list.push_back({t.token_id, bits_of(t.logprob)});
+  return list;
+}
+
+std::vector<TokenLogprob> logprobs_of(const Json& list, const char* field) {
+  std::vector<TokenLogprob> tokens;
+  for (const Json& t : list_of(list, field)) {
+    tuple_of(t, 2, field);
+    tokens.push_back({whole_number<int32_t>(t[0], field), float_of(t[1], field), {}});
+  }
+  return tokens;
+}
+
+// [id, logprob, top, ids]
 Json token_json(const SampledToken& token) {
-  Json top = Json::array();
-  for (const TokenLogprob& t : token.top) top.push_back({t.token_id, bits_of(t.logprob)});
-  return {token.token_id, bits_of(token.logprob), std::move(top)};
+  return {token.token_id, bits_of(token.logprob), logprobs_json(token.top), logprobs_json(token.ids)};
 }
 
 SampledToken token_of(const Json& value, const char* field) {
-  const Json& j = tuple_of(value, 3, field);
-  SampledToken token{whole_number<int32_t>(j[0], field), float_of(j[1], field), {}};
-  for (const Json& top : list_of(j[2], field)) {
-    tuple_of(top, 2, field);
-    token.top.push_back({whole_number<int32_t>(top[0], field), float_of(top[1], field), {}});
-  }
-  return token;
+  const Json& j = tuple_of(value, 4, field);
+  return {whole_number<int32_t>(j[0], field), float_of(j[1], field), logprobs_of(j[2], field),
+          logprobs_of(j[3], field)};
 }
 
 Json biases_json(const std::vector<LogitBias>& biases) {
@@ -179,7 +189,7 @@ std::string encode_prefill(const Request& request) {
                priority, prefill_node] = request;
   const auto& [temperature, top_p, top_k, min_p, frequency_penalty, presence_penalty, repetition_penalty,
                logit_bias, seed, max_new_tokens, min_new_tokens, stop, stop_regex, stop_token_ids, ignore_eos,
-               skip_special_tokens, no_stop_trim, top_logprobs, grammar] = sampling;
+               skip_special_tokens, no_stop_trim, top_logprobs, token_ids_logprob, grammar] = sampling;
   return Json{{"input_ids", input_ids},
               {"client", client},
               {"prompt_logprobs_from", prompt_logprobs_from},
@@ -203,6 +213,7 @@ std::string encode_prefill(const Request& request) {
               {"skip_special_tokens", skip_special_tokens},
               {"no_stop_trim", no_stop_trim},
               {"top_logprobs", top_logprobs},
+              {"token_ids_logprob", token_ids_logprob},
               {"grammar", {static_cast<int>(grammar.kind), grammar.text}}}
       .dump();
 }
@@ -242,6 +253,7 @@ Result<Request> decode_prefill(std::span<const uint8_t> payload) {
     boolean(s.skip_special_tokens, "skip_special_tokens");
     boolean(s.no_stop_trim, "no_stop_trim");
     integer(s.top_logprobs, "top_logprobs");
+    s.token_ids_logprob = ids_of(field_of(j, "token_ids_logprob"), "token_ids_logprob");
     const Json& grammar = tuple_of(field_of(j, "grammar"), 2, "grammar");
     const auto kind = whole_number<int32_t>(grammar[0], "grammar");
     if (kind < 0 || kind > static_cast<int>(GrammarSpec::Kind::kStructuralTag))

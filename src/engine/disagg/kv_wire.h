@@ -42,7 +42,7 @@
 namespace fp4moe {
 
 constexpr uint32_t kKvMagic = 0x44503446;  // "F4PD"
-constexpr uint32_t kKvProtocol = 2;
+constexpr uint32_t kKvProtocol = 3;
 constexpr int64_t kMaxKvMessageBytes = 64 << 20;  // of a kPrefill or kFirstToken payload
 constexpr int64_t kMaxKvHelloBytes = 16 << 10;    // of a kHello or kFailed payload
 

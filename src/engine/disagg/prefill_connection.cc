@@ -154,8 +154,8 @@ void PrefillNode::Connection::on_delta(uint64_t room, const Delta& delta) {
   std::lock_guard lock(mutex_);
   const auto found = rooms_.find(room);
   if (found == rooms_.end()) return;
-  for (const auto& [chosen, top] : delta.prompt_logprobs)
-    found->second.scored.push_back({chosen.token_id, chosen.logprob, top});
+  for (const auto& [chosen, top, ids] : delta.prompt_logprobs)
+    found->second.scored.push_back({chosen.token_id, chosen.logprob, top, ids});
 }
 
 void PrefillNode::Connection::fail_room(uint64_t room, const Status& status) {

@@ -215,14 +215,19 @@ Status no_token() { return internal_error("all tokens that may be sampled have l
 Sampler::Sampler(int64_t vocab_size, std::vector<int32_t> masked_ids)
     : vocab_size_(vocab_size), masked_ids_(std::move(masked_ids)) {}
 
-void Sampler::read(std::span<float> logits, float maximum, int32_t top_logprobs, SampledToken& sampled,
-                   double& log_total) const {
+void Sampler::read(std::span<float> logits, float maximum, const SamplingParams& params,
+                   SampledToken& sampled, double& log_total) const {
+  const auto list = [&](std::vector<TokenLogprob>& out, int32_t id) {
+    out.push_back({id, static_cast<float>(logits[static_cast<size_t>(id)] - log_total), {}});
+  };
   // The normaliser is computed before masking, because log-probabilities are those of the unmodified model.
-  if (top_logprobs >= 0) log_total = maximum + std::log(sum_of(logits, Softmax{maximum, 1}));
+  if (params.top_logprobs >= 0) {
+    log_total = maximum + std::log(sum_of(logits, Softmax{maximum, 1}));
+    for (const int32_t id : params.token_ids_logprob) list(sampled.ids, id);
+  }
   for (const int32_t id : masked_ids_) logits[static_cast<size_t>(id)] = -kInfinity;
-  if (top_logprobs <= 0) return;
-  for (const int32_t id : first_ranked(logits, top_logprobs))
-    sampled.top.push_back({id, static_cast<float>(logits[static_cast<size_t>(id)] - log_total), {}});
+  if (params.top_logprobs <= 0) return;
+  for (const int32_t id : first_ranked(logits, params.top_logprobs)) list(sampled.top, id);
 }
 
 Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingParams& params, double random,
@@ -234,7 +239,7 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingPara
   if (unmasked.has_bad || unmasked.value == -kInfinity) return bad_logits();
   SampledToken sampled;
   double log_total = 0;
-  read(logits, unmasked.value, params.top_logprobs, sampled, log_total);
+  read(logits, unmasked.value, params, sampled, log_total);
 
   std::vector<float> own;  // logits of the edited ids before the edits
   for (const LogitEdit& edit : edits) {
@@ -254,14 +259,15 @@ Result<SampledToken> Sampler::sample(std::span<float> logits, const SamplingPara
   return sampled;
 }
 
-Result<SampledToken> Sampler::score(std::span<float> logits, int32_t token_id, int32_t top_logprobs) const {
+Result<SampledToken> Sampler::score(std::span<float> logits, int32_t token_id,
+                                    const SamplingParams& params) const {
   const Maximum maximum = find_maximum(logits);
   if (maximum.has_bad || maximum.value == -kInfinity) return bad_logits();
   const float logit = logits[static_cast<size_t>(token_id)];  // read before masking: masked ids have
                                                               // log-probabilities too
   SampledToken scored{.token_id = token_id};
   double log_total = 0;
-  read(logits, maximum.value, top_logprobs, scored, log_total);
+  read(logits, maximum.value, params, scored, log_total);
   scored.logprob = static_cast<float>(logit - log_total);
   return scored;
 }

@@ -21,7 +21,8 @@ uint64_t derived_seed(uint64_t random_seed, uint64_t n);
 struct SampledToken {
   int32_t token_id = 0;
   float logprob = 0;              // only with top_logprobs >= 0
-  std::vector<TokenLogprob> top;  // best first; `bytes` is left empty
+  std::vector<TokenLogprob> top;  // best first; `bytes` is left empty, here and in `ids`
+  std::vector<TokenLogprob> ids;  // of SamplingParams::token_ids_logprob, masked ids too
 };
 
 // Return kInternal for a row from which no token can be chosen.
@@ -44,13 +45,14 @@ class Sampler {
   Result<SampledToken> sample(std::span<float> logits, const SamplingParams& params, double random,
                               std::span<const LogitEdit> edits = {},
                               std::span<const uint32_t> allowed = {}) const;
-  // Returns the log-probabilities of a given token; top_logprobs must be at least 0. Overwrites logits and
-  // fails as sample() does.
-  Result<SampledToken> score(std::span<float> logits, int32_t token_id, int32_t top_logprobs) const;
+  // Returns the log-probabilities of a given token; params.top_logprobs must be at least 0. Overwrites logits
+  // and fails as sample() does.
+  Result<SampledToken> score(std::span<float> logits, int32_t token_id, const SamplingParams& params) const;
 
  private:
-  // Masks the row, whose largest logit was `maximum`, and computes its normaliser and best ids.
-  void read(std::span<float> logits, float maximum, int32_t top_logprobs, SampledToken& sampled,
+  // Computes the normaliser of a row whose largest logit is `maximum`, and the log-probabilities that params
+  // lists; masks the row.
+  void read(std::span<float> logits, float maximum, const SamplingParams& params, SampledToken& sampled,
             double& log_total) const;
 
   int64_t vocab_size_;

@@ -36,15 +36,16 @@ class Executor {
   virtual Status set_masked_ids(std::span<const int32_t>) { return {}; }
   // Starts sampling a token for each logit row of the last execute_step(), in that order. Chooses the tokens
   // that Sampler would choose, and never an id passed to set_masked_ids(). Each row's first_edit indexes
-  // `edits` (at most max_logit_edits() in all), and its `allowed` indexes the masks in `allowed` (at most one
-  // per row).
+  // `edits` (at most max_logit_edits() in all), its `allowed` indexes the masks in `allowed` (at most one per
+  // row), and its first_logprob_id indexes `logprob_ids` (at most kMaxLogprobIds per row, in row order).
   virtual Status start_sample(std::span<const SampleRowParams>, std::span<const LogitEdit> /*edits*/,
-                              std::span<const uint32_t> /*allowed*/) {
+                              std::span<const uint32_t> /*allowed*/,
+                              std::span<const int32_t> /*logprob_ids*/) {
     return internal_error("this executor does not sample");
   }
   // Waits for the tokens of the earliest start_sample() whose tokens have not been taken; at most two such
-  // calls may be pending.
-  virtual Status take_sampled(std::span<SampledRow>) {
+  // calls may be pending. `id_logprobs` takes the log-probabilities of its logprob_ids.
+  virtual Status take_sampled(std::span<SampledRow>, std::span<float> /*id_logprobs*/) {
     return internal_error("this executor does not sample");
   }
   // Returns an error once no further step can run. A step can also fail because of its batch alone.

@@ -61,8 +61,8 @@ class GpuGroup final : public RankGroup {
   }
   // The ranks of a group have the same logits, bit for bit, and choose the same tokens.
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                      std::span<const uint32_t> allowed) override;
-  Status take_sampled(std::span<SampledRow> out) override;
+                      std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) override;
+  Status take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs) override;
   Status finish_steps() override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->finish_steps(); });
   }
@@ -115,6 +115,9 @@ class GpuGroup final : public RankGroup {
     int64_t first_chosen = 0;        // index of its first row in the last start_sample()
     std::vector<SampleRowParams> params;
   };
+  struct SampledCounts {  // of a group, in one start_sample()
+    size_t rows = 0, ids = 0;
+  };
   size_t leader_of(int group) const { return rank_index(group * layout_.attention_tp()); }
   Group& group_of(int rank) { return groups_[static_cast<size_t>(rank / layout_.attention_tp())]; }
   void take_batches(std::span<const Batch> batches);
@@ -131,8 +134,8 @@ class GpuGroup final : public RankGroup {
   const RankLayout layout_;
   RankThreads threads_;
   std::vector<Group> groups_;
-  std::deque<std::vector<int64_t>> sampled_;  // rows of each group, for each start_sample() not yet taken
-  std::vector<float> logits_;                 // used with several groups
+  std::deque<std::vector<SampledCounts>> sampled_;  // [dp], for each start_sample() not yet taken
+  std::vector<float> logits_;                       // used with several groups
 };
 
 template <class Function>
@@ -214,57 +217,66 @@ void GpuGroup::gather_logits() {
   }
 }
 
-// A group's rows, edits and masks follow those of the group before.
+// A group's rows, edits, masks and listed ids follow those of the group before.
 Status GpuGroup::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                              std::span<const uint32_t> allowed) {
+                              std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) {
   if (layout_.dp == 1)
-    return on_all([&](int r) { return ranks_[rank_index(r)]->start_sample(rows, edits, allowed); });
+    return on_all(
+        [&](int r) { return ranks_[rank_index(r)]->start_sample(rows, edits, allowed, logprob_ids); });
   struct Part {
     std::span<const LogitEdit> edits;
     std::span<const uint32_t> allowed;
+    std::span<const int32_t> logprob_ids;
   };
   std::vector<Part> parts;
   const size_t mask_words = static_cast<size_t>((config().vocab_size + 31) / 32);
-  size_t first_row = 0, first_edit = 0, first_mask = 0;
+  size_t first_row = 0, first_edit = 0, first_mask = 0, first_id = 0;
   sampled_.emplace_back();
   for (Group& group : groups_) {
     group.first_chosen = static_cast<int64_t>(first_row);
     const auto mine = rows.subspan(first_row, static_cast<size_t>(group.num_logit_rows));
     group.params.assign(mine.begin(), mine.end());
-    size_t num_edits = 0, num_masks = 0;
+    size_t num_edits = 0, num_masks = 0, num_ids = 0;
     for (SampleRowParams& row : group.params) {
       num_edits += static_cast<size_t>(row.num_edits);
       row.first_edit -= row.num_edits > 0 ? static_cast<int32_t>(first_edit) : row.first_edit;
       num_masks += row.allowed >= 0;
       if (row.allowed >= 0) row.allowed -= static_cast<int32_t>(first_mask);
+      num_ids += static_cast<size_t>(row.num_logprob_ids);
+      row.first_logprob_id -= static_cast<int32_t>(first_id);
     }
     parts.push_back({edits.subspan(first_edit, num_edits),
-                     allowed.subspan(first_mask * mask_words, num_masks * mask_words)});
-    sampled_.back().push_back(group.num_logit_rows);
-    first_row += mine.size(), first_edit += num_edits, first_mask += num_masks;
+                     allowed.subspan(first_mask * mask_words, num_masks * mask_words),
+                     logprob_ids.subspan(first_id, num_ids)});
+    sampled_.back().push_back({mine.size(), num_ids});
+    first_row += mine.size(), first_edit += num_edits, first_mask += num_masks, first_id += num_ids;
   }
   return on_all([&](int r) {
     const Part& part = parts[static_cast<size_t>(r / layout_.attention_tp())];
-    return ranks_[rank_index(r)]->start_sample(group_of(r).params, part.edits, part.allowed);
+    return ranks_[rank_index(r)]->start_sample(group_of(r).params, part.edits, part.allowed,
+                                               part.logprob_ids);
   });
 }
 
-Status GpuGroup::take_sampled(std::span<SampledRow> out) {
-  std::vector<int64_t> counts = {std::ssize(out)};
+Status GpuGroup::take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs) {
+  std::vector<SampledCounts> counts = {{out.size(), id_logprobs.size()}};
   if (layout_.dp > 1) {
     FP4MOE_CHECK(!sampled_.empty(), "no rows were sampled");
     counts = std::move(sampled_.front());
     sampled_.pop_front();
   }
   std::vector<SampledRow> others;  // samples of a group's other ranks, equal to those of its first
-  size_t first = 0;
+  std::vector<float> other_logprobs;
+  size_t first_row = 0, first_id = 0;
   for (int g = 0; g < layout_.dp; ++g) {
-    const auto count = static_cast<size_t>(counts[static_cast<size_t>(g)]);
-    others.resize(count);
+    const auto [num_rows, num_ids] = counts[static_cast<size_t>(g)];
+    others.resize(num_rows);
+    other_logprobs.resize(num_ids);
     for (int r = 0; r < layout_.attention_tp(); ++r)
       FP4MOE_RETURN_IF_ERROR(ranks_[leader_of(g) + static_cast<size_t>(r)]->take_sampled(
-          r == 0 ? out.subspan(first, count) : std::span(others)));
-    first += count;
+          r == 0 ? out.subspan(first_row, num_rows) : std::span(others),
+          r == 0 ? id_logprobs.subspan(first_id, num_ids) : std::span(other_logprobs)));
+    first_row += num_rows, first_id += num_ids;
   }
   return failure();
 }

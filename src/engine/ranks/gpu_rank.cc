@@ -111,6 +111,8 @@ Status GpuRank::allocate(const RankSetup& setup) {
   FP4MOE_ASSIGN_OR_RETURN(edits_, Buffer::make(edit_bytes, device_memory()));
   const int64_t mask_bytes = (config().vocab_size + 31) / 32 * int64_t{sizeof(uint32_t)};
   FP4MOE_ASSIGN_OR_RETURN(allowed_, Buffer::make(max_logit_rows_ * mask_bytes, device_memory()));
+  const int64_t id_bytes = max_logit_rows_ * SamplingParams::kMaxLogprobIds * int64_t{sizeof(int32_t)};
+  FP4MOE_ASSIGN_OR_RETURN(logprob_ids_, Buffer::make(id_bytes, device_memory()));
   FP4MOE_ASSIGN_OR_RETURN(experts_, Buffer::make(expert_bytes(options.max_batch_tokens), device_memory()));
   FP4MOE_ASSIGN_OR_RETURN(host_experts_, Buffer::make(experts_.num_bytes(), pinned_memory()));
   FP4MOE_ASSIGN_OR_RETURN(page_stream_, Stream::make());
@@ -118,6 +120,8 @@ Status GpuRank::allocate(const RankSetup& setup) {
   for (HostBuffers& buffers : host_buffers_) {
     FP4MOE_ASSIGN_OR_RETURN(buffers.allowed, Buffer::make(max_logit_rows_ * mask_bytes, pinned_memory()));
     FP4MOE_ASSIGN_OR_RETURN(buffers.edits, Buffer::make(edit_bytes, pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(buffers.logprob_ids, Buffer::make(id_bytes, pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(buffers.id_logprobs, Buffer::make(id_bytes, pinned_memory()));
     FP4MOE_ASSIGN_OR_RETURN(buffers.samples, Buffer::make(sample_bytes, pinned_memory()));
     FP4MOE_ASSIGN_OR_RETURN(buffers.staged, Event::make());
     FP4MOE_ASSIGN_OR_RETURN(buffers.sampled, Event::make());
@@ -163,8 +167,8 @@ Status GpuRank::rehearse_sampling(int64_t num_rows) {
     params.temperature = greedy ? 0 : 1;
     const std::vector<SampleRowParams> rows(static_cast<size_t>(num_rows), params);
     std::vector<SampledRow> sampled(rows.size());
-    FP4MOE_RETURN_IF_ERROR(start_sample(rows, {}, {}));
-    FP4MOE_RETURN_IF_ERROR(take_sampled(sampled));
+    FP4MOE_RETURN_IF_ERROR(start_sample(rows, {}, {}, {}));
+    FP4MOE_RETURN_IF_ERROR(take_sampled(sampled, {}));
   }
   return {};
 }
@@ -316,13 +320,14 @@ Status GpuRank::set_masked_ids(std::span<const int32_t> ids) {
 }
 
 Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                             std::span<const uint32_t> allowed) {
+                             std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) {
   const auto edit_bytes = static_cast<int64_t>(edits.size_bytes());
   FP4MOE_CHECK(std::ssize(rows) <= max_logit_rows_ && edit_bytes <= edits_.num_bytes() &&
                    static_cast<int64_t>(allowed.size_bytes()) <= allowed_.num_bytes() &&
+                   static_cast<int64_t>(logprob_ids.size_bytes()) <= logprob_ids_.num_bytes() &&
                    num_sampled_ - num_taken_ < 2,
                std::to_string(rows.size()) + " rows cannot be sampled with " + std::to_string(edits.size()) +
-                   " edits");
+                   " edits and " + std::to_string(logprob_ids.size()) + " listed ids");
   const StreamScope scope(stream_);
   HostBuffers& buffers = host_buffers_[num_sampled_++ % 2];
   const bool all_greedy = std::all_of(rows.begin(), rows.end(), is_plain_greedy);
@@ -338,6 +343,11 @@ Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<co
     std::copy(allowed.begin(), allowed.end(), buffers.allowed.as<uint32_t>());
     copy_async(allowed_.data(), buffers.allowed.data(), static_cast<int64_t>(allowed.size_bytes()));
   }
+  if (!logprob_ids.empty()) {
+    std::copy(logprob_ids.begin(), logprob_ids.end(), buffers.logprob_ids.as<int32_t>());
+    copy_async(logprob_ids_.data(), buffers.logprob_ids.data(),
+               static_cast<int64_t>(logprob_ids.size_bytes()));
+  }
   cuda_sample_rows()({.logits = logits_.as<float>(),
                       .num_rows = std::ssize(rows),
                       .vocab_size = config().vocab_size,
@@ -346,6 +356,8 @@ Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<co
                       .params = sampled_.as<SampleRowParams>(),
                       .edits = edits_.as<LogitEdit>(),
                       .allowed = allowed_.as<uint32_t>(),
+                      .logprob_ids = logprob_ids_.as<int32_t>(),
+                      .id_logprobs = buffers.id_logprobs.as<float>(),
                       .all_greedy = all_greedy,
                       .out = sampled_rows(),
                       .copy = reinterpret_cast<SampledRow*>(buffers.samples.data() + params_bytes())});
@@ -354,7 +366,7 @@ Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<co
   return {};
 }
 
-Status GpuRank::take_sampled(std::span<SampledRow> out) {
+Status GpuRank::take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs) {
   FP4MOE_CHECK(num_taken_ < num_sampled_, "no rows were sampled");
   const HostBuffers& buffers = host_buffers_[num_taken_++ % 2];
   const Status status = buffers.sampled.synchronize();
@@ -363,6 +375,7 @@ Status GpuRank::take_sampled(std::span<SampledRow> out) {
   if (!status.ok()) return wait(buffers.step + " or its sampling");
   const auto* rows = reinterpret_cast<const SampledRow*>(buffers.samples.data() + params_bytes());
   std::copy_n(rows, out.size(), out.begin());
+  std::copy_n(buffers.id_logprobs.as<float>(), id_logprobs.size(), id_logprobs.begin());
   return {};
 }
 

@@ -52,8 +52,8 @@ class GpuRank {
   float* logits();
   Status set_masked_ids(std::span<const int32_t> ids);
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                      std::span<const uint32_t> allowed);
-  Status take_sampled(std::span<SampledRow> out);
+                      std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids);
+  Status take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs);
   Status failure() const {
     std::lock_guard lock(mutex_);
     return failure_;
@@ -98,13 +98,15 @@ class GpuRank {
   Buffer sampled_;      // device: params, then rows
   Buffer edits_;        // device: LogitEdits
   Buffer allowed_;      // device: SampleRowsArgs::allowed
+  Buffer logprob_ids_;  // device: SampleRowsArgs::logprob_ids
   // Host buffers of one step; two steps may be in flight.
   struct HostBuffers {
-    Event staged;           // the batch has been copied
-    Event sampled;          // the tokens have arrived
-    std::string step;       // description of the step whose logits were sampled
-    Buffer samples;         // pinned: params, then rows
-    Buffer edits, allowed;  // pinned
+    Event staged;                     // the batch has been copied
+    Event sampled;                    // the tokens have arrived
+    std::string step;                 // description of the step whose logits were sampled
+    Buffer samples;                   // pinned: params, then rows
+    Buffer edits, allowed;            // pinned
+    Buffer logprob_ids, id_logprobs;  // pinned
   };
   HostBuffers host_buffers_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;

@@ -262,7 +262,7 @@ bool Scheduler::hold(const Sequence& sequence) {
 // Returns all tokens before the first token whose row needs logits; the last token's row always needs them.
 std::span<const int32_t> Scheduler::reusable_tokens(const Sequence& sequence) const {
   if (!limits_.reuses_prefixes) return {};
-  const bool scores = sequence.scores.next < sequence.num_prompt_tokens;
+  const bool scores = sequence.scores.next < sequence.scores.end;
   const int64_t num_tokens = scores ? sequence.scores.next - 1 : sequence.num_tokens() - 1;
   return std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens));
 }

@@ -56,18 +56,16 @@ struct Sequence {
   int64_t num_output_tokens() const { return num_known_tokens() - num_prompt_tokens; }
   int64_t num_pending() const { return num_tokens() - kv.num_cached; }
   bool is_complete() const { return num_tokens() == max_tokens; }
-  // Returns whether the row at `position` scores the next prompt token.
-  bool is_scored(int64_t position) const {
-    return position + 1 >= scores.next && position + 1 < num_prompt_tokens;
-  }
+  // Returns whether the row at `position` scores the token after it.
+  bool is_scored(int64_t position) const { return position + 1 >= scores.next && position + 1 < scores.end; }
   // Returns the number of logit rows among the next `count` rows.
   int64_t num_logit_rows(int64_t count) const {
-    const int64_t end = kv.num_cached + count, scored_end = std::min(end, num_prompt_tokens - 1);
+    const int64_t end = kv.num_cached + count, scored_end = std::min(end, scores.end - 1);
     const int64_t scored = std::max<int64_t>(0, scored_end - std::max(kv.num_cached, scores.next - 1));
     return scored + (end == num_tokens() && !is_complete() ? 1 : 0);
   }
   // Returns whether the sequence needs no more rows.
-  bool is_over() const { return is_complete() && scores.next >= num_prompt_tokens; }
+  bool is_over() const { return is_complete() && scores.next >= scores.end; }
   // Returns whether choosing the next token requires the tokens still in flight.
   bool waits_for_token() const {
     return num_unknown > 0 && (output.edits.has_penalties() || grammar.matcher != nullptr);

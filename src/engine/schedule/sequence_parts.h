@@ -53,10 +53,12 @@ struct SequenceOutput {
   LogitEdits edits;
 };
 
-// Log-probabilities of prompt tokens. Tokens from index `next` on still need a row that scores them; num_due
-// scores have not been taken yet.
+// Log-probabilities of prompt tokens. Tokens from index `next` to `end` still need a row that scores them;
+// num_due scores have not been taken yet.
 struct SequenceScores {
   int64_t next = std::numeric_limits<int64_t>::max();
+  int64_t end = 0;  // the number of prompt tokens, or one more if the request has no output and lists ids:
+                    // then the prompt's last row scores them as candidates for the next token
   int64_t num_due = 0;
   int64_t first_reported = 0;  // first prompt token whose logprob is reported; earlier rows are computed only
                                // for routed experts

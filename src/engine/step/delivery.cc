@@ -37,10 +37,14 @@ void Delivery::take_scores(std::span<LogitRow> rows) {
   Delta delta;
   Status status;
   try {
-    int64_t index = sequence.num_prompt_tokens - sequence.scores.num_due;  // index of the scored token
+    int64_t index = sequence.scores.end - sequence.scores.num_due;  // index of the scored token
     for (LogitRow& row : rows) {
       if (status.ok()) status = row.status;
-      if (index++ >= sequence.scores.first_reported) delta.prompt_logprobs.push_back(logprobs_of(row.token));
+      if (index == sequence.num_prompt_tokens)
+        delta.logprobs.push_back(next_logprobs_of(row.token));
+      else if (index >= sequence.scores.first_reported)
+        delta.prompt_logprobs.push_back(logprobs_of(row.token));
+      ++index;
     }
   } catch (const std::exception& error) {  // out of memory
     status = internal_error(error.what());
@@ -58,8 +62,17 @@ void Delivery::take_scores(std::span<LogitRow> rows) {
 
 PositionLogprobs Delivery::logprobs_of(SampledToken& token) const {
   const auto bytes_of = [&](int32_t id) { return std::string(parts_.tokenizer.token_bytes(id)); };
-  for (TokenLogprob& top : token.top) top.bytes = bytes_of(top.token_id);
-  return {{token.token_id, token.logprob, bytes_of(token.token_id)}, std::move(token.top)};
+  for (auto* const listed : {&token.top, &token.ids})
+    for (TokenLogprob& entry : *listed) entry.bytes = bytes_of(entry.token_id);
+  return {
+      {token.token_id, token.logprob, bytes_of(token.token_id)}, std::move(token.top), std::move(token.ids)};
+}
+
+// For a prompt without output, after which no token is chosen.
+PositionLogprobs Delivery::next_logprobs_of(SampledToken& token) const {
+  PositionLogprobs position = logprobs_of(token);
+  position.chosen = {.token_id = -1, .logprob = 0, .bytes = {}};
+  return position;
 }
 
 // ---- output tokens --------------------------------------------------------------------------------
@@ -153,6 +166,8 @@ void Delivery::take_first_token(Sequence& sequence) {
     const int64_t num_rows = std::max<int64_t>(0, sequence.num_prompt_tokens - 1 - sequence.experts.from);
     const int64_t num_experts = num_rows * config.num_layers * config.top_k;
     sequence.experts.ids.resize(std::min(sequence.experts.ids.size(), static_cast<size_t>(num_experts)));
+    if (sequence.scores.end > sequence.num_prompt_tokens)
+      scores.logprobs.push_back(next_logprobs_of(first.token));
     count_prompt(sequence);
     scores.finish_reason = FinishReason::kLength;
     return end(sequence, std::move(scores));

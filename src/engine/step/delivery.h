@@ -48,6 +48,7 @@ class Delivery {
   void hold(LogitRow& row);
   Delta put_token(Sequence& sequence, SampledToken& token) const;
   PositionLogprobs logprobs_of(SampledToken& token) const;
+  PositionLogprobs next_logprobs_of(SampledToken& token) const;
   void deliver(const Sequence& sequence, Delta& delta);
   void count_prompt(const Sequence& sequence);
   void count_end(const Delta& delta);

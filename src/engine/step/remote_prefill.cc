@@ -42,7 +42,7 @@ Status RemotePrefill::request(Sequence& sequence) {
   const int64_t priority = sequence.request.priority;
   if (priorities_.are_used && priority != std::numeric_limits<int64_t>::min())
     request.priority = priorities_.low_first ? -priority : priority;
-  sequence.scores.next = sequence.num_prompt_tokens;
+  sequence.scores.next = sequence.scores.end;
   sequence.scores.num_due = 0;
   FP4MOE_ASSIGN_OR_RETURN(sequence.disagg.room, node_.ask(request));
   return {};

@@ -94,6 +94,8 @@ std::unique_ptr<Sequence> RequestIntake::make_sequence(Request request, uint64_t
     return from >= 0 ? std::min(from + 1, num_prompt_tokens) : num_prompt_tokens;
   };
   const int64_t first_reported = after(request.prompt_logprobs_from);
+  const bool lists_next = max_new_tokens == 0 && !sampling.token_ids_logprob.empty();
+  const int64_t scored_end = num_prompt_tokens + (lists_next ? 1 : 0);
   const int64_t next_scored = std::min(first_reported, after(request.routed_experts_from));
   return std::make_unique<Sequence>(Sequence{
       .id = std::move(request.id),
@@ -109,7 +111,8 @@ std::unique_ptr<Sequence> RequestIntake::make_sequence(Request request, uint64_t
                  .text = std::move(text),
                  .edits = std::move(edits)},
       .scores = {.next = next_scored,
-                 .num_due = num_prompt_tokens - next_scored,
+                 .end = scored_end,
+                 .num_due = scored_end - next_scored,
                  .first_reported = first_reported},
       .experts = {.from = request.routed_experts_from},
       .disagg = {.on_held = std::move(parts.on_held), .prefill_node = std::move(request.prefill_node)},

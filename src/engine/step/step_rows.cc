@@ -41,7 +41,8 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
       rows.positions.push_back(position);
       if (!sequence.is_scored(position)) continue;
       rows.logit_rows.push_back(first_row + position - first);
-      const int32_t scored_id = sequence.token_ids[static_cast<size_t>(position) + 1];
+      const bool is_last = position + 1 == sequence.num_prompt_tokens;  // only listed ids are wanted
+      const int32_t scored_id = is_last ? 0 : sequence.token_ids[static_cast<size_t>(position) + 1];
       next_.push_back({&sequence, {.token_id = scored_id}, {}, /*is_scored=*/true});
       sequence.scores.next = position + 2;
     }
@@ -80,7 +81,7 @@ void StepRows::sample_on_host() {
       if (!row.is_scored)
         sequence.output.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
       Result<SampledToken> token = row.is_scored
-                                       ? sampler_.score(logits, row.token.token_id, sampling.top_logprobs)
+                                       ? sampler_.score(logits, row.token.token_id, sampling)
                                        : sampler_.sample(logits, sampling, random, edits, row.allowed);
       row.status = token.status();
       if (token.ok()) row.token = std::move(*token);
@@ -95,12 +96,15 @@ Status StepRows::start_on_executor() {
   params_.clear();
   edits_.clear();
   allowed_.clear();
-  for (const LogitRow& row : next_) params_.push_back(params_of(row));
-  return executor_.start_sample(params_, edits_, allowed_);
+  logprob_ids_.clear();
+  for (LogitRow& row : next_) params_.push_back(params_of(row));
+  return executor_.start_sample(params_, edits_, allowed_, logprob_ids_);
 }
 
-// Returns the row's parameters and appends its edits and mask to edits_ and allowed_.
-SampleRowParams StepRows::params_of(const LogitRow& row) {
+// Returns the row's parameters and appends its edits, mask and listed ids to edits_, allowed_ and
+// logprob_ids_. The row keeps the ids, because its sequence may have ended when their log-probabilities
+// arrive.
+SampleRowParams StepRows::params_of(LogitRow& row) {
   if (row.sequence == nullptr) return {};  // the executor expects one entry per logit row of the step
   const Sequence& sequence = *row.sequence;
   const SamplingParams& sampling = sequence.request.sampling;
@@ -112,6 +116,11 @@ SampleRowParams StepRows::params_of(const LogitRow& row) {
     mask = static_cast<int32_t>(allowed_.size() / row.allowed.size());
     allowed_.insert(allowed_.end(), row.allowed.begin(), row.allowed.end());
   }
+  const size_t first_id = logprob_ids_.size();
+  for (const int32_t id : sampling.token_ids_logprob) {
+    logprob_ids_.push_back(id);
+    row.token.ids.push_back({id, 0, {}});
+  }
   return {.random = token_random(sequence.request.seed, sequence.num_tokens()),
           .temperature = sampling.temperature,
           .top_p = sampling.top_p,
@@ -121,6 +130,8 @@ SampleRowParams StepRows::params_of(const LogitRow& row) {
           .given_id = row.is_scored ? row.token.token_id : -1,
           .first_edit = static_cast<int32_t>(first_edit),
           .num_edits = static_cast<int32_t>(edits_.size() - first_edit),
+          .first_logprob_id = static_cast<int32_t>(first_id),
+          .num_logprob_ids = static_cast<int32_t>(sampling.token_ids_logprob.size()),
           .allowed = mask};
 }
 
@@ -128,13 +139,19 @@ Status StepRows::take_sampled() {
   if (!executor_.samples()) advance();
   if (!executor_.samples() || current_.empty()) return {};
   sampled_.resize(current_.size());
-  FP4MOE_RETURN_IF_ERROR(executor_.take_sampled(sampled_));
+  size_t num_ids = 0;
+  for (const LogitRow& row : current_) num_ids += row.token.ids.size();
+  id_logprobs_.resize(num_ids);
+  FP4MOE_RETURN_IF_ERROR(executor_.take_sampled(sampled_, id_logprobs_));
+  size_t next_id = 0;
   for (size_t i = 0; i < current_.size(); ++i) {
     const SampledRow& sampled = sampled_[i];
     LogitRow& row = current_[i];
     if (sampled.status == SampleStatus::kBadLogits) row.status = bad_logits();
     if (sampled.status == SampleStatus::kNoToken) row.status = no_token();
-    row.token = {.token_id = sampled.token_id, .logprob = sampled.logprob, .top = {}};
+    row.token.token_id = sampled.token_id;
+    row.token.logprob = sampled.logprob;
+    for (TokenLogprob& listed : row.token.ids) listed.logprob = id_logprobs_[next_id++];
     for (int32_t k = 0; k < sampled.num_top; ++k)
       row.token.top.push_back({sampled.top_ids[k], sampled.top_logprobs[k], {}});
   }

@@ -56,7 +56,7 @@ class StepRows {
   void gather(GroupRows& rows, std::span<const ScheduledRows> step);
   void sample_on_host();
   Status start_on_executor();
-  SampleRowParams params_of(const LogitRow& row);
+  SampleRowParams params_of(LogitRow& row);
 
   Executor& executor_;
   Sampler sampler_;
@@ -66,7 +66,10 @@ class StepRows {
   std::vector<SampleRowParams> params_;
   std::vector<LogitEdit> edits_;
   std::vector<uint32_t> allowed_;
+  std::vector<int32_t> logprob_ids_;
+  // Its results.
   std::vector<SampledRow> sampled_;
+  std::vector<float> id_logprobs_;
 };
 
 }  // namespace fp4moe

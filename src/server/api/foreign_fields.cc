@@ -83,8 +83,9 @@ constexpr const char* kMoot[] = {
 
 }  // namespace
 
-void read_foreign_fields(Fields& fields) {
-  for (const auto& [name, neutral] : kRefused) fields.refuse(name, json::parse(neutral));
+void read_foreign_fields(Fields& fields, std::string_view except) {
+  for (const auto& [name, neutral] : kRefused)
+    if (name != except) fields.refuse(name, json::parse(neutral));
   for (const char* name : kMoot) fields.find(name);
 }
 

@@ -23,6 +23,7 @@ class GenerateFormat final : public ApiFormat {
     bool wanted = false;
     int64_t start = -1;  // >= 0: also report the prompt's logprobs from this index on
     int32_t top = 0;
+    bool has_ids = false;  // token_ids_logprob is not empty
   };
   std::vector<Logprobs> logprobs;  // one per prompt
   int64_t n = 1;                   // outputs per prompt
@@ -57,21 +58,28 @@ class GenerateFormat final : public ApiFormat {
     return reason;
   }
 
-  // SGLang's two lists: the chosen tokens and the best ones.
+  // SGLang's lists: the chosen tokens, the best ones, and those of token_ids_logprob.
   struct Lists {
-    json chosen = json::array(), tops = json::array();
+    json chosen = json::array(), tops = json::array(), ids = json::array();
   };
+
+  json triples(const std::vector<TokenLogprob>& tokens) const {
+    json list = json::array();
+    for (const TokenLogprob& t : tokens) list.push_back(triple(t, text_in_logprobs));
+    return list;
+  }
 
   void add_logprobs(json& meta, const std::string& what, const std::vector<PositionLogprobs>& positions,
                     Lists lists, const Logprobs& asked) const {
     for (const PositionLogprobs& position : positions) {
-      lists.chosen.push_back(triple(position.chosen, text_in_logprobs));
-      json top = json::array();
-      for (const TokenLogprob& t : position.top) top.push_back(triple(t, text_in_logprobs));
-      lists.tops.push_back(std::move(top));
+      if (position.chosen.token_id >= 0)  // otherwise max_new_tokens is 0
+        lists.chosen.push_back(triple(position.chosen, text_in_logprobs));
+      lists.tops.push_back(triples(position.top));
+      lists.ids.push_back(triples(position.ids));
     }
     meta[what + "_token_logprobs"] = std::move(lists.chosen);
     if (asked.top > 0) meta[what + "_top_logprobs"] = std::move(lists.tops);
+    if (asked.has_ids) meta[what + "_token_ids_logprobs"] = std::move(lists.ids);
   }
 
   // Adds the prompt tokens from logprob_start on; like SGLang, with a null logprob for the first one.
@@ -82,6 +90,7 @@ class GenerateFormat final : public ApiFormat {
       lists.chosen.push_back(
           {nullptr, first, text_in_logprobs ? json(engine_.token_bytes(first)) : json(nullptr)});
       lists.tops.push_back(nullptr);
+      lists.ids.push_back(nullptr);
     }
     add_logprobs(meta, "input", choice.prompt_logprobs, std::move(lists), asked);
   }
@@ -125,7 +134,14 @@ std::optional<std::vector<std::string>> read_ids(Fields& fields, Request& reques
 
 // The fields that SGLang lets a request give once for all prompts or in a list with one entry per prompt.
 constexpr const char* kPerPrompt[] = {"sampling_params", "return_logprob", "logprob_start_len",
-                                      "top_logprobs_num"};
+                                      "top_logprobs_num", "token_ids_logprob"};
+
+// token_ids_logprob is a list in itself, so that only a list of lists has one entry per prompt; null is a
+// list of no ids.
+bool is_per_prompt(const std::string& name, const json& value) {
+  if (!value.is_array() || name != "token_ids_logprob") return value.is_array();
+  return !value.empty() && (value.front().is_array() || value.front().is_null());
+}
 
 // What the fields of kPerPrompt say about one prompt.
 struct PromptOptions {
@@ -134,6 +150,19 @@ struct PromptOptions {
   int64_t logprob_start = -1;
   int64_t n = 1;
 };
+
+std::vector<int32_t> read_logprob_ids(const Engine& engine, Fields& fields, const std::string& name) {
+  std::vector<int32_t> ids = fields.ids(name);
+  if (std::ssize(ids) > SamplingParams::kMaxLogprobIds)
+    fields.fail(name, "must have at most " + std::to_string(SamplingParams::kMaxLogprobIds) +
+                          " token ids, got " + std::to_string(ids.size()));
+  const int64_t vocab_size = engine.info().vocab_size;
+  for (const int32_t id : ids)
+    if (id >= vocab_size)
+      fields.fail(name, "must have ids of the vocabulary of " + std::to_string(vocab_size) + " tokens, got " +
+                            std::to_string(id));
+  return ids;
+}
 
 // `suffix` is "[i]" for entry i of a list, and part of the fields' names; empty: one value for all prompts.
 PromptOptions read_options(const Engine& engine, Fields& fields, const std::string& suffix) {
@@ -149,8 +178,10 @@ PromptOptions read_options(const Engine& engine, Fields& fields, const std::stri
   options.logprobs = fields.boolean("return_logprob" + suffix, false);
   const int64_t top = fields.integer("top_logprobs_num" + suffix, 0, 0, kMaxTopLogprobs);
   const int64_t start = fields.integer("logprob_start_len" + suffix, -1, -1, INT32_MAX);
+  std::vector<int32_t> ids = read_logprob_ids(engine, fields, "token_ids_logprob" + suffix);
   if (!options.logprobs) return options;
   options.sampling.top_logprobs = static_cast<int32_t>(top);
+  options.sampling.token_ids_logprob = std::move(ids);
   options.logprob_start = start;
   return options;
 }
@@ -161,12 +192,13 @@ json options_of_prompt(Fields& fields, size_t i, size_t num_prompts) {
   for (const std::string name : kPerPrompt) {
     const json* value = fields.find(name);
     if (value == nullptr) continue;
-    if (value->is_array() && value->size() != num_prompts) {
+    const bool is_list = is_per_prompt(name, *value);
+    if (is_list && value->size() != num_prompts) {
       fields.fail(name, "has " + std::to_string(value->size()) + " entries, but the request has " +
                             std::to_string(num_prompts) + " prompts");
       return object;
     }
-    object[name + "[" + std::to_string(i) + "]"] = value->is_array() ? (*value)[i] : *value;
+    object[name + "[" + std::to_string(i) + "]"] = is_list ? (*value)[i] : *value;
   }
   return object;
 }
@@ -175,9 +207,10 @@ json options_of_prompt(Fields& fields, size_t i, size_t num_prompts) {
 std::vector<PromptOptions> read_all_options(const Engine& engine, Fields& fields, const Prompts& prompts) {
   const char* list = nullptr;
   for (const char* name : kPerPrompt)
-    if (const json* value = fields.find(name); value != nullptr && value->is_array()) list = name;
+    if (const json* value = fields.find(name); value != nullptr && is_per_prompt(name, *value)) list = name;
   if (list == nullptr) return {read_options(engine, fields, "")};
-  if (!prompts.is_list) fields.fail(list, "must not be a list, because the request has no list of prompts");
+  if (!prompts.is_list)
+    fields.fail(list, "must not have one entry per prompt, because the request has no list of prompts");
   const size_t num_prompts = prompts.ids.size();
   std::vector<PromptOptions> options;
   for (size_t i = 0; i < num_prompts && fields.ok(); ++i) {
@@ -207,7 +240,7 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
   auto format = std::make_unique<GenerateFormat>(engine);
   Request request;
   format->text_in_logprobs = fields.boolean("return_text_in_logprobs", false);
-  read_foreign_fields(fields);
+  read_foreign_fields(fields, "token_ids_logprob");  // next to sampling_params, this route reads it
   read_routed_experts(fields, request);
   const std::optional<std::vector<std::string>> ids = read_ids(fields, request);
   call.stream = fields.boolean("stream", false);
@@ -227,7 +260,8 @@ GenerationCall parse_generate(const Engine& engine, Fields& fields) {
     requests.push_back(request);
     requests.back().sampling = own.sampling;
     requests.back().prompt_logprobs_from = own.logprob_start;
-    format->logprobs.push_back({own.logprobs, own.logprob_start, own.sampling.top_logprobs});
+    format->logprobs.push_back({own.logprobs, own.logprob_start, own.sampling.top_logprobs,
+                                !own.sampling.token_ids_logprob.empty()});
   }
   format->n = n;
   format->is_list = prompts.is_list || n > 1;

@@ -22,7 +22,7 @@ int64_t held_bytes(const Delta& delta) {
   size_t bytes = sizeof(Delta) + delta.text.size() + delta.token_ids.size() * sizeof(int32_t);
   for (const auto* positions : {&delta.logprobs, &delta.prompt_logprobs})
     for (const PositionLogprobs& position : *positions)
-      bytes += sizeof position + position.top.size() * sizeof(TokenLogprob);
+      bytes += sizeof position + (position.top.size() + position.ids.size()) * sizeof(TokenLogprob);
   return static_cast<int64_t>(bytes);
 }
 
@@ -178,7 +178,8 @@ class Generation : public std::enable_shared_from_this<Generation> {
     for (const Choice& choice : choices_) {
       values += choice.prompt_ids->size() + choice.token_ids.size() + choice.text.size() / 64;
       for (const auto* positions : {&choice.logprobs, &choice.prompt_logprobs})
-        if (!positions->empty()) values += positions->size() * (1 + positions->back().top.size());
+        if (!positions->empty())
+          values += positions->size() * (1 + positions->back().top.size() + positions->back().ids.size());
     }
     return values;
   }

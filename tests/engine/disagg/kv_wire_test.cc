@@ -135,6 +135,7 @@ SamplingParams every_parameter() {
   s.skip_special_tokens = false;
   s.no_stop_trim = true;
   s.top_logprobs = 4;
+  s.token_ids_logprob = {9, 2147483647, 9};
   s.grammar = {GrammarSpec::Kind::kRegex, "[0-9]+"};
   return s;
 }
@@ -180,13 +181,17 @@ TEST(KvWire, ARequestComesBackAsItWas) {
   EXPECT_EQ(r.skip_special_tokens, s.skip_special_tokens);
   EXPECT_EQ(r.no_stop_trim, s.no_stop_trim);
   EXPECT_EQ(r.top_logprobs, s.top_logprobs);
+  EXPECT_EQ(r.token_ids_logprob, s.token_ids_logprob);
   EXPECT_EQ(r.grammar, s.grammar);
 }
 
 TEST(KvWire, AFirstTokenComesBackToTheBit) {
   FirstToken first;
   first.cached_tokens = 32;
-  first.token = {.token_id = 17, .logprob = -0.1f, .top = {{17, -0.1f, {}}, {3, -INFINITY, {}}}};
+  first.token = {.token_id = 17,
+                 .logprob = -0.1f,
+                 .top = {{17, -0.1f, {}}, {3, -INFINITY, {}}},
+                 .ids = {{4, -7.5f, {}}}};
   first.experts = {3, 1, 0};
   first.scored = {{.token_id = 5, .logprob = -2.5f}};
   const auto back = decode_first_token(bytes_of(encode_first_token(first)));
@@ -197,6 +202,9 @@ TEST(KvWire, AFirstTokenComesBackToTheBit) {
   ASSERT_EQ(back->token.top.size(), 2u);
   EXPECT_EQ(back->token.top[1].token_id, 3);
   EXPECT_EQ(back->token.top[1].logprob, -INFINITY);
+  ASSERT_EQ(back->token.ids.size(), 1u);
+  EXPECT_EQ(back->token.ids[0].token_id, 4);
+  EXPECT_EQ(back->token.ids[0].logprob, -7.5f);
   ASSERT_EQ(back->scored.size(), 1u);
   EXPECT_EQ(back->experts, first.experts);
   EXPECT_EQ(back->scored[0].token_id, 5);
@@ -208,11 +216,11 @@ TEST(KvWire, MalformedPayloadsAreRefused) {
   for (size_t cut = 0; cut < good.size(); ++cut)
     EXPECT_EQ(decode_prefill(bytes_of(good.substr(0, cut))).status().code(), StatusCode::kDataLoss);
   for (const std::string bad :
-       {R"({"cached_tokens": 0, "scored": [], "experts": [], "token": [4294967297, 0, []]})",
-        R"({"cached_tokens": 0, "scored": [], "experts": [], "token": [1.5, 0, []]})",
-        R"({"cached_tokens": 0, "scored": [], "experts": [], "token": [18446744073709551615, 0, []]})",
+       {R"({"cached_tokens": 0, "scored": [], "experts": [], "token": [4294967297, 0, [], []]})",
+        R"({"cached_tokens": 0, "scored": [], "experts": [], "token": [1.5, 0, [], []]})",
+        R"({"cached_tokens": 0, "scored": [], "experts": [], "token": [18446744073709551615, 0, [], []]})",
         R"({"cached_tokens": 0, "scored": [], "experts": [], "token": [1, 0]})",
-        R"({"cached_tokens": 0, "experts": [], "token": [1, 0, []]})", R"([])", R"("x")"})
+        R"({"cached_tokens": 0, "experts": [], "token": [1, 0, [], []]})", R"([])", R"("x")"})
     EXPECT_EQ(decode_first_token(bytes_of(bad)).status().code(), StatusCode::kDataLoss) << bad;
   for (const std::string epoch : {"1e61", "-1", "2.5", "true", "null"})
     EXPECT_EQ(decode_kv_hello(bytes_of(R"({"facts": [], "epoch": )" + epoch + "}")).status().code(),

@@ -231,14 +231,19 @@ TEST(Sampler, ScoresAGivenToken) {
   for (const float x : logits) total += std::exp(double{x});
   for (int32_t id = 0; id < 30; ++id) {
     std::vector<float> row = logits;
-    const SampledToken scored = sampler.score(row, id, 3).value();
+    const SampledToken scored =
+        sampler.score(row, id, {.top_logprobs = 3, .token_ids_logprob = {4, 0}}).value();
     EXPECT_EQ(scored.token_id, id);
     EXPECT_NEAR(scored.logprob, logits[static_cast<size_t>(id)] - std::log(total), 1e-5);
     ASSERT_EQ(scored.top.size(), 3u);
     EXPECT_NE(scored.top[0].token_id, 4);
+    ASSERT_EQ(scored.ids.size(), 2u);  // a masked id is listed too
+    EXPECT_EQ(scored.ids[0].token_id, 4);
+    EXPECT_NEAR(scored.ids[0].logprob, logits[4] - std::log(total), 1e-5);
+    EXPECT_NEAR(scored.ids[1].logprob, logits[0] - std::log(total), 1e-5);
   }
   std::vector<float> bad(30, std::nanf(""));
-  EXPECT_FALSE(sampler.score(bad, 0, 0).ok());
+  EXPECT_FALSE(sampler.score(bad, 0, {.top_logprobs = 0}).ok());
 }
 
 // Chi-square over the engine's own random numbers, fixed seed: 15 degrees of freedom, 0.1% point 37.7.

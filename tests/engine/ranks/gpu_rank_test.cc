@@ -212,11 +212,11 @@ TEST_P(GpuRanks, AnIdBelowZeroIsTheTokenThatWasChosen) {
   const std::vector<SampleRowParams> greedy(3, {.temperature = 0});
   std::vector<SampledRow> sampled(3);
   for (int i = 0; i < 5; ++i) {
-    ASSERT_TRUE(ahead.ranks().start_sample(greedy, {}, {}).ok());
+    ASSERT_TRUE(ahead.ranks().start_sample(greedy, {}, {}, {}).ok());
     const auto next = best_of(a);
     a = told.step(next);
     b = ahead.step({{~0}, {~1}, {~2}});
-    ASSERT_TRUE(ahead.ranks().take_sampled(sampled).ok());
+    ASSERT_TRUE(ahead.ranks().take_sampled(sampled, {}).ok());
     for (size_t s = 0; s < 3; ++s) ASSERT_EQ(sampled[s].token_id, next[s][0]) << "step " << i;
     ASSERT_EQ(a, b) << "step " << i;
   }
@@ -227,9 +227,11 @@ TEST_P(GpuRanks, TokensAreChosenAsTheHostChoosesThem) {
   const std::vector<int32_t> masked = {1, 2, 3};
   ASSERT_TRUE(model.ranks().set_masked_ids(masked).ok());
   const Logits logits = model.step(kPrompts);
-  const std::vector<SamplingParams> params = {{.temperature = 0, .top_logprobs = 5},
-                                              {.temperature = 0.7f, .top_p = 0.9f, .top_k = 40},
-                                              {.temperature = 1.3f, .min_p = 0.01f, .top_logprobs = 0}};
+  const int32_t last_id = static_cast<int32_t>(model.vocab_size()) - 1;
+  const std::vector<SamplingParams> params = {
+      {.temperature = 0, .top_logprobs = 5, .token_ids_logprob = {7, 1}},
+      {.temperature = 0.7f, .top_p = 0.9f, .top_k = 40},
+      {.temperature = 1.3f, .min_p = 0.01f, .top_logprobs = 0, .token_ids_logprob = {last_id, 0, last_id}}};
   const Sampler sampler(model.vocab_size(), masked);
   std::vector<std::vector<LogitEdit>> edits(3);  // makes the likeliest ids less likely and another one more
   for (size_t i = 0; i < 3; ++i) {
@@ -240,6 +242,7 @@ TEST_P(GpuRanks, TokensAreChosenAsTheHostChoosesThem) {
   }
   std::vector<LogitEdit> all_edits;
   std::vector<SampleRowParams> rows;
+  std::vector<int32_t> ids;
   for (const SamplingParams& p : params) {
     const std::vector<LogitEdit>& of_row = edits[rows.size()];
     rows.push_back({.random = 0.37 + 0.2 * static_cast<double>(rows.size()),
@@ -249,12 +252,17 @@ TEST_P(GpuRanks, TokensAreChosenAsTheHostChoosesThem) {
                     .top_logprobs = p.top_logprobs,
                     .min_p = p.min_p,
                     .first_edit = static_cast<int32_t>(all_edits.size()),
-                    .num_edits = static_cast<int32_t>(of_row.size())});
+                    .num_edits = static_cast<int32_t>(of_row.size()),
+                    .first_logprob_id = static_cast<int32_t>(ids.size()),
+                    .num_logprob_ids = static_cast<int32_t>(p.token_ids_logprob.size())});
     all_edits.insert(all_edits.end(), of_row.begin(), of_row.end());
+    ids.insert(ids.end(), p.token_ids_logprob.begin(), p.token_ids_logprob.end());
   }
   std::vector<SampledRow> sampled(3);
-  ASSERT_TRUE(model.ranks().start_sample(rows, all_edits, {}).ok());
-  ASSERT_TRUE(model.ranks().take_sampled(sampled).ok());
+  std::vector<float> id_logprobs(ids.size());
+  ASSERT_TRUE(model.ranks().start_sample(rows, all_edits, {}, ids).ok());
+  ASSERT_TRUE(model.ranks().take_sampled(sampled, id_logprobs).ok());
+  size_t next_id = 0;
   for (size_t i = 0; i < 3; ++i) {
     std::vector<float> row = logits[i];
     const SampledToken want = sampler.sample(row, params[i], rows[i].random, edits[i]).value();
@@ -262,6 +270,8 @@ TEST_P(GpuRanks, TokensAreChosenAsTheHostChoosesThem) {
     EXPECT_EQ(sampled[i].token_id, want.token_id) << i;
     if (params[i].top_logprobs < 0) continue;
     EXPECT_NEAR(sampled[i].logprob, want.logprob, 1e-4) << i;
+    for (const TokenLogprob& listed : want.ids)
+      EXPECT_NEAR(id_logprobs[next_id++], listed.logprob, 1e-4) << i;
     ASSERT_EQ(sampled[i].num_top, std::ssize(want.top));
     for (size_t k = 0; k < want.top.size(); ++k) EXPECT_EQ(sampled[i].top_ids[k], want.top[k].token_id);
   }

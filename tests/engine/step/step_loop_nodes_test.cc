@@ -160,6 +160,16 @@ TEST_P(SomeSample, GrammarsGoOnWhereTheFirstTokenWasChosen) {
   EXPECT_TRUE(nodes.decode_is_empty());
 }
 
+void expect_same_ids(const PositionLogprobs& a, const PositionLogprobs& b) {
+  ASSERT_EQ(a.ids.size(), 2u);
+  ASSERT_EQ(b.ids.size(), 2u);
+  for (size_t k = 0; k < 2; ++k) {
+    EXPECT_EQ(a.ids[k].token_id, b.ids[k].token_id);
+    EXPECT_EQ(a.ids[k].logprob, b.ids[k].logprob);
+    EXPECT_EQ(a.ids[k].bytes, b.ids[k].bytes);
+  }
+}
+
 // The prompt's log-probabilities and experts arrive with the first token, even if no output is requested.
 TEST_P(SomeSample, PromptsAreScored) {
   Nodes nodes(decode_shape(), prefill_shape());
@@ -167,6 +177,7 @@ TEST_P(SomeSample, PromptsAreScored) {
   for (const int64_t num_answer : {0, 5}) {
     Request request{"", prompt_of(21), greedy(num_answer)};
     request.sampling.top_logprobs = 1;
+    request.sampling.token_ids_logprob = {7, 3};
     request.prompt_logprobs_from = 2;
     request.routed_experts_from = 4;
     Collector want, got;
@@ -184,7 +195,13 @@ TEST_P(SomeSample, PromptsAreScored) {
       EXPECT_EQ(a[i].chosen.token_id, b[i].chosen.token_id);
       EXPECT_EQ(a[i].chosen.logprob, b[i].chosen.logprob);
       EXPECT_EQ(a[i].chosen.bytes, b[i].chosen.bytes);
+      expect_same_ids(a[i], b[i]);
     }
+    const auto &output = got.wait().logprobs, &wanted = want.wait().logprobs;
+    ASSERT_EQ(output.size(), std::max<size_t>(1, static_cast<size_t>(num_answer)));
+    ASSERT_EQ(output.size(), wanted.size());
+    for (size_t i = 0; i < output.size(); ++i) expect_same_ids(output[i], wanted[i]);
+    EXPECT_EQ(output[0].chosen.token_id, num_answer == 0 ? -1 : got.wait().token_ids[0]);
   }
   EXPECT_TRUE(nodes.prefill_is_empty());
   EXPECT_TRUE(nodes.decode_is_empty());

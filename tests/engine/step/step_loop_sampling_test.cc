@@ -221,6 +221,92 @@ TEST_P(StepLoopSampling, ScoresBeforeAnAnswer) {
       4u);
 }
 
+// Compares the listed ids of a position with the definition.
+void expect_ids(const PositionLogprobs& got, std::span<const int32_t> history, const SamplingParams& asked) {
+  std::vector<float> logits(kVocab);
+  hashed_logits(history, logits);
+  double total = 0;
+  for (const float x : logits) total += std::exp(double{x});
+  ASSERT_EQ(got.ids.size(), asked.token_ids_logprob.size());
+  for (size_t k = 0; k < got.ids.size(); ++k) {
+    const int32_t id = asked.token_ids_logprob[k];
+    EXPECT_EQ(got.ids[k].token_id, id);
+    EXPECT_NEAR(got.ids[k].logprob, logits[static_cast<size_t>(id)] - std::log(total), 1e-5);
+    if (id < 128 || id >= kNumTokens) {
+      EXPECT_EQ(got.ids[k].bytes, std::string(id < 128 ? 1 : 0, static_cast<char>(id)));
+    }
+  }
+}
+
+// Listed ids come in the request's order, with repetitions and with ids that have no token. Many requests run
+// at once; some end while a step with their rows is in flight.
+TEST_P(StepLoopSampling, ListedIdsHaveLogprobs) {
+  TestLoop loop(
+      hashed_logits,
+      {.scheduler = {.max_running_requests = 5, .chunked_prefill_size = 16, .max_prefill_tokens = 32},
+       .samples = GetParam()});
+  std::vector<Request> requests;
+  std::vector<Collector> collectors(30);
+  for (size_t i = 0; i < collectors.size(); ++i) {
+    Request request{.sampling = greedy(static_cast<int64_t>(i % 6) * 3)};
+    for (size_t k = 0; k <= i * 7 % 40; ++k)
+      request.input_ids.push_back(static_cast<int32_t>(i * 11 + k * 3) % kNumTokens);
+    request.sampling.top_logprobs = static_cast<int32_t>(i % 3);
+    request.sampling.logit_bias = {{17, 6.0f}, {'b', -20.0f}};
+    request.sampling.stop_token_ids = {17};
+    for (size_t k = 0; k < i % 7 * i % 129; ++k)
+      request.sampling.token_ids_logprob.push_back(static_cast<int32_t>(i * 31 + k * k * 5) % kVocab);
+    if (i % 7 == 1) request.sampling.token_ids_logprob = {'b', kVocab - 1, 17, 'b', 0};
+    if (i % 4 != 3) request.prompt_logprobs_from = static_cast<int64_t>(i % 4);
+    request.prompt_logprobs_from = std::min(request.prompt_logprobs_from, std::ssize(request.input_ids));
+    ASSERT_TRUE(loop->submit(request, collectors[i].callback()).ok()) << i;
+    requests.push_back(std::move(request));
+  }
+  for (size_t i = 0; i < collectors.size(); ++i) {
+    const Answer& answer = collectors[i].wait();
+    const Request& request = requests[i];
+    const auto first_scored = static_cast<size_t>(request.prompt_logprobs_from) + 1;
+    for (size_t p = 0; p < answer.prompt_logprobs.size(); ++p)
+      expect_ids(answer.prompt_logprobs[p], std::span(request.input_ids).first(first_scored + p),
+                 request.sampling);
+    std::vector<int32_t> history = request.input_ids;
+    const bool is_only_prompt = request.sampling.max_new_tokens == 0;
+    ASSERT_EQ(answer.logprobs.size(), !is_only_prompt                              ? answer.token_ids.size()
+                                      : request.sampling.token_ids_logprob.empty() ? 0
+                                                                                   : 1);
+    for (const PositionLogprobs& position : answer.logprobs) {
+      expect_ids(position, history, request.sampling);
+      EXPECT_EQ(position.chosen.token_id < 0, is_only_prompt);
+      history.push_back(position.chosen.token_id);
+    }
+  }
+  loop.finish();
+}
+
+// Without output, the ids' log-probabilities after the prompt are those of the first output token, also if
+// the prompt's pages are reused.
+TEST_P(StepLoopSampling, ListedIdsOfAPromptWithoutOutput) {
+  TestLoop loop(hashed_logits, {.samples = GetParam()});
+  SamplingParams sampling = greedy(0);
+  sampling.top_logprobs = 2;
+  sampling.token_ids_logprob = {9, 4};
+  for (const int64_t num_tokens : {1, 2, 40, 40, 41}) {
+    std::vector<int32_t> prompt;
+    for (int64_t i = 0; i < num_tokens; ++i) prompt.push_back(static_cast<int32_t>(i));
+    const Answer answer = loop.run(prompt, sampling);
+    EXPECT_EQ(answer.reason(), FinishReason::kLength);
+    EXPECT_TRUE(answer.token_ids.empty());
+    EXPECT_TRUE(answer.prompt_logprobs.empty());
+    ASSERT_EQ(answer.logprobs.size(), 1u);
+    EXPECT_EQ(answer.logprobs[0].chosen.token_id, -1);
+    EXPECT_EQ(answer.logprobs[0].top.size(), 2u);
+    expect_ids(answer.logprobs[0], prompt, sampling);
+  }
+  const EngineStats stats = loop.finish();
+  EXPECT_EQ(stats.generation_tokens_total, 0);
+  EXPECT_GT(stats.cached_tokens_total, 0);
+}
+
 TEST(StepLoopRequests, ABadRowOfAPromptFailsItsRequest) {
   const FakeLogits nan_at_3 = [](std::span<const int32_t> history, std::span<float> logits) {
     hashed_logits(history, logits);
@@ -323,6 +409,22 @@ TEST(StepLoopRequests, RefusesWhatIsIllegal) {
             "prompt_logprobs_from=2; must be between -1 (none) and 1, the number of prompt tokens");
   EXPECT_EQ(refused({.input_ids = {1}, .prompt_logprobs_from = 0}),
             "top_logprobs=-1; must be at least 0 if the prompt's logprobs are requested");
+  EXPECT_EQ(refused({.input_ids = {1}, .sampling = {.token_ids_logprob = {1}}}),
+            "top_logprobs=-1; must be at least 0 with token_ids_logprob");
+  EXPECT_EQ(refused({.input_ids = {1}, .sampling = {.top_logprobs = 0, .token_ids_logprob = {1, 300}}}),
+            "token_ids_logprob[1]=300; must be between 0 and 299, because the vocabulary has 300 tokens");
+  EXPECT_EQ(refused({.input_ids = {1}, .sampling = {.top_logprobs = 0, .token_ids_logprob = {-1}}}),
+            "token_ids_logprob[0]=-1; must be between 0 and 299, because the vocabulary has 300 tokens");
+  std::vector<int32_t> ids(129);
+  EXPECT_EQ(refused({.input_ids = {1}, .sampling = {.top_logprobs = 0, .token_ids_logprob = ids}}),
+            "token_ids_logprob: ids=129; must be at most 128");
+  ids.resize(128);
+  EXPECT_EQ(
+      refused({.input_ids = std::vector<int32_t>(20000),
+               .sampling = {.top_logprobs = 0, .token_ids_logprob = ids},
+               .prompt_logprobs_from = 0}),
+      "token_ids_logprob: ids=128; must be at most 104 for the 20000 prompt tokens whose log-probabilities "
+      "are requested");
   EXPECT_EQ(refused({.input_ids = {1}, .routed_experts_from = 2}),
             "routed_experts_from=2; must be between -1 (none) and 1, the number of prompt tokens");
   EXPECT_EQ(refused({.input_ids = {1}, .priority = int64_t{1} << 31}),

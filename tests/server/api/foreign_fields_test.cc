@@ -105,6 +105,7 @@ TEST(ForeignFields, WhatIsNotHereIsRefusedByName) {
     EXPECT_EQ(refused(s, kText, {{"prompt", "x"}, {name, value}})["param"], name);
     EXPECT_EQ(refused(s, "/generate", {{"text", "x"}, {"sampling_params", {{name, value}}}})["param"],
               "sampling_params." + name);
+    if (name == "token_ids_logprob") continue;  // a field of /generate
     EXPECT_EQ(refused(s, "/generate", {{"text", "x"}, {name, value}})["param"], name);
   }
   const json chat_only = {{"echo", true},
@@ -272,14 +273,47 @@ TEST(GenerateFields, ListsHaveOneEntryPerPrompt) {
                      {"sampling_params", {{{"max_new_tokens", 1}}, {{"max_new_tokens", 2}}}},
                      {"return_logprob", {true, false}},
                      {"logprob_start_len", {0, -1}},
-                     {"top_logprobs_num", {1, 0}}};
+                     {"top_logprobs_num", {1, 0}},
+                     {"token_ids_logprob", {{97, 98}, {99}}}};
   const json outputs = ok(s, "/generate", body);
   ASSERT_EQ(outputs.size(), 2u);
   EXPECT_EQ(outputs[0]["meta_info"]["completion_tokens"], 1);
   EXPECT_EQ(outputs[1]["meta_info"]["completion_tokens"], 2);
   EXPECT_EQ(outputs[0]["meta_info"]["input_token_logprobs"].size(), 2u);
   EXPECT_EQ(outputs[0]["meta_info"]["output_top_logprobs"].size(), 1u);
+  EXPECT_EQ(outputs[0]["meta_info"]["output_token_ids_logprobs"][0].size(), 2u);
   EXPECT_FALSE(outputs[1]["meta_info"].contains("output_token_logprobs"));
+  EXPECT_FALSE(outputs[1]["meta_info"].contains("output_token_ids_logprobs"));
+}
+
+TEST(GenerateFields, ListedIdsAreForAllPromptsOrForOne) {
+  TestServer s;
+  const auto ids = [&](const json& listed, const json& more = json::object()) {
+    json body = {{"text", {"ab", "cd"}}, {"return_logprob", true}, {"token_ids_logprob", listed}};
+    body.update(more);
+    json found = json::array();
+    for (const json& output : ok(s, "/generate", body)) {
+      const json& meta = output["meta_info"];
+      found.push_back(nullptr);
+      if (!meta.contains("output_token_ids_logprobs")) continue;
+      found.back() = json::array();
+      for (const json& entry : meta["output_token_ids_logprobs"][0]) found.back().push_back(entry[1]);
+    }
+    return found;
+  };
+  EXPECT_EQ(ids({7, 8}), json::parse("[[7,8],[7,8]]"));
+  EXPECT_EQ(ids(json::parse("[[7,8],[9]]")), json::parse("[[7,8],[9]]"));
+  EXPECT_EQ(ids(json::parse("[null,[9]]")), json::parse("[null,[9]]"));
+  EXPECT_EQ(ids(json::parse("[[9],[]]")), json::parse("[[9],null]"));
+  EXPECT_EQ(ids(json::parse("[[7],[8]]"), {{"sampling_params", {{"n", 2}}}}),
+            json::parse("[[7],[7],[8],[8]]"));
+  json body = {{"text", "a"}, {"return_logprob", true}, {"token_ids_logprob", std::vector<int>(129, 5)}};
+  EXPECT_EQ(refused(s, "/generate", body)["message"],
+            "token_ids_logprob: must have at most 128 token ids, got 129");
+  body = {{"text", {"a", "b"}}, {"token_ids_logprob", {{5}, {6, 257}}}};
+  const json error = refused(s, "/generate", body);
+  EXPECT_EQ(error["param"], "token_ids_logprob[1]");
+  EXPECT_EQ(error["message"], "token_ids_logprob[1]: must have ids of the vocabulary of 257 tokens, got 257");
 }
 
 TEST(GenerateFields, WrongListsAreNamed) {

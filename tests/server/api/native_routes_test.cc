@@ -85,6 +85,46 @@ TEST(Generate, PromptLogprobs) {
   EXPECT_EQ(json::parse(beyond.body)["error"]["param"], "logprob_start_len");
 }
 
+TEST(Generate, LogprobsOfListedIds) {
+  TestServer s;
+  const auto meta = [&](const std::string& more) {
+    return post(s, "/generate",
+                R"({"input_ids":[98,99,100],"token_ids_logprob":[97,256,97],)" + more + "}")["meta_info"];
+  };
+  const json row = json::parse("[[-24.25,97,null],[-64.0,256,null],[-24.25,97,null]]");
+  const json whole =
+      meta(R"("return_logprob":true,"logprob_start_len":1,"sampling_params":{"max_new_tokens":2})");
+  EXPECT_EQ(whole["input_token_ids_logprobs"], json::array({nullptr, row}));
+  EXPECT_EQ(whole["output_token_ids_logprobs"], json::array({row, row}));
+  EXPECT_EQ(whole["output_token_logprobs"].size(), 2u);
+  EXPECT_FALSE(whole.contains("output_top_logprobs"));
+  const json texts = meta(R"("return_logprob":true,"return_text_in_logprobs":true)");
+  EXPECT_EQ(texts["output_token_ids_logprobs"][0][0], json::parse(R"([-24.25,97,"a"])"));
+  EXPECT_EQ(texts["input_token_ids_logprobs"], json::array());
+  const json prompt_only = meta(R"("return_logprob":true,"sampling_params":{"max_new_tokens":0})");
+  EXPECT_EQ(prompt_only["output_token_ids_logprobs"], json::array({row}));  // of the token after the prompt
+  EXPECT_EQ(prompt_only["output_token_logprobs"], json::array());
+  EXPECT_EQ(prompt_only["completion_tokens"], 0);
+  const json without = meta(R"("return_logprob":false)");
+  EXPECT_FALSE(without.contains("output_token_ids_logprobs"));
+  EXPECT_TRUE(s.engine.last_request().sampling.token_ids_logprob.empty());
+  const json none = post(s, "/generate", R"({"text":"a","return_logprob":true,"token_ids_logprob":[]})");
+  EXPECT_FALSE(none["meta_info"].contains("output_token_ids_logprobs"));
+}
+
+TEST(Generate, AStreamRepeatsTheLogprobsOfListedIds) {
+  TestServer s;
+  const HttpAnswer answer = http_post(
+      s.port, "/generate", R"({"text":"ab","stream":true,"return_logprob":true,"token_ids_logprob":[4]})");
+  const auto events = parse_events(answer.body);
+  ASSERT_EQ(events.size(), 4u);
+  for (size_t i = 0; i < 3; ++i) {
+    const json& rows = events[i]["meta_info"]["output_token_ids_logprobs"];
+    EXPECT_EQ(rows.size(), i + 1);
+    EXPECT_EQ(rows[i], json::parse("[[-1.0,4,null]]"));
+  }
+}
+
 TEST(Generate, RoutedExperts) {
   TestServer s;
   const json list = post(s, "/generate", R"({"text":["a","b"],"return_routed_experts":true})");
@@ -128,6 +168,11 @@ TEST(Generate, WrongFieldsAreNamed) {
       {R"({"text":5})", "text"},
       {R"({"input_ids":"abc"})", "input_ids"},
       {R"({"text":"a","sampling_params":5})", "sampling_params"},
+      {R"({"text":"a","token_ids_logprob":"1"})", "token_ids_logprob"},
+      {R"({"text":"a","token_ids_logprob":[1,-2]})", "token_ids_logprob"},
+      {R"({"text":"a","token_ids_logprob":[[1]]})", "token_ids_logprob"},
+      {R"({"text":["a"],"token_ids_logprob":[[1],[2]]})", "token_ids_logprob"},
+      {R"({"text":["a"],"token_ids_logprob":[["x"]]})", "token_ids_logprob[0]"},
       {R"({"text":"a","sampling_params":[{}]})", "sampling_params"},
       {R"({"text":"a","sampling_params":{"max_new_tokens":"many"}})", "sampling_params.max_new_tokens"},
       {R"({"text":"a","sampling_params":{"top_p":0}})", "sampling_params.top_p"},

@@ -1,7 +1,7 @@
 // Sampling with a cluster of 8 blocks per row, which holds the row in its shared memory.
 //
 // Computes:  SampleRows of kernels/device_sampler.h: greedy; plain temperature; top_k, top_p and min_p;
-//            edited logits and masks; log-probabilities, also of a given id.
+//            edited logits and masks; log-probabilities, also of a given id and of listed ids.
 // Shapes:    logits [rows, V] f32, V <= 400000: each block holds an eighth of a row in shared memory.
 // Bytes:     4 rows V, once; V / 8 per mask; 16 per edit for each block.
 // Flops:     at most three double-precision exp per element.
@@ -50,14 +50,6 @@ struct Cut {
   __device__ bool is_here(uint32_t key) const { return shift == 32 || key >> shift == prefix; }
 };
 
-struct Ranked {
-  uint32_t key;
-  int32_t id;
-  __device__ bool is_before(const Ranked& other) const {
-    return key != other.key ? key > other.key : id < other.id;
-  }
-};
-
 struct Shared {
   BinTotals first, later;  // for the first digit and for the current digit
   uint64_t published[2][2];
@@ -67,10 +59,6 @@ struct Shared {
   uint32_t num_top;
   Ranked top[kMaxTopLogprobs];
 };
-
-__device__ float logit_of(uint32_t key) {
-  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
-}
 
 // One block's part of a row.
 // Large because the steps of sampling share the block's registers and shared memory.
@@ -128,6 +116,7 @@ class RowPart {
   // Puts the nth (from 0) id in `cut`, in order of ids.
   __device__ void put_nth(const Cut& cut, uint64_t nth);
   __device__ void list_top(int32_t num_top);
+  __device__ void list_ids(const SampleRowsArgs& a, const SampleRowParams& params) const;
 
   // ---- radix select ----
   __device__ void count_digit(const Cut& so_far, int bits, bool weighted, BinTotals& totals);
@@ -402,6 +391,15 @@ __device__ void RowPart::list_top(int32_t num_top) {
   if (threadIdx.x == 0) out_->num_top = static_cast<int32_t>(wanted);
 }
 
+// The first block reads the model's logits of all listed ids, wherever they are in the row.
+__device__ void RowPart::list_ids(const SampleRowsArgs& a, const SampleRowParams& params) const {
+  if (rank_ != 0) return;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < params.num_logprob_ids; i += kThreads) {
+    const int32_t at = params.first_logprob_id + i;
+    a.id_logprobs[at] = static_cast<float>(__ldcg(logits_ + __ldcg(a.logprob_ids + at)) - log_total_);
+  }
+}
+
 __device__ void RowPart::keep_allowed(const uint32_t* allowed) {
   each([&](int i) {
     const int32_t id = first_id_ + i;
@@ -434,6 +432,7 @@ __device__ void RowPart::sample(const SampleRowsArgs& a, int64_t row) {
   }
   wants_logprobs_ = params.top_logprobs >= 0;
   if (wants_logprobs_) log_total_ = max_ + log(static_cast<double>(total_weight()) / kOne);
+  list_ids(a, params);
   mask(a);
   const bool is_given = params.given_id >= 0, is_drawn = !is_given && params.temperature != 0;
   is_weighted_ = is_drawn && (params.top_k > 0 || params.top_p < 1 || params.min_p > 0);

@@ -33,6 +33,7 @@ class SamplerCuda : public testing::Test {
     std::vector<LogitEdit> edits = {{.token_id = 0, .add = 1e9f}};  // belongs to no row
     const size_t words = (vocab_size + 31) / 32;
     std::vector<uint32_t> allowed(words);  // belongs to no row
+    std::vector<int32_t> ids = {0};        // belongs to no row
     for (size_t i = 0; i < rows.size(); ++i) {
       std::copy(rows[i].logits.begin(), rows[i].logits.end(), logits.begin() + static_cast<long>(i * stride));
       const SamplingParams& p = rows[i].params;
@@ -46,9 +47,12 @@ class SamplerCuda : public testing::Test {
            .given_id = rows[i].given_id,
            .first_edit = static_cast<int32_t>(edits.size()),
            .num_edits = static_cast<int32_t>(rows[i].edits.size()),
+           .first_logprob_id = static_cast<int32_t>(ids.size()),
+           .num_logprob_ids = static_cast<int32_t>(p.token_ids_logprob.size()),
            .allowed = rows[i].allowed.empty() ? -1 : static_cast<int32_t>(allowed.size() / words)});
       allowed.insert(allowed.end(), rows[i].allowed.begin(), rows[i].allowed.end());
       edits.insert(edits.end(), rows[i].edits.begin(), rows[i].edits.end());
+      ids.insert(ids.end(), p.token_ids_logprob.begin(), p.token_ids_logprob.end());
     }
     const DeviceArray<float> device_logits(logits);
     const DeviceArray<SampleRowParams> device_params(params);
@@ -58,6 +62,8 @@ class SamplerCuda : public testing::Test {
     const DeviceArray<LogitEdit> device_edits(edits);
     const DeviceArray<uint32_t> device_allowed(allowed);
     const DeviceArray<uint32_t> device_masked(bits);
+    const DeviceArray<int32_t> device_ids(ids);
+    const DeviceArray<float> id_logprobs(std::vector<float>(ids.size(), 1));
     const DeviceArray<SampledRow> out(std::vector<SampledRow>(rows.size())), copy(out.values());
     cuda_sample_rows()({.logits = device_logits.data(),
                         .num_rows = static_cast<int64_t>(rows.size()),
@@ -67,29 +73,38 @@ class SamplerCuda : public testing::Test {
                         .params = all_greedy ? nullptr : device_params.data(),
                         .edits = device_edits.data(),
                         .allowed = device_allowed.data(),
+                        .logprob_ids = device_ids.data(),
+                        .id_logprobs = id_logprobs.data(),
                         .all_greedy = all_greedy,
                         .out = out.data(),
                         .copy = copy.data()});
     const Status status = stream_.synchronize();
     EXPECT_TRUE(status.ok()) << status.message();
-    const std::vector<SampledRow> got = out.values(), copied = copy.values();
+    id_logprobs_ = id_logprobs.values();
+    EXPECT_EQ(id_logprobs_[0], 1);
+    expect_same(out.values(), copy.values());
+    return out.values();
+  }
+
+  static void expect_same(const std::vector<SampledRow>& got, const std::vector<SampledRow>& copied) {
     for (size_t i = 0; i < got.size(); ++i) {
       EXPECT_EQ(got[i].status, copied[i].status);
       EXPECT_EQ(got[i].token_id, copied[i].token_id);
     }
-    return got;
   }
 
   // Compares every field of every row with the CPU's; returns the number of rows that drew a different id.
   int compare(const std::vector<RowCase>& rows, const std::vector<int32_t>& masked = {}) {
     const std::vector<SampledRow> got = run(rows, masked);
     int num_other = 0;
-    for (size_t i = 0; i < rows.size(); ++i) {
+    size_t first_id = 1, num_ids = 0;
+    for (size_t i = 0; i < rows.size(); ++i, first_id += num_ids) {
+      num_ids = rows[i].params.token_ids_logprob.size();
       const Sampler sampler(static_cast<int64_t>(rows[i].logits.size()), masked);
       std::vector<float> logits = rows[i].logits;
       const RowCase& row = rows[i];
       const Result<SampledToken> expected =
-          row.given_id >= 0 ? sampler.score(logits, row.given_id, row.params.top_logprobs)
+          row.given_id >= 0 ? sampler.score(logits, row.given_id, row.params)
                             : sampler.sample(logits, row.params, row.random, row.edits, row.allowed);
       EXPECT_EQ(got[i].status == SampleStatus::kOk, expected.ok()) << "row " << i;
       if (!expected.ok() || got[i].status != SampleStatus::kOk) continue;
@@ -103,10 +118,14 @@ class SamplerCuda : public testing::Test {
         EXPECT_EQ(got[i].top_ids[j], expected->top[j].token_id) << "row " << i << ", place " << j;
         EXPECT_NEAR(got[i].top_logprobs[j], expected->top[j].logprob, 4e-6);
       }
+      for (size_t j = 0; j < num_ids; ++j)
+        EXPECT_NEAR(id_logprobs_[first_id + j], expected->ids[j].logprob, 4e-6)
+            << "row " << i << ", id " << j;
     }
     return num_other;
   }
 
+  std::vector<float> id_logprobs_;  // of the last run; the first belongs to no row
   Stream stream_ = std::move(Stream::make()).value();
   StreamScope scope_{stream_};
 };
@@ -304,6 +323,28 @@ TEST_F(SamplerCuda, GivenIdsAreScored) {
     }
   }
   EXPECT_EQ(run({{{1, std::nanf("")}, {.top_logprobs = 0}, 0.5, {}, 1}})[0].status, SampleStatus::kBadLogits);
+}
+
+// Ids of every block, masked and repeated ones, in rows that are sampled in every way.
+TEST_F(SamplerCuda, ListedIds) {
+  for (const size_t vocab_size : {1, 9, 5000, 201088}) {
+    std::vector<RowCase> rows;
+    for (unsigned i = 0; i < 40; ++i) {
+      RowCase row{random_logits(vocab_size, i),
+                  {.temperature = static_cast<float>(i % 3) / 2,
+                   .top_k = i % 5 == 1 ? 3 : -1,
+                   .top_logprobs = static_cast<int32_t>(i % 4)}};
+      for (unsigned k = 0; k < i * i % 129; ++k)
+        row.params.token_ids_logprob.push_back(static_cast<int32_t>((i * 997 + k * 50021) % vocab_size));
+      if (i % 4 == 2) row.given_id = 0;
+      if (i % 4 == 3) row.edits = random_edits(vocab_size, 5, i);
+      rows.push_back(std::move(row));
+    }
+    EXPECT_EQ(compare(rows), 0);
+    if (vocab_size > 9) {
+      EXPECT_EQ(compare(rows, {0, 997, 4999}), 0);
+    }
+  }
 }
 
 TEST_F(SamplerCuda, Edges) {
