@@ -97,6 +97,13 @@ class Latency(unittest.TestCase):
         self.assertEqual(ended.returncode, 4)  # does not fit in memory
         self.assertIn("1000000", ended.stderr)
 
+    def test_rows_have_the_layout_of_the_ranks(self):
+        flags = "-t 2 -p 0 -n 4 -r 1 --cold-mib 16 --tp 2 --dp 2 --enable-dp-attention --moe-a2a-backend deepep".split()
+        row, = self.run_json("bench", "latency", MODEL, *flags)
+        self.assertEqual([row[key] for key in ("n_tp", "n_dp", "a2a")], [2, 2, "deepep"])
+        ended = subprocess.run([BINARY, "bench", "latency", MODEL, *flags], capture_output=True, text=True, timeout=300)
+        self.assertIn(", tp 2, dp 2, deepep |", ended.stdout, ended.stderr)
+
     def test_decode_is_timed_with_the_whole_batch(self):
         """Requests that decode while other requests still prefill do not end before the measured time ends."""
         flags = "-t 2 -p 0 -n 4 -d 100 -b 1,4 -r 1 --cold-mib 16 --max-prefill-tokens 64 --chunked-prefill-size 64"

@@ -207,13 +207,30 @@ std::string size_text(int64_t bytes) {
                                    : fmt::format("{:.2f} MiB", static_cast<double>(bytes) / (1 << 20));
 }
 
-json to_json(const Measured& m, const ModelInfo& info) {
+// Returns "" for one rank, otherwise text such as ", tp 2, dp 2, deepep".
+std::string layout_text(const EngineConfig& config) {
+  std::string text;
+  const auto add = [&](const char* name, int size) {
+    if (size > 1) text += fmt::format(", {} {}", name, size);
+  };
+  add("tp", config.tp_size);
+  add("ep", config.ep_size);
+  add("dp", config.dp_size);
+  if (config.tp_size > 1 && config.moe_a2a_backend != "none") text += ", " + config.moe_a2a_backend;
+  return text;
+}
+
+json to_json(const Measured& m, const ModelInfo& info, const EngineConfig& config) {
   json samples = json::array();
   for (const double rate : m.rates) samples.push_back(rate);
   json row = {{"model", info.name},
               {"quantization", info.quantization},
               {"model_size", info.weight_bytes},
               {"backend", info.backend},
+              {"n_tp", config.tp_size},
+              {"n_ep", config.ep_size},
+              {"n_dp", config.dp_size},
+              {"a2a", config.moe_a2a_backend},
               {"n_threads", m.what.threads},
               {"n_batch", m.what.batch},
               {"n_prompt", m.what.n_prompt},
@@ -241,12 +258,12 @@ std::string limit_cells(const Measured& m) {
 // Prints each row as soon as it is measured and, for JSON, the enclosing brackets.
 class Table {
  public:
-  explicit Table(std::string form) : form_(std::move(form)) {
+  Table(std::string form, const EngineConfig& config) : form_(std::move(form)), config_(config) {
     if (form_ == "json") fmt::print("[");
   }
 
   void add(const Measured& m, const ModelInfo& info) {
-    const json row = to_json(m, info);
+    const json row = to_json(m, info, config_);
     if (form_ == "md") {
       const bool limited = m.limit > 0;
       if (rows_ == 0)
@@ -256,9 +273,10 @@ class Table {
             limited ? " read GB/s | limit t/s | of the limit |" : "", limited ? " ---: | ---: | ---: |" : "");
       const std::string of_alone =
           m.what.busy > 0 ? fmt::format(", {:.0f} % of the rate alone", 100 * m.of_alone) : "";
-      fmt::print("| {} | {} | {} | {} | {} | {} | {:.2f} ± {:.2f}{} |{}\n", info.name,
-                 size_text(info.weight_bytes), info.quantization, info.backend, m.what.threads, m.what.name(),
-                 m.mean(), m.stddev(), of_alone, limited ? limit_cells(m) : "");
+      fmt::print("| {} | {} | {} | {}{} | {} | {} | {:.2f} ± {:.2f}{} |{}\n", info.name,
+                 size_text(info.weight_bytes), info.quantization, info.backend, layout_text(config_),
+                 m.what.threads, m.what.name(), m.mean(), m.stddev(), of_alone,
+                 limited ? limit_cells(m) : "");
     } else if (form_ == "csv") {
       std::string names, values;
       for (const auto& [key, value] : row.items()) {
@@ -282,6 +300,7 @@ class Table {
 
  private:
   const std::string form_;
+  const EngineConfig& config_;  // as given
   int rows_ = 0;
 };
 
@@ -303,7 +322,7 @@ std::vector<Case> cases(const BenchOptions& options, int threads) {
 // For a list of --threads, each process of a job loads one engine after another.
 int bench_latency(const BenchOptions& options) {
   const bool follows = Engine::is_follower(options.engine);
-  Table table(follows ? "none" : options.output);
+  Table table(follows ? "none" : options.output, options.engine);
   for (const int threads : options.threads) {
     EngineConfig config = options.engine;
     config.threads = threads;
