@@ -159,6 +159,14 @@ Result<MoePlan> plan_on_gpus(const MoeProblem& problem, const MoeChoice& choice)
   return plan;
 }
 
+// Attention and the dense layers have kernels for Hopper only.
+Status check_gpu(const DeviceChoice& device) {
+  if (device.kind != DeviceKind::kCuda || device.compute_capability / 10 == 9) return {};
+  return unsupported("device=cuda: a GPU of compute capability " +
+                     compute_capability_text(device.compute_capability) +
+                     " cannot run a model, which needs 9.0 (H100, H200); nearest legal choice: --device cpu");
+}
+
 // CPU ranks send f32, and deterministic inference adds no partial sums.
 Status check_reduce_dtype(const EngineConfig& flags, DeviceKind device) {
   if (flags.tp_reduce_dtype == "float32") return {};
@@ -227,6 +235,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   ModelPlan plan;
   plan.absent_gpu = absent_gpu;
   FP4MOE_ASSIGN_OR_RETURN(const DeviceChoice device, choose_device(given.device, absent_gpu));
+  FP4MOE_RETURN_IF_ERROR(check_gpu(device));
   EngineConfig all_given = given;
   take_device_defaults(given, device.kind, all_given);
   FP4MOE_RETURN_IF_ERROR(check_ranges(all_given));

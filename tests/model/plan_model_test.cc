@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <string>
 
 #include "device/absent_gpu.h"
 
@@ -170,6 +171,19 @@ TEST(PlanModel, Bf16SumsAreForGpusThatShareLayers) {
           [](EngineConfig& f) { f.enable_deterministic_inference = true; });
   refused("tp=2 and dp=2", [](EngineConfig& f) { f.dp_size = 2, f.enable_dp_attention = true; });
   refused("use one of float32, bfloat16", [](EngineConfig& f) { f.tp_reduce_dtype = "fp8"; });
+}
+
+TEST(PlanModel, GpusOtherThanHopperAreRefused) {
+  EngineConfig flags;
+  flags.device = "cuda";
+  for (const int capability : {80, 86, 89, 100, 120}) {
+    const Status status = plan_model(gpt_oss(), flags, AbsentGpu{capability, int64_t{80} << 30}).status();
+    EXPECT_EQ(status.code(), StatusCode::kUnsupported);
+    EXPECT_NE(status.message().find("compute capability " + std::to_string(capability / 10) + "."),
+              std::string::npos)
+        << status.message();
+  }
+  EXPECT_TRUE(plan_model(gpt_oss(), flags, AbsentGpu{90, int64_t{80} << 30}).ok());
 }
 
 TEST(PlanModel, WhatCannotRunIsRefused) {
