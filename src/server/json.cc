@@ -123,7 +123,8 @@ void Fields::merge_error(const Fields& inner) {
   param_ = inner.param_;
 }
 
-void Fields::merge_translated(const Fields& inner, std::string (*rename)(const std::string& name)) {
+void Fields::merge_translated(const Fields& inner,
+                              const std::function<std::string(const std::string& name)>& rename) {
   for (FieldNote note : inner.notes_) {
     note.name = rename(note.name);
     if (!note.name.empty()) notes_.push_back(std::move(note));

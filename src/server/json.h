@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
@@ -63,7 +64,8 @@ class Fields {
   void merge_error(const Fields& inner);
   // merge() for an object that was translated from this one: `rename` maps its field names to names in this
   // object, and to an empty name if there is no such field.
-  void merge_translated(const Fields& inner, std::string (*rename)(const std::string& name));
+  void merge_translated(const Fields& inner,
+                        const std::function<std::string(const std::string& name)>& rename);
   const json& object() const { return object_; }
   const std::string& prefix() const { return prefix_; }
   bool ok() const { return error_.ok(); }

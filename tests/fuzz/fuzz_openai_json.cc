@@ -41,7 +41,7 @@ void check_responses(const Engine& engine, json body) {
     check(fields, call);
     if (!fields.ok() || !body.is_object()) return;
     const json response =
-        respond(call, R"(<think>so</think>7<tool_call>{"name":"f","arguments":{}}</tool_call>)");
+        respond(call, R"(<think>so</think>7<tool_call>{"name":"n__f","arguments":{}}</tool_call>)");
     if (!response.value("store", false)) return;
     body["previous_response_id"] = response["id"];
   }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdlib>
 
 namespace fp4moe {
 namespace {
@@ -17,6 +18,20 @@ constexpr int kTickMs = 20;
 bool has_input(int socket) {
   pollfd wait = {socket, POLLIN, 0};
   return ::poll(&wait, 1, kTickMs) > 0;
+}
+
+// The size of a request's head; npos: it is not complete.
+size_t head_size(const std::string& request) {
+  const size_t end = request.find("\r\n\r\n");
+  return end == std::string::npos ? end : end + 4;
+}
+
+// The size of a request with its body; npos: its head is not complete.
+size_t whole_size(const std::string& request) {
+  const std::string name = "\r\nContent-Length: ";
+  const size_t head = head_size(request), at = request.find(name);
+  if (head == std::string::npos) return head;
+  return at < head ? head + std::strtoul(request.c_str() + at + name.size(), nullptr, 10) : head;
 }
 
 }  // namespace
@@ -100,6 +115,12 @@ int FakeNode::count(const std::string& path) const {
   return found == counts_.end() ? 0 : found->second;
 }
 
+std::string FakeNode::body(const std::string& path) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = bodies_.find(path);
+  return found == bodies_.end() ? "" : found->second;
+}
+
 void FakeNode::accept_all() {
   while (!stopping_.load()) {
     if (!has_input(listener_)) continue;
@@ -109,20 +130,22 @@ void FakeNode::accept_all() {
 }
 
 void FakeNode::serve(int socket) {
-  std::string head;
+  std::string request;
   char piece[4096];
-  while (!stopping_.load() && head.find("\r\n\r\n") == std::string::npos) {
+  while (!stopping_.load() && request.size() < whole_size(request)) {
     if (!has_input(socket)) continue;
     const ssize_t n = ::recv(socket, piece, sizeof piece, MSG_DONTWAIT);
     if (n <= 0) break;
-    head.append(piece, static_cast<size_t>(n));
+    request.append(piece, static_cast<size_t>(n));
   }
-  const size_t begin = head.find(' ') + 1, end = head.find(' ', begin);
-  const std::string path = end == std::string::npos ? "" : head.substr(begin, end - begin);
+  const size_t begin = request.find(' ') + 1, end = request.find(' ', begin);
+  const std::string path = end == std::string::npos ? "" : request.substr(begin, end - begin);
   Script script = [](FakePeer& peer) { peer.send(http_answer("{}", 404)); };
   {
     const std::lock_guard lock(mutex_);
     ++counts_[path];
+    if (const size_t head_end = head_size(request); head_end != std::string::npos)
+      bodies_[path] = request.substr(head_end);
     if (const auto found = scripts_.find(path); found != scripts_.end()) script = found->second;
   }
   FakePeer peer(socket, stopping_);

@@ -46,6 +46,8 @@ class FakeNode {
   void set_body(const std::string& path, const std::string& json);
   // The number of requests to `path`.
   int count(const std::string& path) const;
+  // The body of the last request to `path`.
+  std::string body(const std::string& path) const;
 
  private:
   void accept_all();
@@ -56,6 +58,7 @@ class FakeNode {
   mutable std::mutex mutex_;
   std::map<std::string, Script> scripts_;
   std::map<std::string, int> counts_;
+  std::map<std::string, std::string> bodies_;
   std::list<std::thread> connections_;
   std::thread thread_;
 };

@@ -35,7 +35,9 @@ MORE = {  # further bodies whose responses must match the schema
     "/v1/completions": [{"logprobs": 2, "n": 2}, {"prompt": ["a", "b"]}, {"prompt": [[65], [66, 67]]},
                         {"logprobs": 1, "echo": True, "return_token_ids": True, "return_routed_experts": True}],
     "/v1/responses": [{"tools": [{"type": "function", "name": "f"}], "tool_choice": "required", "max_output_tokens": 40},
-                      {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "store": False},
+                      {"tools": [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [
+                          {"type": "function", "name": "f"}]}], "tool_choice": "required", "max_output_tokens": 40},
+                      {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "store": False, "truncation": "auto"},
                       {"input": [{"role": "user", "content": "Hi"}], "instructions": "Be brief", "metadata": {"a": "b"}}],
     "/generate": [{"return_logprob": True, "top_logprobs_num": 2}, {"text": ["a", "b"]}, {"text": None, "input_ids": [65]},
                   {"return_logprob": True, "return_text_in_logprobs": True},

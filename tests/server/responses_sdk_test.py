@@ -141,6 +141,26 @@ class ResponsesSdk(unittest.TestCase):
                          done.arguments)
         json.loads(done.arguments)
 
+    def test_namespaces(self):
+        """Codex sends the functions of an MCP server in a namespace, and web_search."""
+        space = {"type": "namespace", "name": "mcp__sums", "description": "Sums.", "tools": [TOOL]}
+        more = {"client": self.thinker, "tools": [{"type": "web_search"}, space], "tool_choice": "required",
+                "parallel_tool_calls": False}
+        given = [{"role": "user", "content": "1 + 3?"}]
+        called = self.create(given, **more)
+        call = next(item for item in called.output if item.type == "function_call")
+        self.assertEqual((call.name, call.namespace), ("add", "mcp__sums"))
+        self.assertEqual(len(called.tools), 1)
+        output = [{"type": "function_call_output", "call_id": call.call_id, "output": "4"}]
+        more["tool_choice"] = "none"
+        replayed = self.create(given + called.output + output, **more)
+        continued = self.create(output, previous_response_id=called.id, **more)
+        self.assertEqual(replayed.output_text, continued.output_text)
+        self.assertEqual(replayed.usage.input_tokens, continued.usage.input_tokens)
+        more["tool_choice"] = {"type": "function", "name": "add"}
+        items = [e.item for e in self.create(given, stream=True, **more) if e.type.startswith("response.output_item")]
+        self.assertEqual({(i.name, i.namespace) for i in items if i.type == "function_call"}, {("add", "mcp__sums")})
+
     def test_structured_text(self):
         parsed = self.client.responses.parse(model="demo", input=QUESTION, temperature=0, text_format=Fruit)
         self.assertIsInstance(parsed.output_parsed, Fruit)
@@ -179,8 +199,8 @@ class ResponsesSdk(unittest.TestCase):
             self.client.responses.cancel(stored.id)
 
     def test_errors(self):
-        for more, param in (({"background": True}, "background"), ({"truncation": "auto"}, "truncation"),
-                            ({"top_p": 7}, "top_p"), ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        for more, param in (({"background": True}, "background"), ({"truncation": "middle"}, "truncation"),
+                            ({"top_p": 7}, "top_p"), ({"tools": [{"type": "custom", "name": "f"}]}, "tools[0].type"),
                             ({"given": [{"role": "user", "content": [{"type": "input_image", "image_url": "a"}]}]},
                              "input[0].content[0].type")):
             with self.assertRaises(openai.BadRequestError) as caught:

@@ -6,11 +6,13 @@ import pathlib
 import random
 import re
 import sys
+import tempfile
 import unittest
 
 import jsonschema
 import openai
 
+import demo_templates
 from serve_process import Serve
 
 BINARY, MODEL = sys.argv[1:3]
@@ -197,6 +199,34 @@ class StructuredOutput(unittest.TestCase):
         with self.assertRaises(openai.BadRequestError) as caught:  # the demo's template does not render tools
             self.chat(tools=tools)
         self.assertIn("has no place for tools", caught.exception.message)
+
+    def test_a_format_or_a_call(self):
+        """With tools, a format constrains the text of a response that calls none."""
+        def one_of(name):
+            return {"type": "object", "properties": {name: {"enum": [1, 2]}}, "required": [name], "additionalProperties": False}
+
+        tools = [{"type": "function", "function": {"name": "look", "parameters": one_of("x")}}]
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": one_of("r")}}
+        with tempfile.NamedTemporaryFile("w", suffix=".jinja") as template:
+            template.write(demo_templates.TOOLS)
+            template.flush()
+            with Serve(BINARY, MODEL, "--chat-template", template.name, "--context-length", "1024") as serve:
+                with openai.OpenAI(base_url=serve.url + "/v1", api_key="none", max_retries=0) as client:
+                    def chat(**fields):
+                        return client.chat.completions.create(
+                            model="default", messages=MESSAGES, tools=tools, response_format=form, temperature=0,
+                            max_tokens=100, parallel_tool_calls=False, **fields).choices[0]
+
+                    first = client.post("/tokenize", body={"prompt": "<tool_call>", "add_special_tokens": False},
+                                        cast_to=object, options={})["tokens"][0]
+                    for fields in ({"logit_bias": {str(first): -100}}, {"tool_choice": "none"}):
+                        self.check(one_of("r"), chat(**fields).message.content)
+                    call = chat(logit_bias={str(first): 100})
+                    self.assertIsNone(call.message.content)
+                    function = call.message.tool_calls[0].function
+                    self.assertEqual(function.name, "look")
+                    if call.finish_reason == "tool_calls":
+                        self.assertIsInstance(json.loads(function.arguments), dict)
 
 
 class WithoutBackend(unittest.TestCase):

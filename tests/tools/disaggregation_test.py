@@ -166,6 +166,7 @@ class Disaggregation(unittest.TestCase):
             self.assertEqual(ask(p.url, "/server_info")[1]["disaggregation_bootstrap_port"], p.bootstrap_port)
             self.assertIn("fp4moe_router_node_up", ask(router.url, "/metrics")[1])
             self.check_routes(router, d)
+            self.check_responses(router, d)
             self.assertEqual(ask(router.url, "/generate", [1])[0], 400)
             status, answer = ask(router.url, "/generate", {"text": "a", "sampling_params": {"temperature": -1}})
             self.assertEqual(status, 400)
@@ -192,16 +193,31 @@ class Disaggregation(unittest.TestCase):
             for node in (p, d):
                 self.assertTrue(eventually(node.is_empty), node.role)
 
+    def check_responses(self, router, node):
+        """The Responses API gives the text of a chat through the router, but its responses are not stored."""
+        chat = ask(router.url, "/v1/chat/completions", {"messages": [{"role": "user", "content": PROMPTS[0]}],
+                                                        "temperature": 0, "max_tokens": 12})[1]
+        body = {"input": PROMPTS[0], "temperature": 0, "max_output_tokens": 12, "store": True}
+        status, response = ask(router.url, "/v1/responses", body)
+        self.assertEqual(status, 200, response)
+        self.assertEqual(response["output"][-1]["content"][0]["text"], chat["choices"][0]["message"]["content"])
+        self.assertEqual(response["store"], False)
+        self.assertIn("event: response.created\n", ask(router.url, "/v1/responses", {**body, "stream": True})[1])
+        for url in (node.url, router.url):
+            self.assertEqual(ask(url, "/v1/responses/" + response["id"])[0], 404)
+        status, error = ask(router.url, "/v1/responses", {**body, "previous_response_id": response["id"]})
+        self.assertEqual((status, error["error"]["param"]), (400, "previous_response_id"))
+
     def check_routes(self, router, node):
         """Checks for every route of a node whether the router has it (docs/disaggregation.md)."""
-        passed = {"/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/generate",
+        passed = {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/generate",
                   "/tokenize", "/detokenize", "/apply-template", "/v1/models", "/v1/models/{model}", "/model_info",
                   "/get_model_info", "/version", "/props", "/server_info", "/get_server_info", "/health_generate", "/openapi.json",
                   "/expert_load", "/expert_load.svg", "/", "/chat"}
         own, operators = {"/health", "/ping", "/metrics"}, {"/abort_request", "/flush_cache"}
         operators |= {"/get_load", "/v1/loads"}  # of one node
         routes = ask(node.url, "/openapi.json")[1]["paths"]
-        stored = {path for path in routes if path.startswith("/v1/responses")}  # each node stores its own responses
+        stored = {path for path in routes if path.startswith("/v1/responses/")}  # a router has none
         self.assertEqual(set(routes) - passed - own - operators - stored, set(), "a new route must be in one of these lists")
         for path, methods in routes.items():
             for method in methods:

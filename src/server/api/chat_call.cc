@@ -74,8 +74,9 @@ OutputPlan add_chat(const Engine& engine, Fields& fields, ChatInput input, Reque
   request.sampling = std::move(input.sampling);
   if (input.dialect.needs_special_tokens) request.sampling.skip_special_tokens = false;
   request.sampling.grammar =
-      input.tools.is_forced ? constrain_calls(engine, input.dialect, prompt.text, input.tools)
-                            : constrain_content(engine, input.dialect, prompt.text, request.sampling.grammar);
+      input.tools.is_forced
+          ? constrain_calls(engine, input.dialect, prompt.text, input.tools)
+          : constrain_content(engine, input.dialect, prompt.text, input.tools, request.sampling.grammar);
   add_requests(engine, call, fields, {std::move(request)}, {std::move(prompt.ids)}, n);
   return plan_output(input.dialect, prompt.text, input.tools, input.separate_reasoning);
 }

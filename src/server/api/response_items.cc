@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "server/api/apis.h"
+#include "server/api/response_tools.h"
 
 namespace fp4moe {
 
@@ -63,6 +64,7 @@ json read_message(Fields& fields) {
 json read_call(Fields& fields) {
   json item = {{"type", "function_call"}};
   for (const char* name : {"call_id", "name", "arguments"}) item[name] = required_string(fields, name);
+  if (const std::string space = fields.string("namespace", ""); !space.empty()) item["namespace"] = space;
   item["status"] = "completed";
   return item;
 }
@@ -228,11 +230,12 @@ void ItemMessages::add_call(const json& item) {
   const bool continues = !messages_.empty() && messages_.back()["role"] == "assistant" &&
                          reasoning_.empty() && (messages_.back().contains("tool_calls") || !splits_calls_);
   if (!continues) messages_.push_back(assistant(""));
-  messages_.back()["tool_calls"].push_back(
-      {{"id", string_or_empty(item, "call_id")},
-       {"type", "function"},
-       {"function",
-        {{"name", string_or_empty(item, "name")}, {"arguments", string_or_empty(item, "arguments")}}}});
+  const std::string name = string_or_empty(item, "name"), space = string_or_empty(item, "namespace");
+  messages_.back()["tool_calls"].push_back({{"id", string_or_empty(item, "call_id")},
+                                            {"type", "function"},
+                                            {"function",
+                                             {{"name", space.empty() ? name : flat_name(space, name)},
+                                              {"arguments", string_or_empty(item, "arguments")}}}});
 }
 
 // The assistant's next message, with the reasoning before it.

@@ -72,6 +72,8 @@ void OutputItems::begin(Kind kind, const std::string& name) {
   is_open_ = true;
   kind_ = kind;
   items_.push_back(empty_item(kind, name));
+  if (const auto at = tools_.namespaced.find(name); kind == Kind::kArguments && at != tools_.namespaced.end())
+    items_.back().update({{"name", at->second.name}, {"namespace", at->second.space}});
   events_.add("response.output_item.added", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
   if (kind == Kind::kArguments) return;
   items_.back()["content"].push_back(empty_part(kind));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "fp4moe/engine.h"
+#include "server/api/response_tools.h"
 #include "server/chat/output_parser.h"
 #include "server/json.h"
 
@@ -31,7 +32,8 @@ class EventList {
 // A run of reasoning becomes a reasoning item, a run of content a message, and each call a function_call.
 class OutputItems {
  public:
-  explicit OutputItems(EventList& events) : events_(events) {}
+  // Calls of functions in a namespace are reported with their own name and namespace.
+  OutputItems(EventList& events, const ResponseTools& tools) : events_(events), tools_(tools) {}
 
   void add(const OutputPart& part);
   // Adds the log-probabilities of output tokens whose text is in parts that are added later.
@@ -49,6 +51,7 @@ class OutputItems {
   json take_logprobs(size_t num_bytes);
 
   EventList& events_;
+  const ResponseTools& tools_;
   json items_ = json::array();
   bool is_open_ = false;
   Kind kind_ = Kind::kContent;                   // of the open item; kArguments: a call

@@ -122,7 +122,7 @@ GenerationCall parse_responses(const Engine& engine, const ResponseAccess& acces
   head["top_p"] = rounded(input.sampling.top_p);
   translated.head = std::move(head);
   if (chat.ok()) setup.plan = add_chat(engine, chat, std::move(input), std::move(request), 1, call);
-  fields.merge_translated(chat, responses_name);
+  fields.merge_translated(chat, [&](const std::string& name) { return responses_name(translated, name); });
   translated.chat = json::object();
   if (fields.ok())
     call.format = std::make_unique<ResponsesFormat>(engine, access, std::move(translated), setup);

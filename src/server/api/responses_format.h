@@ -49,7 +49,7 @@ class ResponsesFormat final : public ApiFormat {
   const std::unique_ptr<OutputParser> parser_;
   ReasoningTokens reasoning_tokens_;
   EventList events_;
-  OutputItems output_{events_};
+  OutputItems output_{events_, request_.tools};
   int64_t num_calls_ = 0;
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <string_view>
 #include <utility>
 
@@ -15,9 +16,10 @@ constexpr int64_t kMaxConversationBytes = int64_t{128} << 20;  // as parsed JSON
 
 // Fields of /v1/responses that are translated, and those of a chat completion that the translation writes.
 // All other fields have the same name in both APIs.
-constexpr std::array<std::string_view, 29> kNotCopied = {"background",
+constexpr std::array<std::string_view, 31> kNotCopied = {"background",
                                                          "client_metadata",
                                                          "conversation",
+                                                         "enable_response_messages",
                                                          "include",
                                                          "input",
                                                          "instructions",
@@ -30,6 +32,7 @@ constexpr std::array<std::string_view, 29> kNotCopied = {"background",
                                                          "metadata",
                                                          "model",
                                                          "n",
+                                                         "previous_input_messages",
                                                          "previous_response_id",
                                                          "prompt",
                                                          "reasoning",
@@ -53,83 +56,14 @@ void check_choice(Fields& fields, const std::string& name, const std::string& va
   fields.fail(name, "must be one of " + list + ", got " + shown(value));
 }
 
-// {"type": "function", "name", ...} in the form of a chat completion's tool.
-json chat_tool(Fields& fields, const json& tool, const std::string& name) {
-  Fields inner(tool, name + ".");
-  const std::string type = inner.string("type", "");
-  if (inner.ok() && type != "function")
-    inner.fail("type", unsupported(shown(type) + " tools are not supported here: it must be \"function\""));
-  json function = json::object();
-  for (const char* part : {"name", "description", "parameters", "strict"})
-    if (const json* given = inner.find(part)) function[part] = *given;
-  fields.merge(inner);
-  return {{"type", "function"}, {"function", std::move(function)}};
-}
-
-std::string tool_name(const json& tool) { return tool["function"].value("name", json()).dump(); }
-
-// Removes the tools that `choice`, of type allowed_tools, does not list.
-void keep_allowed(Fields& fields, Fields& choice, ResponsesRequest& request) {
-  const std::string mode = choice.string("mode", "auto");
-  check_choice(choice, "mode", mode, {"auto", "required"});
-  const json* allowed = choice.find("tools");
-  if (allowed == nullptr || !allowed->is_array() || allowed->empty())
-    choice.fail("tools", "must be a non-empty array of {\"type\": \"function\", \"name\": string}");
-  std::set<std::string> names;
-  for (size_t i = 0; choice.ok() && i < allowed->size(); ++i) {
-    Fields tool((*allowed)[i], "tool_choice.tools[" + std::to_string(i) + "].");
-    if (const std::string type = tool.string("type", ""); tool.ok() && type != "function")
-      tool.fail("type", unsupported(shown(type) + " is not supported here: it must be \"function\""));
-    const std::string name = json(tool.string("name", "")).dump();
-    const json& tools = request.chat["tools"];
-    if (std::none_of(tools.begin(), tools.end(), [&](const json& t) { return tool_name(t) == name; }))
-      tool.fail("name", "is not one of the tools: " + name.substr(0, 80));
-    names.insert(name);
-    choice.merge(tool);
-  }
-  json kept = json::array();
-  for (const json& tool : request.chat["tools"])
-    if (names.contains(tool_name(tool))) kept.push_back(tool);
-  request.chat["tools"] = std::move(kept);
-  request.chat["tool_choice"] = mode;
-  fields.merge(choice);
-}
-
-void read_function_choice(Fields& fields, ResponsesRequest& request) {
+void read_tools(Fields& fields, ResponsesRequest& request) {
+  ResponseTools& tools = request.tools = read_response_tools(fields);
+  request.head["tools"] = std::move(tools.given);
   const json* choice = fields.find("tool_choice");
   request.head["tool_choice"] = choice == nullptr ? json("auto") : *choice;
-  if (choice == nullptr) return;
-  const bool is_word = *choice == "auto" || *choice == "none" || *choice == "required";
-  if (is_word) {
-    request.chat["tool_choice"] = *choice;
-    return;
-  }
-  if (!choice->is_object())
-    return fields.fail("tool_choice",
-                       "must be \"auto\", \"none\", \"required\", {\"type\": \"function\", \"name\": string} "
-                       "or {\"type\": \"allowed_tools\", \"mode\": string, \"tools\": array}");
-  Fields inner(*choice, "tool_choice.");
-  const std::string type = inner.string("type", "");
-  if (inner.ok() && type == "allowed_tools") return keep_allowed(fields, inner, request);
-  if (inner.ok() && type != "function")
-    inner.fail("type", unsupported(shown(type) +
-                                   " is not supported here: it must be \"function\" or \"allowed_tools\""));
-  request.chat["tool_choice"] = {{"type", "function"}, {"function", {{"name", inner.string("name", "")}}}};
-  fields.merge(inner);
-}
-
-void read_function_tools(Fields& fields, ResponsesRequest& request) {
-  request.head["tools"] = json::array();
-  request.chat["tools"] = json::array();
-  if (const json* tools = fields.find("tools")) {
-    if (!tools->is_array())
-      return fields.fail("tools", std::string("must be an array, not ") + tools->type_name());
-    request.head["tools"] = *tools;
-    for (size_t i = 0; i < tools->size() && fields.ok(); ++i)
-      request.chat["tools"].push_back(chat_tool(fields, (*tools)[i], "tools[" + std::to_string(i) + "]"));
-  }
   request.head["parallel_tool_calls"] = fields.boolean("parallel_tool_calls", true);
-  if (fields.ok()) read_function_choice(fields, request);
+  request.chat["tools"] = std::move(tools.functions);
+  if (!tools.choice.is_null()) request.chat["tool_choice"] = std::move(tools.choice);
 }
 
 // "text.format" as a chat completion's response_format.
@@ -186,9 +120,12 @@ void read_logprobs(Fields& fields, ResponsesRequest& request) {
 // Refuses the fields that this server does not implement, and reads those that only the response shows.
 void read_rest(Fields& fields, ResponsesRequest& request) {
   fields.refuse("background", false);
-  fields.refuse("truncation", "disabled");
+  // "auto" has no effect on an input that fits; any other is refused, as "disabled" demands.
+  check_choice(fields, "truncation", fields.string("truncation", ""), {"auto", "disabled"});
   fields.refuse("conversation", nullptr);
   fields.refuse("prompt", nullptr);
+  fields.refuse("enable_response_messages", false);  // vLLM's, and the next one
+  fields.refuse("previous_input_messages", nullptr);
   const int64_t calls = fields.integer("max_tool_calls", 0, 1, INT32_MAX);  // of built-in tools: no effect
   fields.find("client_metadata");                                           // Codex's: no effect
   if (const json* options = fields.find("stream_options")) {
@@ -274,7 +211,7 @@ ResponsesRequest read_responses_request(const Engine& engine, const ResponseAcce
   for (const auto& item : fields.object().items())
     if (std::find(kNotCopied.begin(), kNotCopied.end(), item.key()) == kNotCopied.end())
       request.chat[item.key()] = item.value();
-  read_function_tools(fields, request);
+  read_tools(fields, request);
   read_text_and_reasoning(fields, request);
   read_logprobs(fields, request);
   read_rest(fields, request);
@@ -284,7 +221,7 @@ ResponsesRequest read_responses_request(const Engine& engine, const ResponseAcce
   return request;
 }
 
-std::string responses_name(const std::string& chat) {
+std::string responses_name(const ResponsesRequest& request, const std::string& chat) {
   static const std::pair<std::string, std::string> kNames[] = {
       {"response_format.json_schema", "text.format"},
       {"response_format", "text.format"},
@@ -296,9 +233,13 @@ std::string responses_name(const std::string& chat) {
   if (chat.starts_with("messages")) return "input";  // the items of `input` were checked one by one
   for (const auto& [own, name] : kNames)
     if (chat.starts_with(own)) return name.empty() ? name : name + chat.substr(own.size());
-  static const std::string kFunction = ".function";
+  static const std::string kTool = "tools[", kFunction = ".function";
   const size_t at = chat.starts_with("tool") ? chat.find(kFunction) : std::string::npos;
-  return at == std::string::npos ? chat : chat.substr(0, at) + chat.substr(at + kFunction.size());
+  const std::string rest = at == std::string::npos ? "" : chat.substr(at + kFunction.size());
+  if (!chat.starts_with(kTool)) return at == std::string::npos ? chat : chat.substr(0, at) + rest;
+  size_t index = 0;
+  std::from_chars(chat.data() + kTool.size(), chat.data() + chat.size(), index);
+  return index < request.tools.places.size() ? request.tools.places[index] + rest : chat;
 }
 
 }  // namespace fp4moe

@@ -8,6 +8,7 @@
 #include "fp4moe/engine.h"
 #include "server/api/response_items.h"
 #include "server/api/response_store.h"
+#include "server/api/response_tools.h"
 #include "server/json.h"
 
 namespace fp4moe {
@@ -15,6 +16,7 @@ namespace fp4moe {
 struct ResponsesRequest {
   json chat = json::object();  // the fields for read_chat_input() and add_chat()
   json head = json::object();  // the response object without its id, times, status, output and usage
+  ResponseTools tools;         // without the parts that `chat` and `head` have
   std::vector<json> input;     // this request's items
   std::shared_ptr<const Turn> previous;
   bool is_stored = false, stream = false;
@@ -23,7 +25,7 @@ struct ResponsesRequest {
 // Records errors in `fields`, named by the fields of /v1/responses.
 ResponsesRequest read_responses_request(const Engine& engine, const ResponseAccess& access, Fields& fields);
 
-// The field of /v1/responses that ResponsesRequest::chat has under the name `chat`; empty: there is none.
-std::string responses_name(const std::string& chat);
+// The field of /v1/responses that `request.chat` has under the name `chat`; empty: there is none.
+std::string responses_name(const ResponsesRequest& request, const std::string& chat);
 
 }  // namespace fp4moe

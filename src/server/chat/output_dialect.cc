@@ -155,6 +155,24 @@ json array_of_calls(const ToolUse& tools) {
   return sequence(std::move(parts));
 }
 
+// At least one call in the model's own syntax, or an array if the template defines none.
+json calls_format(const Engine& engine, const OutputDialect& dialect, const ToolUse& tools) {
+  switch (dialect.calls) {
+    case CallSyntax::kHermes:
+      return hermes_calls(tools);
+    case CallSyntax::kDeepSeek:
+      return deepseek_calls(engine, dialect, tools);
+    case CallSyntax::kHarmony:
+      return harmony_call(engine, tools);
+    case CallSyntax::kNone:
+    case CallSyntax::kJsonArray:
+      break;
+  }
+  return array_of_calls(tools);
+}
+
+json in_order(json parts) { return parts.size() == 1 ? std::move(parts[0]) : sequence(std::move(parts)); }
+
 }  // namespace
 
 OutputDialect detect_dialect(const Engine& engine) {
@@ -204,38 +222,31 @@ std::unique_ptr<OutputParser> make_parser(const OutputPlan& plan) {
 }
 
 GrammarSpec constrain_content(const Engine& engine, const OutputDialect& dialect, const std::string& prompt,
-                              const GrammarSpec& content) {
+                              const ToolUse& tools, const GrammarSpec& content) {
   if (content.kind == GrammarSpec::Kind::kNone || content.kind == GrammarSpec::Kind::kStructuralTag)
     return content;
   json parts = parts_before(engine, dialect, prompt);
-  if (parts.empty()) return content;
+  const bool may_call = !tools.functions.empty() && dialect.calls != CallSyntax::kNone;
+  if (parts.empty() && !may_call) return content;
+  json text = structural_format(content);
   if (dialect.calls == CallSyntax::kHarmony)
-    for (const json& part :
-         {marker_format(engine, "<|channel|>"), text_format("final"), marker_format(engine, "<|message|>")})
-      parts.push_back(part);
-  parts.push_back(structural_format(content));
-  return structural_tag(sequence(std::move(parts)));
+    text = sequence(json::array({marker_format(engine, "<|channel|>"), text_format("final"),
+                                 marker_format(engine, "<|message|>"), std::move(text)}));
+  if (may_call) {
+    ToolUse free{.parallel = tools.parallel};  // as without `content`, a schema never makes a request fail
+    for (const ToolUse::Function& f : tools.functions)
+      free.functions.push_back({f.name, {{"type", "object"}}});
+    text = any_of(json::array({std::move(text), calls_format(engine, dialect, free)}));
+  }
+  parts.push_back(std::move(text));
+  return structural_tag(in_order(std::move(parts)));
 }
 
 GrammarSpec constrain_calls(const Engine& engine, const OutputDialect& dialect, const std::string& prompt,
                             const ToolUse& tools) {
   json parts = parts_before(engine, dialect, prompt);
-  switch (dialect.calls) {
-    case CallSyntax::kHermes:
-      parts.push_back(hermes_calls(tools));
-      break;
-    case CallSyntax::kDeepSeek:
-      parts.push_back(deepseek_calls(engine, dialect, tools));
-      break;
-    case CallSyntax::kHarmony:
-      parts.push_back(harmony_call(engine, tools));
-      break;
-    case CallSyntax::kNone:
-    case CallSyntax::kJsonArray:
-      parts.push_back(array_of_calls(tools));
-      break;
-  }
-  return structural_tag(parts.size() == 1 ? parts[0] : sequence(std::move(parts)));
+  parts.push_back(calls_format(engine, dialect, tools));
+  return structural_tag(in_order(std::move(parts)));
 }
 
 }  // namespace fp4moe

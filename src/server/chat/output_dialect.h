@@ -47,10 +47,11 @@ OutputPlan plan_output(const OutputDialect& dialect, const std::string& prompt, 
                        bool separate_reasoning);
 std::unique_ptr<OutputParser> make_parser(const OutputPlan& plan);
 
-// A grammar for the dialect's optional prefix (reasoning, channels) followed by `content`. kNone and
+// A grammar for the dialect's optional prefix (reasoning, channels) followed by `content` or, if the request
+// has tools and the dialect a syntax for calls, by calls of tools.functions with any arguments. kNone and
 // kStructuralTag are returned unchanged.
 GrammarSpec constrain_content(const Engine& engine, const OutputDialect& dialect, const std::string& prompt,
-                              const GrammarSpec& content);
+                              const ToolUse& tools, const GrammarSpec& content);
 // The same prefix followed by at least one call of tools.functions, in the model's own syntax, or as a JSON
 // array if the template defines none.
 GrammarSpec constrain_calls(const Engine& engine, const OutputDialect& dialect, const std::string& prompt,

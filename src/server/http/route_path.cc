@@ -39,6 +39,7 @@ bool is_route(std::string_view route, std::string_view path) {
 }
 
 std::string path_tail(std::string_view route, std::string_view path) {
+  if (!is_route(route, path)) return "";
   return percent_decoded(without_version(without_last_slash(path)).substr(without_version(route).size()));
 }
 

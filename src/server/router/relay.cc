@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/http/request_id.h"
+#include "server/http/route_path.h"
 #include "server/json.h"
 #include "server/router/upstream.h"
 
@@ -26,6 +27,15 @@ size_t events_end(std::string_view text, size_t num_new) {
   return end;
 }
 
+// Keeps a request of /v1/responses from storing its response on a decode node, and refuses one that continues
+// a stored response.
+Status without_store(json& body) {
+  const auto previous = body.find("previous_response_id");
+  if (previous != body.end() && !previous->is_null()) return unsupported(kNoStoredResponses);
+  body["store"] = false;
+  return {};
+}
+
 // Runs on the exchange: upstream events are posted to it.
 class Relay : public std::enable_shared_from_this<Relay> {
  public:
@@ -43,6 +53,10 @@ class Relay : public std::enable_shared_from_this<Relay> {
       Result<json> body = parse_json(exchange_->request().body);
       if (body.ok() && !body->is_object()) body = invalid_argument("the body is not a JSON object");
       if (!body.ok()) return exchange_->respond(shaped(errors_, error_response(body.status())));
+      if (is_route("/v1/responses", exchange_->request().path))
+        if (const Status status = without_store(*body); !status.ok())
+          return exchange_->respond(
+              error_response(status.with_context("previous_response_id"), "previous_response_id"));
       prefill_ = context_.nodes.acquire("prefill");
       if (!prefill_) return respond(503, context_.nodes.problems("prefill"));
       const RouterNode node = context_.nodes.node(prefill_.index());

@@ -12,6 +12,10 @@
 
 namespace fp4moe {
 
+// Each decode node could find only the responses that it stored itself.
+inline constexpr const char* kNoStoredResponses =
+    "a router has no stored responses: send the whole conversation as input";
+
 struct RelayContext {
   boost::asio::io_context& io;
   NodeTable& nodes;
@@ -22,10 +26,11 @@ struct RelayContext {
 };
 
 // Forwards a request to a decode node and its response to `exchange`; call it from the exchange's handler. A
-// generation request gets the address of the prefill node that computes its prompts. An event stream is
-// forwarded event by event, any other response once it is complete. Errors: 503 no node is up, or the router
-// holds too many response bytes; 502 the response is malformed or too long, or the node died before its end;
-// 504 a deadline passed. A stream that breaks ends with an error event.
+// generation request gets the address of the prefill node that computes its prompts, and the responses of
+// /v1/responses are not stored. An event stream is forwarded event by event, any other response once it is
+// complete. Errors: 503 no node is up, or the router holds too many response bytes; 502 the response is
+// malformed or too long, or the node died before its end; 504 a deadline passed. A stream that breaks ends
+// with an error event.
 void relay_generation(const RelayContext& context, std::shared_ptr<HttpExchange> exchange, ErrorShape errors);
 void relay_plain(const RelayContext& context, std::shared_ptr<HttpExchange> exchange, ErrorShape errors);
 

@@ -26,7 +26,7 @@ namespace {
 constexpr uint64_t kMaxLookBytes = 1 << 20;  // limit for responses to the router's own health checks
 
 // The handler of a route.
-enum class Target { kRouter, kDecodeNode, kGeneration };
+enum class Target { kRouter, kDecodeNode, kGeneration, kStoredResponse };
 
 // All routes of a router; admin routes exist only on the nodes. is_route() compares a request's path with
 // these.
@@ -41,6 +41,10 @@ constexpr struct Route {
     {"GET", "/workers", Target::kRouter},
     {"POST", "/v1/chat/completions", Target::kGeneration},
     {"POST", "/v1/completions", Target::kGeneration},
+    {"POST", "/v1/responses", Target::kGeneration},
+    {"GET", "/v1/responses/", Target::kStoredResponse},
+    {"DELETE", "/v1/responses/", Target::kStoredResponse},
+    {"POST", "/v1/responses/", Target::kStoredResponse},
     {"POST", "/v1/messages", Target::kGeneration, ErrorShape::kAnthropic},
     {"POST", "/v1/messages/count_tokens", Target::kDecodeNode, ErrorShape::kAnthropic},
     {"POST", "/generate", Target::kGeneration},
@@ -163,6 +167,8 @@ class RouterImpl final : public Router {
       return exchange->respond(shaped(errors, std::move(response)));
     }
     if (found->target == Target::kRouter) return exchange->respond(own_response(found->path));
+    if (found->target == Target::kStoredResponse)
+      return exchange->respond(error_response(not_found(kNoStoredResponses), "response_id"));
     if (draining_.load())
       return exchange->respond(shaped(errors, error_response(unavailable("the router is shutting down"))));
     if (found->target == Target::kGeneration) return relay_generation(relays_, exchange, errors);

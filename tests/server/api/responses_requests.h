@@ -11,6 +11,19 @@
 namespace fp4moe {
 
 inline const std::string kResponses = "/v1/responses";
+inline const FakeOptions kHermes{.chat_template = "{{ tools }}<tool_call></tool_call><think></think>",
+                                 .has_grammars = true};
+// The tools look and wait.
+inline const nlohmann::json kTools = nlohmann::json::parse(
+    R"([{"type":"function","name":"look","description":"Looks.","parameters":{"type":"object","properties":{"x":{"type":"integer"}}},"strict":true},
+        {"type":"function","name":"wait"}])");
+
+inline nlohmann::json input(const nlohmann::json& given,
+                            const nlohmann::json& more = nlohmann::json::object()) {
+  nlohmann::json body = {{"input", given}};
+  body.update(more);
+  return body;
+}
 
 inline nlohmann::json respond(TestServer& s, const nlohmann::json& body, const std::string& headers = "") {
   const HttpAnswer answer = http_post(s.port, kResponses, body.dump(), headers);
@@ -51,6 +64,22 @@ inline std::string text_of(const nlohmann::json& response) {
   for (const auto& item : response["output"])
     if (item["type"] == "message") text += item["content"][0]["text"];
   return text;
+}
+
+inline nlohmann::json messages_of(TestServer& s, const nlohmann::json& body) {
+  respond(s, body);
+  return nlohmann::json::parse(s.engine.last_messages());
+}
+
+// Each pair is a body and the field that the error names.
+using WrongFields = std::vector<std::pair<nlohmann::json, std::string>>;
+inline void expect_named(const WrongFields& cases) {
+  TestServer s({.chat_template = kHermes.chat_template, .has_grammars = true});
+  for (const auto& [body, param] : cases) {
+    const nlohmann::json error = refused(s, body);
+    EXPECT_EQ(error["param"], param) << body << error;
+    EXPECT_EQ(error["message"].get<std::string>().find(param), 0u) << error;
+  }
 }
 
 }  // namespace fp4moe

@@ -11,25 +11,10 @@ namespace {
 
 using nlohmann::json;
 
-const FakeOptions kHermes{.chat_template = "{{ tools }}<tool_call></tool_call><think></think>",
-                          .has_grammars = true};
 const FakeOptions kHarmony{.chat_template = "{{ tools }}<|channel|> developer message.thinking",
                            .special_tokens = {"<|channel|>", "<|message|>", "<|end|>", "<|start|>"},
                            .has_grammars = true};
 const std::string kCall = R"(<tool_call>{"name": "look", "arguments": {"x": 1}}</tool_call>)";
-const json kTools = json::parse(
-    R"([{"type":"function","name":"look","description":"Looks.","parameters":{"type":"object","properties":{"x":{"type":"integer"}}},"strict":true},
-        {"type":"function","name":"wait"}])");
-
-json input(const json& given, const json& more = json::object()) {
-  json body = {{"input", given}};
-  body.update(more);
-  return body;
-}
-json messages_of(TestServer& s, const json& body) {
-  respond(s, body);
-  return json::parse(s.engine.last_messages());
-}
 std::vector<std::string> types(const std::vector<json>& events) {
   std::vector<std::string> list;
   for (const json& event : events) {
@@ -264,6 +249,12 @@ TEST(Responses, TranslateTools) {
             std::string::npos);
 }
 
+TEST(Responses, TruncateNothing) {
+  TestServer s;
+  EXPECT_EQ(respond(s, input("x", {{"truncation", "auto"}}))["truncation"], "disabled");
+  EXPECT_EQ(respond(s, input("x", {{"truncation", "disabled"}}))["truncation"], "disabled");
+}
+
 TEST(Responses, TranslateTextFormatAndReasoning) {
   using Kind = GrammarSpec::Kind;
   TestServer s({.has_grammars = true});
@@ -310,17 +301,6 @@ TEST(Responses, TakeSamplingFieldsOfChat) {
   EXPECT_EQ(response["top_p"], 0.95);
 }
 
-// Each pair is a body and the field that the error names.
-using WrongFields = std::vector<std::pair<json, std::string>>;
-void expect_named(const WrongFields& cases) {
-  TestServer s({.chat_template = kHermes.chat_template, .has_grammars = true});
-  for (const auto& [body, param] : cases) {
-    const json error = refused(s, body);
-    EXPECT_EQ(error["param"], param) << body << error;
-    EXPECT_EQ(error["message"].get<std::string>().find(param), 0u) << error;
-  }
-}
-
 TEST(Responses, NameTheWrongItem) {
   const auto item = [](const json& one) { return input({{{"role", "user"}, {"content", "a"}}, one}); };
   expect_named(
@@ -351,7 +331,11 @@ TEST(Responses, NameTheWrongField) {
   expect_named(
       {{input("a", {{"instructions", 7}}), "instructions"},
        {input("a", {{"tools", 7}}), "tools"},
-       {input("a", {{"tools", {{{"type", "web_search"}}}}}), "tools[0].type"},
+       {input("a", {{"tools", {{{"type", "code_interpreter"}}}}}), "tools[0].type"},
+       {input("a", {{"tools", {{{"type", "tool_search"}}}}}), "tools[0].type"},
+       {input("a", {{"tools", {{{"type", 7}}}}}), "tools[0].type"},
+       {input("a", {{"tools", {7}}}), "tools[0]"},
+       {input("a", {{"tools", {{{"type", "web_search"}}}}, {"tool_choice", "required"}}), "tool_choice"},
        {input("a", {{"tools", {{{"type", "custom"}, {"name", "f"}}}}}), "tools[0].type"},
        {input("a", {{"tools", {{{"type", "function"}}}}}), "tools[0].name"},
        {input("a", {{"tools", {{{"type", "function"}, {"name", "a b"}}}}}), "tools[0].name"},
@@ -380,14 +364,19 @@ TEST(Responses, NameTheWrongField) {
        {input("a", {{"max_tool_calls", 0}}), "max_tool_calls"},
        {input("a", {{"temperature", 1000}}), "temperature"},
        {input("a", {{"background", true}}), "background"},
-       {input("a", {{"truncation", "auto"}}), "truncation"},
+       {input("a", {{"truncation", "middle"}}), "truncation"},
+       {input("a", {{"truncation", true}}), "truncation"},
+       {input("a", {{"enable_response_messages", true}}), "enable_response_messages"},
+       {input("a", {{"previous_input_messages", json::array()}}), "previous_input_messages"},
        {input("a", {{"conversation", "conv_1"}}), "conversation"},
        {input("a", {{"prompt", {{"id", "p"}}}}), "prompt"},
        {input("a", {{"metadata", {{"a", 7}}}}), "metadata"},
        {input("a", {{"store", "yes"}}), "store"},
        {input("a", {{"stream", 1}}), "stream"}});
   TestServer s({.context_length = 200});
-  EXPECT_EQ(refused(s, input(std::string(300, 'a')))["code"], "context_length_exceeded");
+  for (const char* truncation : {"auto", "disabled"})
+    EXPECT_EQ(refused(s, input(std::string(300, 'a'), {{"truncation", truncation}}))["code"],
+              "context_length_exceeded");
   const json many = refused(s, input(json(201, {{"role", "user"}, {"content", "a"}})));
   EXPECT_EQ(many["code"], "context_length_exceeded");
   EXPECT_EQ(many["param"], "input");

@@ -174,6 +174,33 @@ TEST(ChatTools, AForcedCallTakesPrecedenceOverTheFormatOfTexts) {
             "tool_choice");
 }
 
+// openai-agents and pydantic-ai send a format for the last response along with the tools of a run.
+TEST(ChatTools, TheFormatOfTextsLeavesRoomForACall) {
+  const json schema = {{"type", "boolean"}};
+  const json format = {{"type", "json_schema"}, {"json_schema", {{"schema", schema}}}};
+  const auto last_part = [&](const FakeOptions& options, const json& more) {
+    TestServer s(options);
+    choice(s, chat("<think></think>", more));
+    const json whole = json::parse(s.engine.last_request().sampling.grammar.text);
+    return whole["format"]["type"] == "sequence" ? whole["format"]["elements"].back() : whole["format"];
+  };
+  for (const FakeOptions& options : {kHermes, kHarmony}) {
+    const json either = last_part(options, tools({{"response_format", format}}));
+    ASSERT_EQ(either["type"], "or") << either;
+    ASSERT_EQ(either["elements"].size(), 2u);
+    EXPECT_NE(either["elements"][0].dump().find("boolean"), std::string::npos) << either;
+    EXPECT_NE(either["elements"][1].dump().find("look"), std::string::npos) << either;
+    EXPECT_EQ(either["elements"][1].dump().find("integer"), std::string::npos)
+        << "arguments are free with auto";
+  }
+  EXPECT_EQ(last_part(kHarmony, tools({{"tool_choice", "none"}, {"response_format", format}}))["type"],
+            "sequence");
+  TestServer s(kHermes);
+  choice(s, chat("<think></think>", tools({{"tool_choice", "none"}, {"response_format", format}})));
+  EXPECT_EQ(s.engine.last_request().sampling.grammar,
+            (GrammarSpec{GrammarSpec::Kind::kJsonSchema, R"({"type":"boolean"})"}));
+}
+
 TEST(ChatTools, WrongFieldsAreNamed) {
   TestServer s(kHermes), without(FakeOptions{.chat_template = kHermesTemplate});
   EXPECT_EQ(error(s, chat("x", {{"tool_choice", "required"}}))["param"], "tool_choice");
@@ -285,9 +312,10 @@ TEST(Constraints, HarmonyConstrainsItsFinalMessage) {
   choice(s, chat("x", {{"response_format", {{"type", "json_object"}}}}));
   const json format = json::parse(s.engine.last_request().sampling.grammar.text)["format"]["elements"];
   EXPECT_EQ(format[0]["type"], "optional");
-  EXPECT_EQ(format[1], (json{{"type", "token"}, {"token", 257}}));
-  EXPECT_EQ(format[2]["value"], "final");
-  EXPECT_EQ(format[4]["json_schema"], (json{{"type", "object"}}));
+  const json& message = format[1]["elements"];
+  EXPECT_EQ(message[0], (json{{"type", "token"}, {"token", 257}}));
+  EXPECT_EQ(message[1]["value"], "final");
+  EXPECT_EQ(message[3]["json_schema"], (json{{"type", "object"}}));
 }
 
 TEST(Constraints, ThinkingModelsMayThinkFirst) {

@@ -36,6 +36,8 @@ TEST(RoutePath, TailsArePercentDecoded) {
   EXPECT_EQ(tail("/v1/models/a%zz%+1%"), "a%zz%+1%");
   EXPECT_EQ(tail("/v1/models/%252F"), "%2F");
   EXPECT_EQ(tail("/v1/models/%00"), std::string(1, '\0'));
+  for (const char* path : {"/v1/models/", "/v1/models//", "/v1/models", "/models/", "/", ""})
+    EXPECT_EQ(tail(path), "") << path;
 }
 
 }  // namespace

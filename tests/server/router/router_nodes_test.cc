@@ -234,6 +234,38 @@ TEST_F(RouterWithFakeNodes, OperatorsRoutesAreNotPassedOn) {
   EXPECT_EQ(answer.headers["allow"], "POST");
 }
 
+TEST_F(RouterWithFakeNodes, ResponsesAreNotStored) {
+  start();
+  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
+  for (const char* path : {"/v1/responses", "/responses"}) {
+    decode_.set_body(path, R"({"from":"a node"})");
+    const HttpAnswer answer =
+        http_post(router_->port(), path, R"({"input":"a","store":true,"previous_response_id":null})");
+    EXPECT_EQ(answer.body, R"({"from":"a node"})");
+    const json sent = json::parse(decode_.body(path));
+    EXPECT_EQ(sent.at("input"), "a");
+    EXPECT_EQ(sent.at("store"), false);
+    EXPECT_EQ(sent.at("bootstrap_port"), 8998);
+  }
+  const std::string reason = "a router has no stored responses: send the whole conversation as input";
+  HttpAnswer answer =
+      http_post(router_->port(), "/v1/responses", R"({"input":"a","previous_response_id":"resp_1"})");
+  EXPECT_EQ(answer.status, 400);
+  json error = json::parse(answer.body).at("error");
+  EXPECT_EQ(error.at("param"), "previous_response_id");
+  EXPECT_EQ(error.at("message"), "previous_response_id: " + reason);
+  EXPECT_EQ(decode_.count("/v1/responses"), 1);
+  for (const char* path : {"/v1/responses/resp_1", "/v1/responses/resp_1/input_items", "/responses/resp_1"}) {
+    answer = http_get(router_->port(), path);
+    EXPECT_EQ(answer.status, 404) << path;
+    error = json::parse(answer.body).at("error");
+    EXPECT_EQ(error.at("param"), "response_id");
+    EXPECT_EQ(error.at("message"), reason);
+  }
+  EXPECT_EQ(http_post(router_->port(), "/v1/responses/resp_1/cancel", "").status, 404);
+  EXPECT_EQ(http_get(router_->port(), "/v1/responses").status, 405);
+}
+
 TEST_F(RouterWithFakeNodes, OtherNamesOfItsRoutesArePassedOn) {
   start();
   ASSERT_TRUE(eventually([&] { return is_healthy(); }));
