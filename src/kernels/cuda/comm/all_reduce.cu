@@ -3,8 +3,7 @@
 // Computes:  out [n] += sum over ranks r, in order, of partial_r [n], f32; partial_r rounded to bf16 first if
 //            it is sent as bf16.
 // Shapes:    n a multiple of a vector's elements: 4 f32 or 8 bf16; any number of ranks up to kMaxGroupRanks.
-// Bytes:     one-shot: w n to each of R - 1 peers, with w = 4 or 2. Two-shot: w n (R - 1) / R of partials,
-// and
+// Bytes:     one-shot: w n to each of R - 1 peers, with w = 4 or 2. Two-shot: w n (R - 1) / R of partials and
 //            4 n (R - 1) / R of sums.
 // Flops:     R n.
 // Bound:     the links for large n; for small n, the latency of a store and of a poll at the receiver.

@@ -1,7 +1,6 @@
 // All-reduce over the GPUs of a group, added to the residual, and the RMS norm of the residual.
 //
-// Computes:  out [T, H] += sum over ranks r, in order, of partial_r [T, H], f32; partial_r rounded to bf16
-// first
+// Computes:  out [T, H] += sum over ranks r, in order, of partial_r [T, H], f32, each rounded to bf16 first
 //            if it is sent as bf16; y = out / sqrt(mean(out^2) + eps) * weight, as bf16 and/or f32.
 // Shapes:    H a multiple of 4, up to kMaxNormedCols; any T whose words fit in the heap.
 // Bytes:     w T H to each of R - 1 peers, with w = 4 or 2; T H (4 + 4 + 4 + 2 and/or 4) of local memory.
