@@ -16,6 +16,9 @@ namespace fp4moe {
 // output ends (FinishReason::kStop) when the match is complete.
 struct GrammarSpec {
   enum class Kind { kNone, kJsonSchema, kRegex, kEbnf, kStructuralTag };
+  // A key beside "json_schema" in a structural tag: where the schema is in the client's request. The paths in
+  // its errors begin with this text instead of the schema's place in the tag.
+  static constexpr const char* kSchemaPlace = "schema_place";
   Kind kind = Kind::kNone;
   // By kind: a JSON Schema; a pattern; EBNF rules with start rule "root"; xgrammar's structural tag as JSON
   std::string text;

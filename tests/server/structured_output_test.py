@@ -8,6 +8,8 @@ import re
 import sys
 import tempfile
 import unittest
+import urllib.error
+import urllib.request
 
 import jsonschema
 import openai
@@ -137,6 +139,29 @@ class StructuredOutput(unittest.TestCase):
             self.schema_answer(schema)
         self.assertIn("$.properties.items.items.anyOf[1].properties.lives.multipleOf 0.5 cannot be enforced", caught.exception.message)
         self.assertIn('use "type": "integer"', caught.exception.message)
+
+    def test_a_refused_schema_of_a_tool_names_the_path_in_the_request(self):
+        lives = {"type": "object", "properties": {"lives": {"type": "number", "multipleOf": 0.5}}, "required": ["lives"]}
+        good = {"type": "object"}
+        own = {"/v1/chat/completions": lambda name, schema: {"type": "function", "function": {"name": name, "parameters": schema}},
+               "/v1/responses": lambda name, schema: {"type": "function", "name": name, "parameters": schema},
+               "/v1/messages": lambda name, schema: {"name": name, "input_schema": schema}}
+        choices = {"/v1/messages": {"type": "any"}}
+        places = {"/v1/chat/completions": "tools[1].function.parameters", "/v1/responses": "tools[1].parameters",
+                  "/v1/messages": "tools[1].input_schema"}
+        for path, tool in own.items():
+            with self.subTest(path):
+                body = {"model": "demo", "max_tokens": 8, "tool_choice": choices.get(path, "required"),
+                        "tools": [tool("go", good), tool("stay", lives)]}
+                body |= {"input": "Hi", "max_output_tokens": 8} if path == "/v1/responses" else {"messages": MESSAGES}
+                if path == "/v1/responses":
+                    del body["max_tokens"]
+                request = urllib.request.Request(self.serve.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+                with self.assertRaises(urllib.error.HTTPError) as caught:
+                    urllib.request.urlopen(request, timeout=60)
+                self.assertEqual(caught.exception.code, 400)
+                message = json.loads(caught.exception.read())["error"]["message"]
+                self.assertIn(places[path] + ".properties.lives.multipleOf 0.5 cannot be enforced", message)
 
     def test_json_object_and_stream(self):
         form = {"type": "json_object"}

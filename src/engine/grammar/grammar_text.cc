@@ -32,17 +32,26 @@ Status check_nesting(std::string_view text) {
 }
 
 // Replaces every value under the key "json_schema" of a structural tag by replace(value, path), until one
-// returns an error, and calls visit_format for every object outside of these.
+// returns an error, and calls visit_format for every object outside of these. Removes kSchemaPlace.
 using Replace = std::function<Result<Json>(const Json& schema, const std::string& path)>;
 using VisitFormat = std::function<void(const Json& format)>;
 Status walk_tag(Json& value, const std::string& path, const Replace& replace,
                 const VisitFormat& visit_format) {
   if (!value.is_structured()) return {};
-  if (value.is_object()) visit_format(value);
+  std::string place;
+  if (value.is_object()) {
+    if (const Json* given = member(value, GrammarSpec::kSchemaPlace); given != nullptr && given->is_string())
+      place = given->get<std::string>();
+    value.erase(GrammarSpec::kSchemaPlace);
+    visit_format(value);
+  }
   size_t index = 0;
   for (const auto& [key, inner] : value.items()) {
-    const std::string at = value.is_array() ? element_path(path, index++) : member_path(path, key);
-    if (value.is_array() || key != "json_schema") {
+    const bool is_schema = value.is_object() && key == "json_schema";
+    const std::string at = is_schema && !place.empty() ? place
+                           : value.is_array()          ? element_path(path, index++)
+                                                       : member_path(path, key);
+    if (!is_schema) {
       FP4MOE_RETURN_IF_ERROR(walk_tag(inner, at, replace, visit_format));
       continue;
     }

@@ -14,7 +14,7 @@ constexpr size_t kMaxNameBytes = 128;  // Anthropic's limit; OpenAI's is 64
 // A function's name and parameters; `prefix` precedes the names of its fields in errors.
 ToolUse::Function read_function(Fields& fields, const json& given, const std::string& prefix) {
   Fields inner(given, prefix);
-  ToolUse::Function function{inner.string("name", ""), json::object()};
+  ToolUse::Function function{inner.string("name", ""), json::object(), prefix + "parameters"};
   if (inner.ok() && (function.name.empty() || function.name.size() > kMaxNameBytes))
     inner.fail("name", "has " + std::to_string(function.name.size()) + " bytes; the allowed length is 1 to " +
                            std::to_string(kMaxNameBytes));

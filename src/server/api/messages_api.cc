@@ -18,6 +18,7 @@ GenerationCall parse_messages(const Engine& engine, Fields& fields) {
   format->thinking = messages.thinking;
   Fields chat(messages.chat);
   ChatInput input = read_chat_input(engine, chat);
+  for (ToolUse::Function& f : input.tools.functions) f.place = messages_field(f.place);
   format->parallel_calls = input.tools.parallel;
   format->max_tokens = input.sampling.max_new_tokens;
   if (chat.ok()) format->plan = add_chat(engine, chat, std::move(input), std::move(request), 1, call);

@@ -109,6 +109,7 @@ GenerationCall parse_responses(const Engine& engine, const ResponseAccess& acces
   call.stream = translated.stream;
   Fields chat(translated.chat);
   ChatInput input = read_chat_input(engine, chat);
+  for (ToolUse::Function& f : input.tools.functions) f.place = responses_name(translated, f.place);
   const std::string id = make_id(kResponseIdPrefix);
   Request request;
   read_identity(chat, kResponseIdPrefix, request);

@@ -157,12 +157,14 @@ void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& gra
   fields.merge(inner);
 }
 
-json json_schema_format(json schema) { return {{"type", "json_schema"}, {"json_schema", std::move(schema)}}; }
+json json_schema_format(json schema, const std::string& place) {
+  return {{"type", "json_schema"}, {"json_schema", std::move(schema)}, {GrammarSpec::kSchemaPlace, place}};
+}
 
 json structural_format(const GrammarSpec& grammar) {
   if (grammar.kind == GrammarSpec::Kind::kRegex) return {{"type", "regex"}, {"pattern", grammar.text}};
   if (grammar.kind == GrammarSpec::Kind::kEbnf) return {{"type", "grammar"}, {"grammar", grammar.text}};
-  return json_schema_format(json::parse(grammar.text));
+  return json_schema_format(json::parse(grammar.text), "$");
 }
 
 GrammarSpec structural_tag(json format) {

@@ -17,7 +17,8 @@ void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& gra
 // The grammar as the "format" of a structural tag. Precondition: its kind is neither kStructuralTag nor
 // kNone.
 json structural_format(const GrammarSpec& grammar);
-json json_schema_format(json schema);
+// `place`: where the schema is in the request, for errors.
+json json_schema_format(json schema, const std::string& place);
 GrammarSpec structural_tag(json format);
 
 }  // namespace fp4moe

@@ -102,7 +102,7 @@ json hermes_calls(const ToolUse& tools) {
   for (const ToolUse::Function& f : tools.functions)
     tags.push_back({{"type", "tag"},
                     {"begin", "<tool_call>\n{\"name\": " + to_text(f.name) + ", \"arguments\": "},
-                    {"content", json_schema_format(f.parameters)},
+                    {"content", json_schema_format(f.parameters, f.place)},
                     {"end", "}\n</tool_call>"}});
   return {{"type", "tags_with_separator"},
           {"tags", std::move(tags)},
@@ -119,7 +119,7 @@ json deepseek_calls(const Engine& engine, const OutputDialect& dialect, const To
     if (!dialect.fences_arguments) parts.push_back(text_format(f.name));
     parts.push_back(marker_format(engine, kCallSeparator));
     if (dialect.fences_arguments) parts.push_back(text_format(f.name + "\n```json\n"));
-    parts.push_back(json_schema_format(f.parameters));
+    parts.push_back(json_schema_format(f.parameters, f.place));
     if (dialect.fences_arguments) parts.push_back(text_format("\n```"));
     parts.push_back(marker_format(engine, kCallEnd));
     calls.push_back(sequence(std::move(parts)));
@@ -138,7 +138,7 @@ json harmony_call(const Engine& engine, const ToolUse& tools) {
   for (const ToolUse::Function& f : tools.functions)
     calls.push_back(
         sequence(json::array({text_format(f.name + " "), marker("<|constrain|>"), text_format("json"),
-                              marker("<|message|>"), json_schema_format(f.parameters)})));
+                              marker("<|message|>"), json_schema_format(f.parameters, f.place)})));
   return sequence(json::array(
       {marker("<|channel|>"), text_format("commentary to=functions."), any_of(std::move(calls))}));
 }
@@ -147,7 +147,7 @@ json array_of_calls(const ToolUse& tools) {
   json calls = json::array();
   for (const ToolUse::Function& f : tools.functions)
     calls.push_back(sequence(json::array({text_format("{\"name\":" + to_text(f.name) + ",\"parameters\":"),
-                                          json_schema_format(f.parameters), text_format("}")})));
+                                          json_schema_format(f.parameters, f.place), text_format("}")})));
   const json call = any_of(std::move(calls));
   json parts = json::array({text_format("["), call});
   if (tools.parallel) parts.push_back(star(sequence(json::array({text_format(","), call}))));
@@ -235,7 +235,7 @@ GrammarSpec constrain_content(const Engine& engine, const OutputDialect& dialect
   if (may_call) {
     ToolUse free{.parallel = tools.parallel};  // as without `content`, a schema never makes a request fail
     for (const ToolUse::Function& f : tools.functions)
-      free.functions.push_back({f.name, {{"type", "object"}}});
+      free.functions.push_back({f.name, {{"type", "object"}}, f.place});
     text = any_of(json::array({std::move(text), calls_format(engine, dialect, free)}));
   }
   parts.push_back(std::move(text));

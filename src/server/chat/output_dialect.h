@@ -28,7 +28,8 @@ bool is_special(const Engine& engine, int32_t id);
 struct ToolUse {
   struct Function {
     std::string name;
-    json parameters;  // a JSON Schema
+    json parameters;    // a JSON Schema
+    std::string place;  // of the parameters in the request, such as "tools[0].function.parameters"
   };
   std::vector<Function> functions;  // the callable functions
   bool is_forced = false;           // the response must be a call

@@ -164,6 +164,28 @@ TEST(GrammarText, SchemasOfStructuralTagsAreChecked) {
                {"$.format.json_schema.maxLength -1", "at least 0"});
 }
 
+TEST(GrammarText, ErrorsOfATagNameTheGivenPlaceOfTheSchema) {
+  const auto tag = [](const std::string& schema, const std::string& place) {
+    return GrammarSpec{
+        Kind::kStructuralTag,
+        R"({"type":"structural_tag","format":{"type":"sequence","elements":[{"type":"json_schema",)"
+        R"("schema_place":)" +
+            place + R"(,"json_schema":)" + schema + "}]}}"};
+  };
+  expect_names(enforced_text(tag(R"({"type":"string","maxLength":-1})", R"("tools[3].function.parameters")"))
+                   .status()
+                   .message(),
+               {"tools[3].function.parameters.maxLength -1", "at least 0"});
+  for (const char* none : {R"("")", "7", "null"})
+    expect_names(enforced_text(tag(R"({"type":"string","maxLength":-1})", none)).status().message(),
+                 {"$.format.elements[0].json_schema.maxLength -1"});
+  const Result<std::string> text = enforced_text(tag(R"({"type":"null"})", R"("here")"));
+  ASSERT_TRUE(text.ok()) << text.status().message();
+  EXPECT_EQ(text->find("schema_place"), std::string::npos) << *text;
+  EXPECT_NE(costliest_part(tag(R"({"type":"string","maxLength":90000})", R"("here")")).find("here.maxLength"),
+            std::string::npos);
+}
+
 TEST(GrammarText, BracketsNestOnlySoDeep) {
   for (const Kind kind : {Kind::kRegex, Kind::kEbnf, Kind::kJsonSchema, Kind::kStructuralTag})
     expect_names(enforced_text({kind, std::string(100000, '[')}).status().message(), {"deeper than 256"});
