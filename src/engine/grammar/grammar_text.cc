@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "engine/grammar/json_schema.h"
+#include "engine/grammar/schema_bounds.h"
 #include "engine/grammar/schema_check.h"
 
 namespace fp4moe {
@@ -202,6 +203,7 @@ Json parse(const std::string& text) { return Json::parse(text, nullptr, /*allow_
 
 Result<std::string> enforced_text(const GrammarSpec& spec) {
   FP4MOE_RETURN_IF_ERROR(check_nesting(spec.text));
+  if (spec.kind == Kind::kRegex) FP4MOE_RETURN_IF_ERROR(check_regex(spec.text));
   if (spec.kind != Kind::kJsonSchema && spec.kind != Kind::kStructuralTag) return spec.text;
   Json json = parse(spec.text);
   const bool is_schema = spec.kind == Kind::kJsonSchema;

@@ -123,13 +123,12 @@ Status check_multiple(const SchemaJson& schema, const std::string& path, unsigne
   return schema_error(path, "multipleOf", schema, "has no multiple between the bounds");
 }
 
-// A character that JSON text has to escape.
-bool needs_escape(uint32_t c) { return c < 0x20 || c == '"' || c == '\\'; }
-
 // Reads a pattern once, from left to right.
 class PatternCheck {
  public:
-  PatternCheck(std::string pattern, const std::string& place) : text_(std::move(pattern)), place_(place) {}
+  // is_in_json: of a JSON string, and not of the whole output.
+  PatternCheck(std::string pattern, const std::string& place, bool is_in_json)
+      : text_(std::move(pattern)), place_(place), is_in_json_(is_in_json) {}
 
   Status check() {
     while (at_ < text_.size()) FP4MOE_RETURN_IF_ERROR(read_next());
@@ -137,6 +136,8 @@ class PatternCheck {
   }
 
  private:
+  // A character that JSON text has to escape.
+  bool needs_escape(uint32_t c) const { return is_in_json_ && (c < 0x20 || c == '"' || c == '\\'); }
   Status refuse(const std::string& reason) const {
     return invalid_argument(short_path(place_) + " " + in_quotes(text_) + " " + reason);
   }
@@ -285,7 +286,8 @@ class PatternCheck {
   }
 
   const std::string text_;  // ASCII
-  const std::string& place_;
+  const std::string place_;
+  const bool is_in_json_;
   size_t at_ = 0;
   int depth_ = 0;            // open groups
   bool can_repeat_ = false;  // the last part can be repeated
@@ -312,7 +314,11 @@ Status check_bounds(const SchemaJson& schema, const std::string& path) {
 }
 
 Status check_pattern(const std::string& pattern, const std::string& place) {
-  return PatternCheck(ascii_pattern(pattern), place).check();
+  return PatternCheck(ascii_pattern(pattern), place, /*is_in_json=*/true).check();
+}
+
+Status check_regex(const std::string& pattern) {
+  return PatternCheck(ascii_pattern(pattern), "the regular expression", /*is_in_json=*/false).check();
 }
 
 std::string ascii_pattern(const std::string& pattern) {

@@ -16,6 +16,9 @@ Status check_bounds(const SchemaJson& schema, const std::string& path);
 // of the pattern.
 Status check_pattern(const std::string& pattern, const std::string& place);
 
+// The same for a pattern of the whole output, which may have any character.
+Status check_regex(const std::string& pattern);
+
 // The pattern with \u{...} for each character outside ASCII: xgrammar excludes quotes and control characters
 // only from ASCII patterns.
 std::string ascii_pattern(const std::string& pattern);

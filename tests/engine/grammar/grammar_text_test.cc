@@ -186,6 +186,30 @@ TEST(GrammarText, ErrorsOfATagNameTheGivenPlaceOfTheSchema) {
             std::string::npos);
 }
 
+TEST(GrammarText, RegularExpressionsAreCheckedInTheWordsOfPatterns) {
+  const auto error = [](const std::string& text) {
+    return enforced_text({Kind::kRegex, text}).status().message();
+  };
+  for (const auto& [text, words] : {std::pair{"a(b", "has a ( without )"},
+                                    {"a)", "has a ) without ("},
+                                    {"[z-a]", "range in [] whose end is"},
+                                    {"a{3,1}", "with m at most n"},
+                                    {"*a", "repetition of nothing"},
+                                    {"(?=a)b", "looks ahead or behind"},
+                                    {"\\1", "back-reference"},
+                                    {"a\\bc", "has \\b, which cannot be enforced"},
+                                    {"\\q", "means nothing"},
+                                    {"[a", "[ without ]"},
+                                    {"a$|b", "has $ before its end"},
+                                    {"\\p{L}", "has \\p"},
+                                    {"\\", "ends with a backslash"}})
+    expect_names(error(text), {"the regular expression", text, words});
+  // Text that a JSON string would have to escape is allowed here.
+  for (const char* text : {"\"[a-z]+\"", "a\\\\b", "x\ny", "(yes|no)\\n{0,2}", "[\"\\\\\n]", "^a.*$",
+                           "(?:a|b)+?", "[\xc3\xa0-\xc3\xa9]+"})
+    EXPECT_EQ(error(text), "") << text;
+}
+
 TEST(GrammarText, BracketsNestOnlySoDeep) {
   for (const Kind kind : {Kind::kRegex, Kind::kEbnf, Kind::kJsonSchema, Kind::kStructuralTag})
     expect_names(enforced_text({kind, std::string(100000, '[')}).status().message(), {"deeper than 256"});
