@@ -2,7 +2,9 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
+#include <limits>
 
 #include "base/thread_pool.h"
 
@@ -20,6 +22,21 @@ template <class Body>
 void run_ranges(ThreadPool* pool, int64_t count, int64_t step, const Body& body) {
   if (pool != nullptr) return run_ranges(*pool, count, step, body);
   for (int64_t begin = 0; begin < count; begin += step) body(begin, std::min(count, begin + step));
+}
+
+// Searches [0, count) in ranges of `step` items, as run_ranges() does. find(begin, end) returns a value of a
+// range, lower than that of any later range, or -1. Returns the lowest value found, or -1.
+template <class Find>
+int64_t find_lowest(ThreadPool* pool, int64_t count, int64_t step, const Find& find) {
+  constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  std::atomic<int64_t> lowest = kNone;
+  run_ranges(pool, count, step, [&](int64_t begin, int64_t end) {
+    const int64_t found = find(begin, end);
+    int64_t known = lowest.load();
+    while (found >= 0 && found < known && !lowest.compare_exchange_weak(known, found)) {
+    }
+  });
+  return lowest == kNone ? -1 : lowest.load();
 }
 
 // Calls body(chunk) in parallel for 0 .. num_chunks - 1. As long as workers take turns, each gets consecutive

@@ -1,7 +1,6 @@
 #include "io/checkpoint/finite_check.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 
 #include "base/check.h"
@@ -67,18 +66,15 @@ Status check_finite(const TensorPart& part, ThreadPool& pool) {
   FP4MOE_CHECK(part.first_row >= 0 && num_rows >= 0 && part.first_row + num_rows <= all_rows &&
                    part.first_col >= 0 && num_cols >= 0 && part.first_col + num_cols <= row,
                "a part outside of tensor '" + part.tensor->name + "'");
-  std::atomic<int64_t> first_bad = total;
-  run_ranges(pool, num_rows, std::max<int64_t>(1, kElementsPerChunk / row), [&](int64_t from, int64_t to) {
+  const int64_t step = std::max<int64_t>(1, kElementsPerChunk / row);
+  const int64_t first_bad = find_lowest(&pool, num_rows, step, [&](int64_t from, int64_t to) -> int64_t {
     for (int64_t r = part.first_row + from; r < part.first_row + to; ++r) {
       const int64_t begin = r * row + part.first_col, found = find_not_finite(view, begin, num_cols);
-      if (found < 0) continue;
-      int64_t known = first_bad.load();
-      while (begin + found < known && !first_bad.compare_exchange_weak(known, begin + found)) {
-      }
-      return;
+      if (found >= 0) return begin + found;
     }
+    return -1;
   });
-  return first_bad < total ? not_finite(*part.tensor, first_bad) : Status();
+  return first_bad < 0 ? Status() : not_finite(*part.tensor, first_bad);
 }
 
 }  // namespace fp4moe

@@ -1,7 +1,6 @@
 #include "io/checkpoint/fp4_tensors.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -35,14 +34,10 @@ int64_t find_bad_scale(Fp4Format format, const uint8_t* bytes, int64_t num_bytes
 // The same for many bytes.
 int64_t find_bad_scale(Fp4Format format, const uint8_t* bytes, int64_t num_bytes, ThreadPool* pool) {
   constexpr int64_t kChunk = int64_t{1} << 18;
-  std::atomic<int64_t> first_bad = num_bytes;
-  run_ranges(pool, num_bytes, kChunk, [&](int64_t begin, int64_t end) {
+  return find_lowest(pool, num_bytes, kChunk, [&](int64_t begin, int64_t end) {
     const int64_t found = find_bad_scale(format, bytes + begin, end - begin);
-    int64_t known = first_bad.load();
-    while (found >= 0 && begin + found < known && !first_bad.compare_exchange_weak(known, begin + found)) {
-    }
+    return found < 0 ? found : begin + found;
   });
-  return first_bad < num_bytes ? first_bad.load() : -1;
 }
 
 // Loads a tensor-wide scale, which exporters write with shape [] or [1].
