@@ -445,7 +445,7 @@ def copies(page):
     check(page.run(LAST + ".querySelector('.code .bar').textContent").startswith("html"), "the language is not shown")
 
 
-def errors(page, stub):
+def errors(page, scripted):
     for status, code, words in ((400, "context_length_exceeded", "too long for the model"), (400, "-", "does not accept the request"),
                                 (401, "-", "needs an API key"), (404, "-", "Reload"), (413, "-", "too large"),
                                 (429, "-", "too many requests"), (500, "-", "could not complete"),
@@ -463,14 +463,14 @@ def errors(page, stub):
     set_field(page, "key", "")
 
 
-def examples(page, stub):
+def examples(page, scripted):
     """An empty page has three questions; a click sends one."""
     page.run("document.getElementById('fresh').click()")
     questions = page.run("[...document.querySelectorAll('.examples button')].map((e) => e.textContent)")
     check(len(questions) == 3, questions)
     page.run("document.querySelectorAll('.examples button')[1].click()")
     page.until("document.querySelector('#log > .assistant') !== null && document.getElementById('stop').hidden")
-    check(stub.asked[-1]["messages"][-1]["content"] == questions[1], stub.asked[-1])
+    check(scripted.asked[-1]["messages"][-1]["content"] == questions[1], scripted.asked[-1])
     check(page.run("document.querySelector('.examples')") is None, "the examples are still shown")
     page.run("document.getElementById('fresh').click()")
 
@@ -479,12 +479,12 @@ def scripted(binary, model, shots):
     with Serve(binary, model) as server:
         with urllib.request.urlopen(server.url + "/", timeout=60) as response:
             Scripted.page, Scripted.headers_of_page = response.read(), response.headers
-    stub = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
-    stub.asked = []
-    threading.Thread(target=stub.serve_forever, daemon=True).start()
+    scripted = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
+    scripted.asked = []
+    threading.Thread(target=scripted.serve_forever, daemon=True).start()
     with chromium.Chromium() as page:
         page.size(1280, 800)
-        page.open(f"http://127.0.0.1:{stub.server_port}/")
+        page.open(f"http://127.0.0.1:{scripted.server_port}/")
         page.until("document.getElementById('model').textContent.startsWith('<b>scripted</b> · x')")
         page.until("document.getElementById('load-error').textContent.includes('counted on <b>this</b> device')")
         set_field(page, "system", "Be kind.")
@@ -500,9 +500,9 @@ def scripted(binary, model, shots):
         check(page.run(LAST + ".querySelector('details').open") is False, "the reasoning is not collapsed")
         check(page.run(LAST + ".querySelector('details .said').textContent") == "Let me see.", "the reasoning is wrong")
         check(page.run(LAST + ".querySelector('summary').textContent") == "Reasoning", "the summary is wrong")
-        said = [m["content"] for m in stub.asked[-1]["messages"]]
+        said = [m["content"] for m in scripted.asked[-1]["messages"]]
         check(said == ["Be kind.", "refuse 429 -", "fail", "cut", "think"], said)  # no failed responses
-        asked = {k: v for k, v in stub.asked[-1].items() if k not in ("messages", "model")}
+        asked = {k: v for k, v in scripted.asked[-1].items() if k not in ("messages", "model")}
         check(asked == {"stream": True, "stream_options": {"include_usage": True}, "top_p": 0.5, "max_tokens": 9}, asked)
 
         say(page, "attack")
@@ -519,16 +519,16 @@ def scripted(binary, model, shots):
         formulas(page, shots)
         malformed(page)
         streaming(page)
-        examples(page, stub)
-        errors(page, stub)
+        examples(page, scripted)
+        errors(page, scripted)
         if shots:
             schemes(page, shots, "errors")
         inline = page.run("new Promise((done) => { const s = document.createElement('script');"
                           " s.textContent = 'window.taken = 1'; document.body.append(s);"
                           " setTimeout(() => done(window.taken ?? 0)); })")
         check(inline == 0, "the content security policy lets other scripts run")
-    stub.shutdown()
-    stub.server_close()
+    scripted.shutdown()
+    scripted.server_close()
 
 
 def main():

@@ -17,7 +17,8 @@ constexpr size_t kMaxShownTokens = 1 << 18;  // whose texts are returned, severa
 
 using IdLists = std::vector<std::vector<int32_t>>;
 
-// The only one of `names` that the request has; records an error and returns "" if there are none or several.
+// Returns the one of `names` that the request has. If it has none or several, records an error and returns
+// "".
 std::string only_field(Fields& fields, const std::vector<std::string>& names) {
   std::string found, list;
   for (const std::string& name : names) {
