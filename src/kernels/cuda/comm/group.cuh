@@ -2,9 +2,9 @@
 // only.
 //
 // There are two ways to signal that data has arrived:
-//   marked words   words of f32 or bf16 that are kUnsent until they arrive. Each word shows its own arrival,
-//                  so the sender needs neither flag nor fence. The reader marks a word as unsent again once
-//                  it has read the word.
+//   marked words   4-byte words, for instance f32 or two bf16, that are kUnsent until they arrive. Each word
+//                  shows its own arrival, so the sender needs neither flag nor fence. The reader marks a word
+//                  as unsent again once it has read the word.
 //   flags          plain stores, a block barrier, then one release store of the epoch for each (block, peer);
 //                  readers poll with acquire loads.
 //
