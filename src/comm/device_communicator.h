@@ -70,8 +70,8 @@ class DeviceCommunicator {
   // group call it before the first operation. n must then be a multiple of 8.
   void send_bf16_partials() { bf16_partials_ = true; }
 
-  // Returns the group for an a2a operation (kernels/device_a2a.h), which the caller enqueues on the current
-  // stream.
+  // Returns the group for an operation of kernels/device_a2a.h or device_sampler.h, which the caller enqueues
+  // on the current stream.
   CommGroup exchange_group() const;
 
   // Starts or ends a rehearsal, in which operations use only this rank's operands, as in a group of one. A

@@ -36,10 +36,10 @@ struct CommState {
 
 // Byte offsets in a rank's region, the same on all ranks; multiples of 128.
 struct CommLayout {
-  int64_t flags = 0;  // [R][kMaxCommBlocks] u32: epochs, by source rank and block
-  int64_t words = 0;  // [2][R][word_bytes]: other ranks' operands of sums, by parity and source; kUnsent: not
-                      // yet arrived
-  int64_t sums = 0;   // [2][R * word_bytes]: f32 sums from other ranks, by parity; kUnsent as in `words`
+  int64_t flags = 0;     // [R][kMaxCommBlocks] u32: epochs, by source rank and block
+  int64_t words = 0;     // [2][R][word_bytes]: operands of sums and choices of tokens, by parity and source;
+                         // kUnsent: not yet arrived
+  int64_t sums = 0;      // [2][R * word_bytes]: f32 sums from other ranks, by parity; kUnsent as in `words`
   int64_t gather = 0;    // [2][gather_bytes]: by parity
   int64_t exchange = 0;  // rows and results of a2a rounds (kernels/device_a2a.h)
   int64_t word_bytes = 0, gather_bytes = 0, exchange_bytes = 0;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/device_comm.h"
+
 namespace fp4moe {
 
 constexpr int kMaxTopLogprobs = 20;
@@ -76,5 +78,18 @@ inline bool is_plain_greedy(const SampleRowParams& row) {
 using SampleRows = void (*)(const SampleRowsArgs&);
 // Returns null in a build without CUDA.
 SampleRows cuda_sample_rows();
+
+// A rank's part of rows whose logits are distributed over the ranks of a group.
+struct LogitShard {
+  const CommGroup& group;
+  CommOp op;
+  int64_t first_id = 0;  // of SampleRowsArgs::logits, which are those of vocab_size consecutive ids
+};
+// Samples rows that are all_greedy, with the results that SampleRows has for whole rows. A rank's vocab_size
+// may be 0. `masked` counts from id 0. All ranks of the group enqueue it, with the same num_rows; each gets
+// all results. If the group fails, every row is kBadLogits.
+using SampleShards = void (*)(const SampleRowsArgs& rows, const LogitShard& shard);
+// Returns null in a build without CUDA.
+SampleShards cuda_sample_shards();
 
 }  // namespace fp4moe

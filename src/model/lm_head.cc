@@ -11,12 +11,22 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kLogitRowsPerPass = 64;  // logit rows gathered at a time; bounds the memory
+constexpr int64_t kLogitRowsPerPass = 64;  // on a CPU gathered at a time, which bounds the memory
 
 }  // namespace
 
 Shard vocab_shard(int64_t vocab_size, int64_t parts, int64_t index) {
   return output_shard(vocab_size, parts, index);
+}
+
+// Every rank gets all logits, so that each chooses the tokens without further communication.
+void gather_logits(const DeviceCommunicator& group, int64_t vocab_size, const float* part, int64_t rows,
+                   float* logits) {
+  std::vector<int64_t> first;  // start of each rank's columns, in bytes
+  for (int r = 0; r < group.size(); ++r)
+    first.push_back(vocab_shard(vocab_size, group.size(), r).first * int64_t{sizeof(float)});
+  first.push_back(vocab_size * int64_t{sizeof(float)});
+  group.gather_columns({"logits"}, part, rows, first, logits);
 }
 
 int LmHead::num_sharers() const {
@@ -45,7 +55,7 @@ Result<LmHead> LmHead::load(WeightLoader& loader, const std::string& name, const
 
 int64_t LmHead::scratch_bytes() const {
   const int64_t linear = linear_.scratch_bytes(std::max(kLogitRowsPerPass, options_.max_rows));
-  if (num_sharers() == 1) return linear;
+  if (num_sharers() == 1 || options_.rank.device_group != nullptr) return linear;
   const int64_t hidden_bytes = options_.hidden_size * dtype_bits(options_.act_dtype) / 8;
   return linear + (options_.whole_job ? Arena::padded(options_.max_rows * hidden_bytes) : 0) +
          Arena::padded(kLogitRowsPerPass * linear_.n() * 4) +
@@ -58,7 +68,10 @@ Status LmHead::forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& sc
     if (logits != nullptr) linear_.forward_normed(norm, logits, scratch, pool);
     return {};
   }
-  if (options_.rank.device_group != nullptr) return device_logits(norm, logits, scratch, pool);
+  if (options_.rank.device_group != nullptr) {
+    device_logits(norm, logits, scratch, pool);
+    return {};
+  }
   const ActRows& x = norm.out_act;
   run_norm(*ops_, norm, pool);
   if (!options_.whole_job) return shared_logits({x, {0, x.rows}}, logits, scratch, pool);
@@ -66,26 +79,17 @@ Status LmHead::forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& sc
   return shared_logits(rows, logits, scratch, pool);
 }
 
-// Every rank gets all logits, so that each chooses the tokens without further communication.
-Status LmHead::device_logits(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const {
-  const int64_t v = options_.vocab_size, parts = num_sharers();
+void LmHead::device_logits(const RmsNormArgs& norm, float* part, Arena& scratch, ThreadPool& pool) const {
   const ActRows& x = norm.out_act;
+  if (x.rows == 0 || linear_.n() == 0) return;
+  if (x.rows <= kLogitRowsPerPass) return linear_.forward_normed(norm, part, scratch, pool);
   const int64_t row_bytes = x.cols * dtype_bits(x.dtype) / 8;
-  std::vector<int64_t> first;  // start of each rank's columns, in bytes
-  for (int64_t r = 0; r < parts; ++r)
-    first.push_back(vocab_shard(v, parts, r).first * int64_t{sizeof(float)});
-  first.push_back(v * int64_t{sizeof(float)});
-  float* part = scratch.take<float>(kLogitRowsPerPass * linear_.n());
-  const bool one_pass = x.rows <= kLogitRowsPerPass;
-  if (!one_pass) run_norm(*ops_, norm, pool);
+  run_norm(*ops_, norm, pool);
   for (int64_t row = 0; row < x.rows; row += kLogitRowsPerPass) {
     const int64_t n = std::min(kLogitRowsPerPass, x.rows - row);
     const ActRows rows = {static_cast<uint8_t*>(x.data) + row * row_bytes, x.dtype, n, x.cols};
-    if (linear_.n() > 0 && one_pass) linear_.forward_normed(norm, part, scratch, pool);
-    if (linear_.n() > 0 && !one_pass) linear_.forward_linear(rows, part, /*accumulate=*/false, scratch, pool);
-    options_.rank.device_group->gather_columns({"logits"}, part, n, first, logits + row * v);
+    linear_.forward_linear(rows, part + row * linear_.n(), /*accumulate=*/false, scratch, pool);
   }
-  return {};
 }
 
 // Every rank of a group has the group's rows; the group's first rank sends them.

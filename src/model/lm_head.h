@@ -1,4 +1,5 @@
-// LmHead: hidden rows -> logits. Ranks that share a head each have a part of the vocabulary.
+// LmHead: hidden rows -> logits. Ranks that share a head each have a part of the vocabulary; on GPUs they
+// gather the logits only if sampling needs all of them (gather_logits).
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,11 @@ struct LmHeadOptions {
 // Part `index` of V rows split into `parts`, in whole panels of 16 (the last may be short).
 Shard vocab_shard(int64_t vocab_size, int64_t parts, int64_t index);
 
+// Gathers rows of logits from the ranks of a group, each of which has the columns of its vocab_shard().
+// `part` is [rows, shard], `logits` [rows, V], in device memory.
+void gather_logits(const DeviceCommunicator& group, int64_t vocab_size, const float* part, int64_t rows,
+                   float* logits);
+
 class LmHead {
  public:
   LmHead() = default;
@@ -34,7 +40,8 @@ class LmHead {
   int64_t weight_bytes() const { return linear_.weight_bytes(); }
   int64_t scratch_bytes() const;
   // logits [rows, V] f32 = x W^T, where x [rows, H] are the group's normed rows; `logits` is null if this
-  // rank needs none. norm.out_act is unspecified afterwards. All ranks that share the head must call it, even
+  // rank needs none. Ranks on GPUs that share the head write only the columns of their vocab_shard(), as
+  // [rows, shard]. norm.out_act is unspecified afterwards. All ranks that share the head must call it, even
   // with 0 rows.
   Status forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const;
 
@@ -45,7 +52,7 @@ class LmHead {
     Shard own;
   };
   Result<JobRows> gather_rows(const ActRows& x, Arena& scratch) const;
-  Status device_logits(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const;
+  void device_logits(const RmsNormArgs& norm, float* part, Arena& scratch, ThreadPool& pool) const;
   Status shared_logits(const JobRows& rows, float* logits, Arena& scratch, ThreadPool& pool) const;
   Communicator* sharers() const { return options_.whole_job ? options_.rank.world : options_.rank.attention; }
   int num_sharers() const;

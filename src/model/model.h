@@ -68,10 +68,11 @@ class Model {
   virtual int64_t weight_bytes() const = 0;
   // Counts of the tokens that this rank has routed.
   virtual const ExpertCounters& expert_counters() const = 0;
-  // Appends the rows' keys and values to `kv` and writes logits [logit_rows.size(), V] f32. Only one
+  // Appends the rows' keys and values to `kv` and writes logits [logit_rows.size(), V] f32; ranks on GPUs
+  // that share an LM head write only the columns of their vocab_shard() (model/lm_head.h). Only one
   // forward_model() may run at a time, because it uses the model's scratch memory. Every rank of a group
-  // passes the same batch; logits may be null on all but the group's first rank. With several ranks an error
-  // means that a rank failed or timed out, and fails the whole job.
+  // passes the same batch; logits may be null on all but the group's first rank, except on GPUs. With several
+  // ranks an error means that a rank failed or timed out, and fails the whole job.
   virtual Status forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) = 0;
 };
 

@@ -14,6 +14,7 @@
 #include "engine/output/logit_edits.h"
 #include "engine/startup/memory_plan.h"
 #include "kernels/device_copy.h"
+#include "model/lm_head.h"
 
 namespace fp4moe {
 namespace {
@@ -27,8 +28,7 @@ bool is_permanent(const Status& status) {
 }  // namespace
 
 GpuRank::GpuRank(const RankSetup& setup, int rank)
-    : rank_(setup, rank, nullptr),
-      wants_logits_(setup.options.wants_logits && rank_.layout().attention_rank() == 0) {}
+    : rank_(setup, rank, nullptr), wants_logits_(setup.options.wants_logits) {}
 
 GpuRank::~GpuRank() {
   if (stream_.handle() == nullptr) return;
@@ -37,7 +37,7 @@ GpuRank::~GpuRank() {
 }
 
 float* GpuRank::logits() {
-  FP4MOE_CHECK(wants_logits_, "these logits stay on the GPU");
+  FP4MOE_CHECK(host_logits_.data() != nullptr, "these logits stay on the GPU");
   return host_logits_.as<float>();
 }
 
@@ -100,7 +100,13 @@ Status GpuRank::allocate(const RankSetup& setup) {
   FP4MOE_ASSIGN_OR_RETURN(stage_, BatchStage::make(limits, pinned_memory(), device_memory()));
   const int64_t logit_bytes = max_logit_rows_ * config().vocab_size * int64_t{sizeof(float)};
   FP4MOE_ASSIGN_OR_RETURN(logits_, Buffer::make(logit_bytes, device_memory()));
-  if (wants_logits_) {
+  const RankLayout& layout = rank_.layout();
+  vocab_ = vocab_shard(config().vocab_size, layout.attention_tp(), layout.attention_rank());
+  if (group_ != nullptr) {
+    const int64_t part_bytes = max_logit_rows_ * vocab_.count * int64_t{sizeof(float)};
+    FP4MOE_ASSIGN_OR_RETURN(part_, Buffer::make(part_bytes, device_memory()));
+  }
+  if (wants_logits_ && layout.attention_rank() == 0) {
     FP4MOE_ASSIGN_OR_RETURN(host_logits_, Buffer::make(logit_bytes, pinned_memory()));
   }
   const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};
@@ -235,10 +241,20 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
     FP4MOE_RETURN_IF_ERROR(run_batch(on_device));
   }
   if (batch.routed_experts != nullptr) FP4MOE_RETURN_IF_ERROR(take_experts(batch, padded));
-  if (!wants_logits_) return {};
-  copy_async(host_logits_.data(), logits_.data(),
-             std::ssize(batch.logit_rows) * config().vocab_size * int64_t{sizeof(float)});
+  return wants_logits_ ? take_logits(std::ssize(batch.logit_rows)) : Status();
+}
+
+Status GpuRank::take_logits(int64_t num_rows) {
+  gather_logits(num_rows);
+  if (host_logits_.data() == nullptr) return {};
+  copy_async(host_logits_.data(), logits_.data(), num_rows * config().vocab_size * int64_t{sizeof(float)});
   return wait(step_);
+}
+
+// Not a part of a step, because rows that are all greedy do not need it.
+void GpuRank::gather_logits(int64_t num_rows) {
+  if (group_ != nullptr)
+    fp4moe::gather_logits(*group_, config().vocab_size, part_.as<float>(), num_rows, logits_.as<float>());
 }
 
 // Waits for the step, then copies its routed experts to the batch; num_rows includes padding.
@@ -264,7 +280,8 @@ Status GpuRank::run_batch(const DeviceBatch& on_device) {
   Batch batch;
   batch.device = &on_device;
   batch.routed_experts = experts_.as<int32_t>();
-  const Status status = rank_.forward_on_rank(batch, logits_.as<float>());
+  const Buffer& logits = group_ != nullptr ? part_ : logits_;
+  const Status status = rank_.forward_on_rank(batch, logits.as<float>());
   stream_.end_layers();
   return status;
 }
@@ -348,22 +365,34 @@ Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<co
     copy_async(logprob_ids_.data(), buffers.logprob_ids.data(),
                static_cast<int64_t>(logprob_ids.size_bytes()));
   }
-  cuda_sample_rows()({.logits = logits_.as<float>(),
-                      .num_rows = std::ssize(rows),
-                      .vocab_size = config().vocab_size,
-                      .row_stride = config().vocab_size,
-                      .masked = masked_.as<uint32_t>(),
-                      .params = sampled_.as<SampleRowParams>(),
-                      .edits = edits_.as<LogitEdit>(),
-                      .allowed = allowed_.as<uint32_t>(),
-                      .logprob_ids = logprob_ids_.as<int32_t>(),
-                      .id_logprobs = buffers.id_logprobs.as<float>(),
-                      .all_greedy = all_greedy,
-                      .out = sampled_rows(),
-                      .copy = reinterpret_cast<SampledRow*>(buffers.samples.data() + params_bytes())});
+  sample_rows({.logits = logits_.as<float>(),
+               .num_rows = std::ssize(rows),
+               .vocab_size = config().vocab_size,
+               .row_stride = config().vocab_size,
+               .masked = masked_.as<uint32_t>(),
+               .params = sampled_.as<SampleRowParams>(),
+               .edits = edits_.as<LogitEdit>(),
+               .allowed = allowed_.as<uint32_t>(),
+               .logprob_ids = logprob_ids_.as<int32_t>(),
+               .id_logprobs = buffers.id_logprobs.as<float>(),
+               .all_greedy = all_greedy,
+               .out = sampled_rows(),
+               .copy = reinterpret_cast<SampledRow*>(buffers.samples.data() + params_bytes())});
   buffers.step = step_;
   buffers.sampled.record(stream_);
   return {};
+}
+
+// The ranks of a group exchange the best ids of greedy rows, and otherwise all logits.
+void GpuRank::sample_rows(SampleRowsArgs args) {
+  if (group_ == nullptr || !args.all_greedy) {
+    gather_logits(args.num_rows);
+    return cuda_sample_rows()(args);
+  }
+  args.logits = part_.as<float>();
+  args.vocab_size = args.row_stride = vocab_.count;
+  const CommGroup group = group_->exchange_group();
+  cuda_sample_shards()(args, {.group = group, .op = {"greedy"}, .first_id = vocab_.first});
 }
 
 Status GpuRank::take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs) {

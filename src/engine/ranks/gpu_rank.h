@@ -49,7 +49,7 @@ class GpuRank {
   // The rows that a batch has on the device, padded to a decode size if it decodes.
   GpuStep step_of(const Batch& batch) const;
   bool wants_logits() const { return wants_logits_; }
-  float* logits();
+  float* logits();  // of the group's first rank
   Status set_masked_ids(std::span<const int32_t> ids);
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                       std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids);
@@ -83,6 +83,9 @@ class GpuRank {
     return config().num_layers * num_rows * config().top_k * int64_t{sizeof(int32_t)};
   }
   Status take_experts(const Batch& batch, int64_t num_rows);
+  Status take_logits(int64_t num_rows);
+  void gather_logits(int64_t num_rows);
+  void sample_rows(SampleRowsArgs args);
   Status copy_page(KvPageCopyArgs args, const char* what);
   int64_t params_bytes() const { return max_logit_rows_ * int64_t{sizeof(SampleRowParams)}; }
   SampledRow* sampled_rows() { return reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes()); }
@@ -93,8 +96,10 @@ class GpuRank {
   Stream stream_;
   std::unique_ptr<DeviceCommunicator> group_, world_;  // RankContext::device_group, device_world
   BatchStage stage_;
-  Buffer logits_;       // device: [max_logit_rows, V] f32
-  Buffer host_logits_;  // a pinned copy of logits_; only if wants_logits_
+  Buffer logits_;       // device: [max_logit_rows, V] f32; with a group_, only after gather_logits()
+  Shard vocab_;         // the ids whose logits this rank computes
+  Buffer part_;         // device: [max_logit_rows, vocab_] f32; only with a group_
+  Buffer host_logits_;  // a pinned copy of logits_; only if wants_logits_, on the group's first rank
   Buffer sampled_;      // device: params, then rows
   Buffer edits_;        // device: LogitEdits
   Buffer allowed_;      // device: SampleRowsArgs::allowed

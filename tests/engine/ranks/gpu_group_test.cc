@@ -198,6 +198,47 @@ TEST_P(DeterministicGpuGroups, HaveTheBitsOfOneRank) {
   }
 }
 
+constexpr Case kGreedyCases[] = {
+    {kGptOss, 2, 1},
+    {kDeepSeek, 4, 4, "deepep"},
+    {kGptOss, 4, 4, "none", "auto", 0, 2},
+    {kDeepSeek, 8, 8, "deepep", "auto", 0, 4},
+};
+class GpuGroupTokens : public GpuLayouts {};
+INSTANTIATE_TEST_SUITE_P(Layouts, GpuGroupTokens, testing::ValuesIn(kGreedyCases), case_name);
+
+// Greedy rows alone are chosen from each rank's logits; beside a row with a log-probability, all logits are
+// gathered. Masked ids are those that would be best otherwise.
+TEST_P(GpuGroupTokens, AreTheBestOfTheLogits) {
+  for (const bool graphs : {true, false}) {
+    Growing model(GetParam().model, flags_of(GetParam(), graphs));
+    const std::vector<std::vector<int32_t>> best_ids = best_of(model.step(kPrompts));
+    ASSERT_TRUE(model.ranks().set_masked_ids(std::vector{best_ids[0][0], best_ids[1][0]}).ok());
+    std::vector<std::vector<int32_t>> next = {{5}, {6}, {7}};
+    for (int i = 0; i < 6; ++i) {
+      Logits logits = model.step(next);
+      for (std::vector<float>& row : logits)
+        for (const size_t s : {size_t{0}, size_t{1}}) row[static_cast<size_t>(best_ids[s][0])] = -1e30f;
+      next = best_of(logits);
+      std::vector<size_t> order;  // the sequence of each row
+      for (size_t g = 0; g < static_cast<size_t>(GetParam().dp); ++g)
+        for (size_t s = g; s < 3; s += static_cast<size_t>(GetParam().dp)) order.push_back(s);
+      for (const int32_t top_logprobs : {-1, 0}) {
+        std::vector<SampleRowParams> rows(3, {.temperature = 0});
+        for (SampleRowParams& row : rows) row.top_logprobs = top_logprobs;
+        std::vector<SampledRow> sampled(3);
+        ASSERT_TRUE(model.ranks().start_sample(rows, {}, {}, {}).ok());
+        ASSERT_TRUE(model.ranks().take_sampled(sampled, {}).ok());
+        for (size_t r = 0; r < 3; ++r) {
+          EXPECT_EQ(sampled[r].status, SampleStatus::kOk);
+          EXPECT_EQ(sampled[r].token_id, next[order[r]][0])
+              << "step " << i << ", row " << r << ", top_logprobs " << top_logprobs;
+        }
+      }
+    }
+  }
+}
+
 TEST(GpuGroupFlags, RefuseWhatTheyCannotDo) {
   const auto refused = [](const char* what, const auto& change) {
     EngineConfig flags = flags_of({kGptOss, 2, 1}, true);

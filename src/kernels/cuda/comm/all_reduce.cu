@@ -39,7 +39,7 @@ __device__ __forceinline__ Elements<kBf16> sum_of(const Operation& o, const Redu
   E sum;
   for (int r = 0; r < a.group.size; ++r)
     sum += E::unpack(r == a.group.rank ? E::load(a.partial + i * E::kCount).pack()
-                                       : take_words(o, r, words_at(o, a.group.rank, r) + word * 16));
+                                       : take_words(o, r, words_at<uint4>(o, a.group.rank, r) + word));
   return sum;
 }
 
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) one_shot_kernel(const __grid_constan
     if (i >= a.num_vectors) return;
     const uint4 v = E::load(a.partial + i * E::kCount).pack();
     for (int r = 0; r < a.group.size; ++r)
-      if (r != a.group.rank) store_words(words_at(o, r, a.group.rank) + i * 16, v);
+      if (r != a.group.rank) store_words(words_at<uint4>(o, r, a.group.rank) + i, v);
   };
   send(first_vector());
   for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
@@ -92,10 +92,13 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constan
     return r;
   };
   const int64_t sums = a.group.layout.sums + int64_t{o.parity()} * size * a.group.layout.word_bytes;
+  const auto sums_at = [&](int r, int64_t i) {
+    return reinterpret_cast<uint4*>(a.group.regions[r] + sums) + i * kSumWords;
+  };
   for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
     const int r = owner(i);
     if (r != me)
-      store_words(words_at(o, r, me) + (i - begin(r)) * 16, E::load(a.partial + i * E::kCount).pack());
+      store_words(words_at<uint4>(o, r, me) + (i - begin(r)), E::load(a.partial + i * E::kCount).pack());
   }
   for (int64_t i = begin(me) + first_vector(); i < begin(me + 1); i += num_threads()) {
     const E sum = sum_of<kBf16>(o, a, i, i - begin(me));
@@ -104,7 +107,7 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constan
                                        sum.values[4 * w + 3]}}
                           .pack();
       for (int r = 0; r < size; ++r)
-        if (r != me) store_words(a.group.regions[r] + sums + (i * kSumWords + w) * 16, v);
+        if (r != me) store_words(sums_at(r, i) + w, v);
     }
     add_to(a, i, sum);
   }
@@ -113,8 +116,7 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constan
     if (r == me) continue;
     E sum;
     for (int w = 0; w < kSumWords; ++w) {
-      const auto part =
-          Elements<false>::unpack(take_words(o, r, a.group.regions[me] + sums + (i * kSumWords + w) * 16));
+      const auto part = Elements<false>::unpack(take_words(o, r, sums_at(me, i) + w));
       for (int j = 0; j < 4; ++j) sum.values[4 * w + j] = part.values[j];
     }
     add_to(a, i, sum);

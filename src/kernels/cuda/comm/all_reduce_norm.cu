@@ -44,12 +44,6 @@ struct F32Words {
   static __device__ __forceinline__ float4 values(const Words& w) {
     return {__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
   }
-  static __device__ __forceinline__ void send(Words* to, const Words& w) { store_words(to, w); }
-  static __device__ __forceinline__ Words load(const Words* from) { return load_words(from); }
-  static __device__ __forceinline__ bool arrived(const Words& w) {
-    return w.x != kUnsent && w.y != kUnsent && w.z != kUnsent && w.w != kUnsent;
-  }
-  static __device__ __forceinline__ Words unsent() { return {kUnsent, kUnsent, kUnsent, kUnsent}; }
 };
 struct Bf16Words {
   using Words = uint2;
@@ -61,19 +55,6 @@ struct Bf16Words {
     return {__uint_as_float(w.x << 16), __uint_as_float(w.x & 0xffff0000u), __uint_as_float(w.y << 16),
             __uint_as_float(w.y & 0xffff0000u)};
   }
-  static __device__ __forceinline__ void send(Words* to, const Words& w) {
-    asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(w.x), "r"(w.y) : "memory");
-  }
-  static __device__ __forceinline__ Words load(const Words* from) {
-    Words w;
-    asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(w.x), "=r"(w.y)
-                 : "l"(from)
-                 : "memory");
-    return w;
-  }
-  static __device__ __forceinline__ bool arrived(const Words& w) { return w.x != kUnsent && w.y != kUnsent; }
-  static __device__ __forceinline__ Words unsent() { return {kUnsent, kUnsent}; }
 };
 
 // This thread's vectors of a row.
@@ -112,15 +93,15 @@ __device__ __forceinline__ RowPart take_row(const Operation& o, int peer, typena
                                             int64_t vectors) {
   typename Format::Words words[kVectors];
   o.wait(peer, [&](uint32_t&) {
-    for_vectors(vectors, [&](int j, int64_t i) { words[j] = Format::load(from + i); });
+    for_vectors(vectors, [&](int j, int64_t i) { words[j] = load_words(from + i); });
     bool all = true;
-    for_vectors(vectors, [&](int j, int64_t) { all &= Format::arrived(words[j]); });
+    for_vectors(vectors, [&](int j, int64_t) { all &= has_arrived(words[j]); });
     return all;
   });
   RowPart part{};
   for_vectors(vectors, [&](int j, int64_t i) {
     part.v[j] = Format::values(words[j]);
-    from[i] = Format::unsent();
+    mark_unsent(from + i);
   });
   return part;
 }
@@ -139,7 +120,7 @@ __global__ void __launch_bounds__(kMaxNormThreads) norm_kernel(const __grid_cons
   if (o.failed) return;
   const int me = a.group.rank, size = a.group.size;
   const auto row_at = [&](int rank, int source, int64_t row) {
-    return reinterpret_cast<Words*>(words_at(o, rank, source)) + row * vectors;
+    return words_at<Words>(o, rank, source) + row * vectors;
   };
   const auto send = [&](int64_t row) {
     if (row >= a.rows) return;
@@ -147,7 +128,7 @@ __global__ void __launch_bounds__(kMaxNormThreads) norm_kernel(const __grid_cons
     for (int r = 0; r < size; ++r)
       if (r != me)
         for_vectors(vectors,
-                    [&](int j, int64_t i) { Format::send(row_at(r, me, row) + i, Format::of(mine.v[j])); });
+                    [&](int j, int64_t i) { store_words(row_at(r, me, row) + i, Format::of(mine.v[j])); });
   };
   send(blockIdx.x);
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {

@@ -2,9 +2,9 @@
 // only.
 //
 // There are two ways to signal that data has arrived:
-//   marked words   words of f32 or bf16 that are kUnsent until they arrive. Each word shows its own arrival,
-//                  so the sender needs neither flag nor fence. The reader marks a word as unsent again once
-//                  it has read the word.
+//   marked words   4-byte words, for instance f32 or two bf16, that are kUnsent until they arrive. Each word
+//                  shows its own arrival, so the sender needs neither flag nor fence. The reader marks a word
+//                  as unsent again once it has read the word.
 //   flags          plain stores, a block barrier, then one release store of the epoch for each (block, peer);
 //                  readers poll with acquire loads.
 //
@@ -37,12 +37,20 @@ __device__ __forceinline__ void store_words(void* to, const uint4& v) {
                "r"(v.w)
                : "memory");
 }
-__device__ __forceinline__ uint4 load_words(const void* from) {
+__device__ __forceinline__ void store_words(void* to, const uint2& v) {
+  asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
+}
+__device__ __forceinline__ uint4 load_words(const uint4* from) {
   uint4 v;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                : "l"(from)
                : "memory");
+  return v;
+}
+__device__ __forceinline__ uint2 load_words(const uint2* from) {
+  uint2 v;
+  asm volatile("ld.relaxed.sys.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(from) : "memory");
   return v;
 }
 
@@ -60,6 +68,9 @@ struct Operation {
   const CommOp& op;
   uint32_t epoch;  // the value with which the operation ends
   bool failed;     // the group had failed before the operation
+  // Whether this block was the last to enter: all blocks of its grid have started, so it can wait for the
+  // peers without keeping one of them from starting. Only for the constructor that enters, in thread 0.
+  bool entered_last = false;
 
   __device__ __forceinline__ Operation(const CommGroup& g, const CommOp& o, Entered) : group(g), op(o) {
     uint32_t poison;
@@ -75,6 +86,7 @@ struct Operation {
     ++epoch;
     __syncthreads();  // all threads of the block have read the epoch
     if (threadIdx.x == 0 && atomicAdd(&state->num_entered, 1u) == gridDim.x - 1) {
+      entered_last = true;
       state->num_entered = 0;
       *reinterpret_cast<volatile uint32_t*>(&state->epoch) = epoch;
     }
@@ -118,14 +130,32 @@ __device__ __forceinline__ uint4 sendable(const uint4& v) {
   return {sendable(v.x), sendable(v.y), sendable(v.z), sendable(v.w)};
 }
 
-// Waits for the 16 bytes of words at `from`, which `peer` stores, and marks them as unsent again.
-__device__ __forceinline__ uint4 take_words(const Operation& operation, int peer, uint8_t* from) {
-  uint4 v;
+__device__ __forceinline__ bool has_arrived(const uint2& v) { return v.x != kUnsent && v.y != kUnsent; }
+__device__ __forceinline__ bool has_arrived(const uint4& v) {
+  return v.x != kUnsent && v.y != kUnsent && v.z != kUnsent && v.w != kUnsent;
+}
+__device__ __forceinline__ void mark_unsent(uint2* at) { *at = make_uint2(kUnsent, kUnsent); }
+__device__ __forceinline__ void mark_unsent(uint4* at) {
+  *at = make_uint4(kUnsent, kUnsent, kUnsent, kUnsent);
+}
+
+// Returns the address of words[parity][source] of `rank`.
+template <class Words>
+__device__ __forceinline__ Words* words_at(const Operation& o, int rank, int source) {
+  const CommLayout& layout = o.group.layout;
+  return reinterpret_cast<Words*>(o.group.regions[rank] + layout.words +
+                                  (int64_t{o.parity()} * o.group.size + source) * layout.word_bytes);
+}
+
+// Waits for the words at `from`, uint2 or uint4, which `peer` stores, and marks them as unsent again.
+template <class Words>
+__device__ __forceinline__ Words take_words(const Operation& operation, int peer, Words* from) {
+  Words v;
   operation.wait(peer, [&](uint32_t&) {
     v = load_words(from);
-    return v.x != kUnsent && v.y != kUnsent && v.z != kUnsent && v.w != kUnsent;
+    return has_arrived(v);
   });
-  *reinterpret_cast<uint4*>(from) = make_uint4(kUnsent, kUnsent, kUnsent, kUnsent);
+  mark_unsent(from);
   return v;
 }
 

@@ -65,11 +65,4 @@ struct Elements {
   }
 };
 
-// Returns the address of words[parity][source] of `rank`.
-__device__ __forceinline__ uint8_t* words_at(const Operation& o, int rank, int source) {
-  const CommLayout& layout = o.group.layout;
-  return o.group.regions[rank] + layout.words +
-         (int64_t{o.parity()} * o.group.size + source) * layout.word_bytes;
-}
-
 }  // namespace fp4moe::cuda
