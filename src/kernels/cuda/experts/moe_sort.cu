@@ -37,7 +37,7 @@ SortPlan plan_sort(const MoeSortArgs& a) {
     plan.num_blocks = std::min(kSortBlocks, (plan.num_slots + kMaxThreads - 1) / kMaxThreads);
   plan.slots_per_block = (plan.num_slots + plan.num_blocks - 1) / plan.num_blocks;
   plan.slots_per_block = std::max(32, (plan.slots_per_block + 31) / 32 * 32);
-  plan.threads = std::clamp(plan.slots_per_block, 256, kMaxThreads);
+  plan.threads = std::min((plan.slots_per_block + 255) / 256 * 256, kMaxThreads);
   const int warps = plan.threads / 32;
   plan.slots_per_warp = (plan.slots_per_block + 32 * warps - 1) / (32 * warps) * 32;
   return plan;
@@ -50,7 +50,7 @@ __device__ __forceinline__ int local_expert(const MoeSortArgs& a, int slot, int 
 }
 
 // Sets scratch[block][e] to the number of slots of expert e in the block's range.
-__global__ void count_slots_kernel(const SortPlan plan) {
+__global__ void count_slots_kernel(const __grid_constant__ SortPlan plan) {
   extern __shared__ int counts[];
   const MoeSortArgs& a = plan.a;
   ptx::grid_dependency_wait();
@@ -84,8 +84,7 @@ __device__ void scan_in_block(int* v, int n, int* scan) {
   }
   if (lane == 31) scan[warp] = upto;
   __syncthreads();
-  int before = upto - sum;
-  for (int w = 0; w < warp; ++w) before += scan[w];
+  int before = upto - sum + __reduce_add_sync(~0u, lane < warp ? scan[lane] : 0);
   for (int i = first; i < last; ++i) {
     const int value = v[i];
     v[i] = before;
@@ -95,53 +94,87 @@ __device__ void scan_in_block(int* v, int n, int* scan) {
   __syncthreads();
 }
 
-// Counts each warp's slots by expert: hist[warp][e].
-__device__ void count_by_warp(const MoeSortArgs& a, const SortPlan& plan, int first, int end, int* hist) {
-  const int lane = threadIdx.x % 32;
-  for (int base = first; base < first + plan.slots_per_warp; base += 32) {
-    const int e = local_expert(a, base + lane, end);
-    const unsigned same = __match_any_sync(~0u, e);
-    if (e >= 0 && lane == __ffs(same) - 1) hist[e] += __popc(same);
+// A lane's slot among 32 slots, and the lanes whose slots have the same expert.
+struct SlotExpert {
+  int expert = -1;
+  unsigned same = 0;
+
+  __device__ __forceinline__ SlotExpert(const MoeSortArgs& a, int slot, int end)
+      : expert(local_expert(a, slot, end)), same(__match_any_sync(~0u, expert)) {}
+  __device__ __forceinline__ unsigned below() const { return same & ((1u << threadIdx.x % 32) - 1); }
+  // Adds the slots to the warp's counts [L]. Called by all lanes.
+  __device__ __forceinline__ void count(int* counts) const {
     __syncwarp();
+    if (expert >= 0 && below() == 0) counts[expert] += __popc(same);
+    __syncwarp();
+  }
+};
+
+// Shared memory of a block, in order.
+struct SortMemory {
+  int* starts;  // [L + 1]: an expert's rows in all blocks, then its first row
+  int* before;  // [L]: an expert's rows in the blocks before this one
+  int* hist;    // [warps][L]: an expert's rows in a warp, then the index among them of the warp's first slot
+  static size_t bytes(size_t num_experts, size_t warps) {
+    return ((warps + 2) * num_experts + 1) * sizeof(int);
+  }
+};
+
+// Adds up the blocks' counts. Called by all threads.
+__device__ __forceinline__ void add_blocks(const SortPlan& plan, const SortMemory& memory) {
+  if (plan.num_blocks == 1) return;
+  const int n = static_cast<int>(plan.a.num_experts);
+  for (int i = threadIdx.x; i < plan.num_blocks * n; i += blockDim.x) {
+    const int count = plan.a.scratch[i], e = i % n;
+    if (count == 0) continue;
+    atomicAdd(memory.starts + e, count);
+    if (i < static_cast<int>(blockIdx.x) * n) atomicAdd(memory.before + e, count);
   }
 }
 
-// Sets hist[warp][e] to the index, among expert e's rows, of the warp's first slot, and starts[e] to the
-// expert's first row. Block 0 also writes counts, offsets and progress.
-__device__ void place_counts(const MoeSortArgs& a, const SortPlan& plan, int* hist, int* starts, int* scan) {
+// Sets hist and starts to their second meanings. Block 0 also writes counts, offsets and progress.
+__device__ __forceinline__ void place_counts(const SortPlan& plan, const SortMemory& memory, int* scan) {
+  constexpr int kAtOnce = 8;  // warps; their number is a multiple of it
+  const MoeSortArgs& a = plan.a;
   const int n = static_cast<int>(a.num_experts), warps = blockDim.x / 32;
   for (int e = threadIdx.x; e < n; e += blockDim.x) {
-    int total = 0, before = 0;
-    if (plan.num_blocks > 1) {
-      for (int b = 0; b < plan.num_blocks; ++b) {
-        const int count = a.scratch[b * n + e];
-        total += count;
-        if (b < blockIdx.x) before += count;
+    int before = memory.before[e];
+    for (int first = 0; first < warps; first += kAtOnce) {
+      int counts[kAtOnce];
+#pragma unroll
+      for (int w = 0; w < kAtOnce; ++w) counts[w] = memory.hist[(first + w) * n + e];
+#pragma unroll
+      for (int w = 0; w < kAtOnce; ++w) {
+        memory.hist[(first + w) * n + e] = before;
+        before += counts[w];
       }
     }
-    for (int w = 0; w < warps; ++w) {
-      const int count = hist[w * n + e];
-      hist[w * n + e] = before;
-      before += count;
-    }
-    starts[e] = plan.num_blocks > 1 ? total : before;
+    const int total = plan.num_blocks > 1 ? memory.starts[e] : before;
+    memory.starts[e] = a.rows.capacity > 0 ? e * static_cast<int>(a.rows.capacity) : total;
+    if (blockIdx.x == 0) a.rows.counts[e] = total;
   }
   __syncthreads();
-  if (blockIdx.x == 0)
-    for (int e = threadIdx.x; e < n; e += blockDim.x) a.rows.counts[e] = starts[e];
-  __syncthreads();
-  if (a.rows.capacity > 0) {
-    for (int e = threadIdx.x; e < n; e += blockDim.x) starts[e] = e * static_cast<int>(a.rows.capacity);
-    __syncthreads();
-  } else {
-    scan_in_block(starts, n, scan);
-  }
+  if (a.rows.capacity == 0) scan_in_block(memory.starts, n, scan);
   if (blockIdx.x == 0) {
     for (int e = threadIdx.x; e <= n; e += blockDim.x) {
-      if (a.rows.capacity == 0) a.rows.offsets[e] = starts[e];
+      if (a.rows.capacity == 0) a.rows.offsets[e] = memory.starts[e];
       if (a.rows.progress != nullptr) a.rows.progress[e] = 0;
     }
   }
+}
+
+// Writes the rows of the slots that begin at `slot - lane`; hist, starts: the warp's.
+__device__ __forceinline__ void place(const MoeSortArgs& a, const SlotExpert& of, int slot, int end,
+                                      const int* hist, const int* starts) {
+  int row = -1;
+  if (of.expert >= 0) {
+    const int within = hist[of.expert] + __popc(of.below());
+    if (a.rows.capacity == 0 || within < a.rows.capacity) {
+      row = starts[of.expert] + within;
+      a.rows.slot_of_row[row] = slot;
+    }
+  }
+  if (slot < end) a.rows.row_of_slot[slot] = row;
 }
 
 #if __CUDA_ARCH__ >= 890
@@ -154,8 +187,8 @@ __device__ __noinline__ void quantize_token(const TokenQuantArgs& tokens, int to
 }
 #endif
 
-__global__ void __launch_bounds__(kMaxThreads) place_slots_kernel(const SortPlan plan) {
-  extern __shared__ int memory[];
+__global__ void __launch_bounds__(kMaxThreads) place_slots_kernel(const __grid_constant__ SortPlan plan) {
+  extern __shared__ int words[];
   __shared__ int scan[32];
 #if __CUDA_ARCH__ >= 890
   if (static_cast<int>(blockIdx.x) >= plan.num_blocks)
@@ -163,35 +196,29 @@ __global__ void __launch_bounds__(kMaxThreads) place_slots_kernel(const SortPlan
 #endif
   const MoeSortArgs& a = plan.a;
   const int n = static_cast<int>(a.num_experts), warps = blockDim.x / 32;
-  int* starts = memory;  // [L + 1]
-  int* hist = memory + n + 1;
-  for (int i = threadIdx.x; i < warps * n; i += blockDim.x) hist[i] = 0;
+  const SortMemory memory = {words, words + n + 1, words + 2 * n + 1};
+  for (int i = threadIdx.x; i < (warps + 2) * n + 1; i += blockDim.x) words[i] = 0;
   ptx::grid_dependency_wait();
   note_reached(plan.mark);
   ptx::grid_dependents_launch();
-  __syncthreads();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int block_first = blockIdx.x * plan.slots_per_block;
   const int end = min(plan.num_slots, block_first + plan.slots_per_block);
-  const int first = block_first + warp * plan.slots_per_warp;
-  count_by_warp(a, plan, first, end, hist + warp * n);
+  const int first = block_first + warp * plan.slots_per_warp, last = first + plan.slots_per_warp;
+  int* hist = memory.hist + warp * n;
+  const SlotExpert ahead(a, first + lane, end);  // a warp rarely has more slots
   __syncthreads();
-  place_counts(a, plan, hist, starts, scan);
-  for (int base = first; base < first + plan.slots_per_warp; base += 32) {
-    const int slot = base + lane, e = local_expert(a, slot, end);
-    const unsigned same = __match_any_sync(~0u, e), below = same & ((1u << lane) - 1);
-    int row = -1;
-    if (e >= 0) {
-      const int within = hist[warp * n + e] + __popc(below);
-      if (a.rows.capacity == 0 || within < a.rows.capacity) {
-        row = starts[e] + within;
-        a.rows.slot_of_row[row] = slot;
-      }
-    }
-    if (slot < end) a.rows.row_of_slot[slot] = row;
-    __syncwarp();
-    if (e >= 0 && below == 0) hist[warp * n + e] += __popc(same);
-    __syncwarp();
+  ahead.count(hist);
+  for (int slot = first + 32 + lane; slot < last; slot += 32) SlotExpert(a, slot, end).count(hist);
+  add_blocks(plan, memory);
+  __syncthreads();
+  place_counts(plan, memory, scan);
+  place(a, ahead, first + lane, end, hist, memory.starts);
+  if (plan.slots_per_warp > 32) ahead.count(hist);
+  for (int slot = first + 32 + lane; slot < last; slot += 32) {
+    const SlotExpert of(a, slot, end);
+    place(a, of, slot, end, hist, memory.starts);
+    of.count(hist);
   }
 }
 
@@ -205,7 +232,7 @@ void moe_sort_and_quantize(const MoeSortArgs& a, const TokenQuantArgs& tokens) {
   const auto n = static_cast<size_t>(a.num_experts);
   const auto blocks = static_cast<unsigned>(plan.num_blocks), threads = static_cast<unsigned>(plan.threads);
   if (blocks > 1) launch("moe_sort_count", count_slots_kernel, {blocks, kMaxThreads, n * sizeof(int)}, plan);
-  const size_t bytes = ((plan.threads / 32 + 1) * n + 1) * sizeof(int);
+  const size_t bytes = SortMemory::bytes(n, static_cast<size_t>(plan.threads / 32));
   prepare_kernel(place_slots_kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
   const auto token_blocks = static_cast<unsigned>(tokens.num_tokens);
   launch("moe_sort", place_slots_kernel, {blocks + token_blocks, threads, bytes}, plan);

@@ -11,12 +11,12 @@ namespace fp4moe {
 void sm90_wide_gate_up(const DeviceExpertArgs& args);
 void sm90_wide_down(const DeviceExpertArgs& args);
 
-// Arguments of gather_token_slabs(), which copies, for each packed row r, row slot_of_row[r] / topk of
-// x [T, K] bf16 to row r's place in slabs. Columns past K are filled with zeros.
+// Arguments of gather_token_slabs(), which copies, for each slot s with a packed row, row s / topk of
+// x [T, K] bf16 to the place of row row_of_slot[s] in slabs. Columns past K are filled with zeros.
 struct TokenSlabArgs {
   const bf16* x = nullptr;
   DeviceRows rows;
-  int64_t num_experts = 0, topk = 1, cols = 0;  // cols: K
+  int64_t num_experts = 0, num_tokens = 0, topk = 1, cols = 0;  // T and K
   uint8_t* slabs = nullptr;
 };
 void gather_token_slabs(const TokenSlabArgs& args);

@@ -114,7 +114,13 @@ void run_layer(const DeviceMoeArgs& a, bool in_slabs, void (*gemms)(const Device
   gemm.h = gemm.intermediate;
   gemm.y_bf16 = space.y;
   if (in_slabs) {
-    gather_token_slabs({a.x, rows, a.experts.num_experts, a.topk, a.experts.hidden_size, space.x_slabs});
+    gather_token_slabs({.x = a.x,
+                        .rows = rows,
+                        .num_experts = a.experts.num_experts,
+                        .num_tokens = a.num_tokens,
+                        .topk = a.topk,
+                        .cols = a.experts.hidden_size,
+                        .slabs = space.x_slabs});
     gemm.x.data = space.x_slabs;
     gemm.h.data = space.h_slabs;
   }

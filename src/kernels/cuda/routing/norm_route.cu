@@ -1,5 +1,5 @@
-// Normalises and routes tokens in one launch: a cluster of 8 blocks per token for few tokens, one block per
-// token for more.
+// Normalises and routes tokens in one launch: a cluster of 8 blocks per token for few tokens, one to four
+// blocks per token for more.
 //
 // Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias); then
 //            choose_experts() for each token.
@@ -7,13 +7,14 @@
 //            cluster holds E rows of an eighth of H in shared memory. More tokens: H up to 4096.
 // Bytes:     2 E H of weights for each token (from the L2 after the first), T H (4 + 2 + 4) of x and y.
 // Flops:     2 T E H as f32 multiply-adds.
-// Bound:     latency: the weights are loaded before the wait (with one block per token, those of 16 experts);
-//            then x is read, the sums are exchanged once, and the experts are chosen.
+// Bound:     latency: the weights are loaded before the wait (with one to four blocks per token, those of 16
+//            experts per block); then x is read, the sums are exchanged once, and the experts are chosen.
 // Numerics:  f32 sums of x * weight * W, added over a lane's columns in order, over a warp's lanes by halving
 //            and over the eighths in order; then multiplied by 1 / rms. The same bits for every T.
-// Measured:  H200, E = 32, H = 2880: 4.1 us for 1 token, 4.7 for 8, 6.1 for 16, 6.9 for 32, 7.1 for 64, 8.1
-//            for 128; separate kernels for norm, gate and choice take 8.2 us for 32, 10.1 for 64, 14.3 for
-//            128.
+// Measured:  H200, E = 32, H = 2880, before two blocks shared a token and the choice ran in registers: 4.1 us
+// for
+//            1 token, 4.7 for 8, 6.1 for 16, 6.9 for 32, 7.1 for 64, 8.1 for 128; separate kernels for norm,
+//            gate and choice take 8.2 us for 32, 10.1 for 64, 14.3 for 128.
 #include "kernels/cuda/routing/norm_route.h"
 
 #include <algorithm>
@@ -76,6 +77,25 @@ __device__ __forceinline__ float warp_total(float sum) {
   return sum;
 }
 
+// Adds up kCount sums, a power of two, over the warp's lanes, each as warp_total() does. Returns the total of
+// sum lane / (32 / kCount). Every step halves the number of sums that a lane adds.
+template <int kCount>
+__device__ __forceinline__ float warp_totals(float (&sum)[kCount]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int offset = 16;
+#pragma unroll
+  for (int count = kCount / 2; count > 0; count /= 2, offset /= 2) {
+    const bool high = (lane & offset) != 0;
+#pragma unroll
+    for (int j = 0; j < count; ++j) {
+      const float other = __shfl_xor_sync(~0u, high ? sum[j] : sum[j + count], offset);
+      sum[j] = (high ? sum[j + count] : sum[j]) + other;
+    }
+  }
+  for (; offset > 0; offset /= 2) sum[0] += __shfl_xor_sync(~0u, sum[0], offset);
+  return sum[0];
+}
+
 __device__ __forceinline__ void send(const float* to, int block, float value) {
   ptx::st_cluster(ptx::map_cluster(ptx::shared_address(to), static_cast<uint32_t>(block)), value);
 }
@@ -134,12 +154,10 @@ __device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& par
         sum[j] = dot(x.values[i], weights[e * pitch + v - part.begin], sum[j]);
       });
     }
-#pragma unroll
-    for (int j = 0; j < kExpertsAtOnce; ++j) {
-      const int e = first + j * kWarps;
-      const float total = warp_total(sum[j]);
-      if (threadIdx.x % 32 == 0 && e < a.num_experts) send(sums + blockIdx.x * a.num_experts + e, 0, total);
-    }
+    constexpr int kLanes = 32 / kExpertsAtOnce;
+    const float total = warp_totals(sum);
+    const int lane = static_cast<int>(threadIdx.x) % 32, e = first + lane / kLanes * kWarps;
+    if (lane % kLanes == 0 && e < a.num_experts) send(sums + blockIdx.x * a.num_experts + e, 0, total);
   }
 }
 
@@ -193,7 +211,10 @@ __device__ __forceinline__ void put_logits(const NormRouteArgs& a, int64_t t, co
 
 // Chooses the experts of token t. Called by one warp. The memory for the choice follows the logits.
 __device__ __forceinline__ void choose(const NormRouteArgs& a, int64_t t, float* logits) {
-  choose_by_warp(a.rule, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts), a.out, t);
+  const int id =
+      choose_by_warp(a.rule, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts), a.out, t);
+  const ExpertCountArgs& count = a.out.count;
+  if (id >= 0 && count.counts != nullptr && t < *count.num_rows) add_count(count.counts, id, 1);
 }
 
 // Grid: (kBlocks, T).
@@ -232,10 +253,11 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
   });
 }
 
-// ---- a block for each token ------------------------------------------------------------------------------
+// ---- one to four blocks for each token -------------------------------------------------------------------
 //
-// Each warp of the block has the columns that one block of a cluster would have; two warps have the same
-// columns and split the experts. So the sums are the same, and are added in the same order.
+// Each warp of a block has the columns that one block of a cluster would have above; two warps have the same
+// columns and split the block's experts. So the sums are the same, and are added in the same order. A token's
+// blocks split the experts; the first one gets all sums.
 
 // A lane's weights in the warp's columns, for every second expert beginning with `first`.
 struct ExpertWeights {
@@ -256,41 +278,49 @@ struct ExpertWeights {
 __global__ void __launch_bounds__(kBlockThreads, 1)
     norm_route_block_kernel(const __grid_constant__ NormRouteArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];
+  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  if (blocks > 1) ptx::cluster_arrive();
   ptx::grid_dependents_launch();
   float* squares = reinterpret_cast<float*>(memory);
   float* sums = squares + kBlocks;
   float* logits = sums + kBlocks * a.num_experts;
   const int warp = static_cast<int>(threadIdx.x) / 32, half = warp / kBlocks,
-            t = static_cast<int>(blockIdx.x);
+            t = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % 32;
   const Part part(a.hidden_size / kVector, warp % kBlocks);
   ExpertWeights weights;
-  weights.load(a, part, half);
+  weights.load(a, part, 2 * kExpertsAhead * block + half);
   Columns<kBlockVectors> norm_weight, x;
   norm_weight.load(a.norm_weight, part);
   ptx::grid_dependency_wait();
   x.load(a.x + int64_t{t} * a.hidden_size, part);
   const float square = square_and_weigh(norm_weight, x);
-  if (half == 0 && threadIdx.x % 32 == 0) squares[warp] = square;
-  for (int first = half; first < a.num_experts; first += 2 * kExpertsAhead) {
+  if (half == 0 && lane == 0) squares[warp] = square;
+  if (blocks > 1) ptx::cluster_wait();  // the first block has started: its shared memory can be written
+  const int step = 2 * kExpertsAhead * blocks;
+  for (int first = 2 * kExpertsAhead * block + half; first < a.num_experts; first += step) {
     float sum[kExpertsAhead] = {};
 #pragma unroll
     for (int j = 0; j < kExpertsAhead; ++j)
       Columns<kBlockVectors>::each(
           part, [&](int i, int) { sum[j] = dot(x.values[i], weights.values[j][i], sum[j]); });
-    if (first + 2 * kExpertsAhead < a.num_experts) weights.load(a, part, first + 2 * kExpertsAhead);
-#pragma unroll
-    for (int j = 0; j < kExpertsAhead; ++j) {
-      const float total = warp_total(sum[j]);
-      if (const int e = first + 2 * j; threadIdx.x % 32 == 0 && e < a.num_experts)
-        sums[warp % kBlocks * a.num_experts + e] = total;
-    }
+    if (first + step < a.num_experts) weights.load(a, part, first + step);
+    constexpr int kLanes = 32 / kExpertsAhead;
+    const float total = warp_totals(sum);
+    if (const int e = first + 2 * (lane / kLanes); lane % kLanes == 0 && e < a.num_experts)
+      send(sums + warp % kBlocks * a.num_experts + e, 0, total);
   }
-  __syncthreads();
+  if (blocks > 1) {
+    ptx::cluster_sync();
+  } else {
+    __syncthreads();
+  }
   const float inverse = inverse_rms(a, squares);
-  put_logits<kBlockThreads>(a, t, sums, inverse, logits);
-  __syncthreads();
-  if (warp == kBlocks) choose(a, t, logits);
-  if (half == 0)
+  if (block == 0) {
+    put_logits<kBlockThreads>(a, t, sums, inverse, logits);
+    __syncthreads();
+    if (warp == kBlocks) choose(a, t, logits);
+  }
+  if (half == 0 && block == blocks - 1)
     Columns<kBlockVectors>::each(part, [&](int i, int v) { write_vector(a, t, v, x.values[i], inverse); });
 }
 int block_shared_bytes(int num_experts) {
@@ -298,6 +328,16 @@ int block_shared_bytes(int num_experts) {
 }
 
 bool takes_clusters(const DeviceRouterArgs& args) { return args.num_tokens <= kMaxClusters; }
+
+// Blocks per token after the first kMaxClusters: as many as have experts and start at once, one on each SM.
+unsigned blocks_per_token(const DeviceRouterArgs& args) {
+  const int64_t sms = device_limits().num_sms;
+  unsigned blocks = 1;
+  while (blocks < 4 && 2 * blocks * args.num_tokens <= sms &&
+         blocks * 2 * kExpertsAhead < args.rule.num_experts)
+    blocks *= 2;
+  return blocks;
+}
 
 }  // namespace
 
@@ -326,11 +366,13 @@ void norm_route(const DeviceRouterArgs& args) {
                      .hidden_size = static_cast<int>(args.hidden_size),
                      .num_experts = static_cast<int>(args.rule.num_experts)};
   a.rule.correction_bias = args.correction_bias;
-  if (!takes_clusters(args))
+  if (!takes_clusters(args)) {
+    const unsigned blocks = blocks_per_token(args);
     return launch("norm_route", norm_route_block_kernel,
-                  {dim3(static_cast<unsigned>(args.num_tokens)), dim3(kBlockThreads),
-                   static_cast<size_t>(block_shared_bytes(a.num_experts))},
+                  {dim3(blocks, static_cast<unsigned>(args.num_tokens)), dim3(kBlockThreads),
+                   static_cast<size_t>(block_shared_bytes(a.num_experts)), blocks},
                   a);
+  }
   prepare_kernel(norm_route_kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
   launch("norm_route", norm_route_kernel,
          {dim3(kBlocks, static_cast<unsigned>(args.num_tokens)), dim3(kThreads),

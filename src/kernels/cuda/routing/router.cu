@@ -1,4 +1,5 @@
-// The router: a gate GEMM on the tensor cores, then scoring and choice with one warp per token.
+// The router: a gate GEMM on the tensor cores, then scoring and choice with one warp for each token or few
+// tokens.
 //
 // Computes:  logits = x W^T (+ bias), x f32 [T, H], W bf16 [E, H]; then choose_experts() for each row.
 // Shapes:    H % 32 == 0, E <= 1024, top-k <= 32, any T.
@@ -13,6 +14,8 @@
 //            ids.
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
+
+#include <algorithm>
 
 #include "base/check.h"
 #include "device/stream.h"
@@ -30,7 +33,7 @@ namespace {
 
 constexpr int kGateWarps = 8, kChunk = 32;  // columns in one step
 constexpr int kMaxSplits = 8;               // CTAs in a cluster
-constexpr int kChooseWarps = 4;
+constexpr int kChooseWarps = 4, kMaxChooseWarps = 16;
 
 // ---- gate ----------------------------------------------------------------------------------------
 
@@ -134,7 +137,7 @@ __device__ void wait_for_earlier_kernels() {
 
 // Grid: (tiles of experts, tiles of tokens, splits of the columns, which form one cluster).
 template <int kExperts, int kTokens>
-__global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const GateArgs a) {
+__global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const __grid_constant__ GateArgs a) {
   constexpr int kValues = kExperts * kTokens * 4;
   __shared__ float shared[kGateWarps][kValues * 32];
   wait_for_earlier_kernels();
@@ -191,13 +194,29 @@ struct ChooseArgs {
   Choices out;
 };
 
-__global__ void __launch_bounds__(kChooseWarps * 32) choose_kernel(const ChooseArgs a) {
+// A block counts its experts in shared memory first: additions to one address in the L2 are serial. Shared
+// memory: the warps' memory for the choice, then counts [E].
+__global__ void __launch_bounds__(kMaxChooseWarps * 32, 2)
+    choose_kernel(const __grid_constant__ ChooseArgs a) {
   extern __shared__ uint32_t memory[];
-  const int warp = threadIdx.x / 32, t = blockIdx.x * kChooseWarps + warp;
+  const int experts = static_cast<int>(a.rule.num_experts), words = choice_words(experts),
+            warps = blockDim.x / 32, warp = threadIdx.x / 32;
+  uint32_t* counts = memory + warps * words;
+  for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
   wait_for_earlier_kernels();
-  if (t >= a.num_tokens) return;
-  choose_by_warp(a.rule, a.logits + t * a.rule.num_experts, memory + warp * choice_words(a.rule.num_experts),
-                 a.out, t);
+  const bool counted = a.out.count.counts != nullptr;
+  const int counted_rows = counted ? *a.out.count.num_rows : 0;
+  __syncthreads();
+  for (int t = blockIdx.x * warps + warp; t < a.num_tokens; t += gridDim.x * warps) {
+    const int id =
+        choose_by_warp(a.rule, a.logits + static_cast<int64_t>(t) * experts, memory + warp * words, a.out, t);
+    if (id >= 0 && t < counted_rows) atomicAdd(counts + id, 1u);
+    __syncwarp();
+  }
+  if (!counted) return;
+  __syncthreads();
+  for (int e = threadIdx.x; e < experts; e += blockDim.x)
+    if (counts[e] != 0) add_count(a.out.count.counts, e, counts[e]);
 }
 
 // ---- host ----------------------------------------------------------------------------------------
@@ -244,7 +263,9 @@ void launch_clusters(const char* name, void (*kernel)(Args), cudaLaunchConfig_t 
   current_stream().check_launch(name);
 }
 
-void launch_gate(const DeviceRouterArgs& args) {
+}  // namespace
+
+void router_gate(const DeviceRouterArgs& args) {
   const GatePlan plan = gate_plan(args.num_tokens, args.rule.num_experts, args.batch_invariant);
   const GateArgs a = {.x = args.x,
                       .weight = args.weight,
@@ -260,24 +281,29 @@ void launch_gate(const DeviceRouterArgs& args) {
   launch_clusters("router_gate", plan.few ? gate_kernel<1, 1> : gate_kernel<2, 4>, config, plan.grid.z, a);
 }
 
-void launch_choose(const DeviceRouterArgs& args) {
+void router_choose(const DeviceRouterArgs& args) {
   ChooseArgs a = {.rule = args.rule,
                   .logits = args.logits,
                   .num_tokens = static_cast<int>(args.num_tokens),
                   .out = {args.ids, args.weights, args.count}};
   a.rule.correction_bias = args.correction_bias;
-  const auto shared_bytes = [](int64_t experts) {
-    return static_cast<int>(kChooseWarps * 4 * choice_words(experts));
+  const auto shared_bytes = [](int warps, int64_t experts) {
+    return static_cast<int>(4 * (warps * choice_words(experts) + experts));
   };
-  prepare_kernel(choose_kernel, {.shared_bytes = shared_bytes(kMaxDeviceExperts)});
+  // Blocks of 4 warps spread few tokens over the SMs. With many tokens, larger blocks add fewer counts to the
+  // L2, and their warps take several tokens each.
+  const int64_t experts = args.rule.num_experts, sms = device_limits().num_sms;
+  const bool many = args.num_tokens > kChooseWarps * 4 * sms && experts <= 256;
+  const int warps = many ? kMaxChooseWarps : kChooseWarps;
+  prepare_kernel(choose_kernel, {.shared_bytes = std::max(shared_bytes(kChooseWarps, kMaxDeviceExperts),
+                                                          shared_bytes(kMaxChooseWarps, 256))});
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks_of(args.num_tokens, kChooseWarps));
-  config.blockDim = dim3(kChooseWarps * 32);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes(args.rule.num_experts));
+  config.gridDim = dim3(blocks_of(args.num_tokens, warps));
+  if (many) config.gridDim.x = std::min(config.gridDim.x, static_cast<unsigned>(2 * sms));
+  config.blockDim = dim3(static_cast<unsigned>(warps * 32));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes(warps, experts));
   launch_clusters("router_choose", choose_kernel, config, 1, a);
 }
-
-}  // namespace
 
 void cuda_route(const DeviceRouterArgs& args) {
   if (args.num_tokens == 0) return;
@@ -288,8 +314,8 @@ void cuda_route(const DeviceRouterArgs& args) {
     if (!args.batch_invariant && norm_route_fits(args)) return norm_route(args);
     cuda::rms_norm_rows(*args.norm);
   }
-  launch_gate(args);
-  launch_choose(args);
+  router_gate(args);
+  router_choose(args);
 }
 
 }  // namespace fp4moe

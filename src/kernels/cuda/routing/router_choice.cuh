@@ -11,37 +11,47 @@
 
 namespace fp4moe {
 
-// Returns a key that orders floats as the choice does: NaN last, zeros of either sign equal.
+// Returns a key that orders floats as the choice does: NaN last, zeros of either sign equal. No key is 0.
 __device__ __forceinline__ uint32_t key_of(float score) {
-  if (score != score) return 0;
+  if (score != score) return 1;
   const uint32_t u = __float_as_uint(score + 0.0f);
   return (u & 0x80000000u) != 0 ? ~u : u | 0x80000000u;
 }
 
-// A warp's candidates: candidate i belongs to lane i % 32.
+// A warp's candidates, in registers: candidate i is key i / 32 of lane i % 32. A closed candidate has key 0.
+template <int kPerLane>
 struct Candidates {
-  const uint32_t* keys;  // [n], shared memory
-  int n;
-  uint32_t open = 0;  // bit i / 32 is set if this lane's candidate i can still be chosen
+  uint32_t keys[kPerLane];
 
-  __device__ void take_all() {
-    const int lane = threadIdx.x % 32, mine = (n - lane + 31) / 32;
-    open = mine >= 32 ? ~0u : (1u << max(mine, 0)) - 1;
+  // Opens candidates 0 ... n - 1; from: their keys, in shared memory.
+  __device__ __forceinline__ void load(const uint32_t* from, int n) {
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) {
+      const int i = j * 32 + static_cast<int>(threadIdx.x) % 32;
+      keys[j] = i < n ? from[i] : 0;
+    }
   }
   // Returns and closes the best open candidate (on a tie, the one with the lowest id); returns -1 if none is
   // open.
-  __device__ int take_best() {
+  __device__ __forceinline__ int take_best() {
     const int lane = threadIdx.x % 32;
-    uint32_t best = 0;
-    int id = 1 << 30;
-    for (uint32_t left = open; left != 0; left &= left - 1) {
-      const int i = (__ffs(static_cast<int>(left)) - 1) * 32 + lane;
-      if (id == 1 << 30 || keys[i] > best) best = keys[i], id = i;
-    }
+    uint32_t best = keys[0];
+#pragma unroll
+    for (int j = 1; j < kPerLane; ++j) best = max(best, keys[j]);
     const uint32_t top = __reduce_max_sync(~0u, best);
-    const int winner = __reduce_min_sync(~0u, best == top ? id : 1 << 30);
-    if (winner == id && id < 1 << 30) open &= ~(1u << (id / 32));
-    return winner < 1 << 30 ? winner : -1;
+    if (top == 0) return -1;
+    int winner;
+    if constexpr (kPerLane == 1) {
+      winner = __ffs(static_cast<int>(__ballot_sync(~0u, best == top))) - 1;
+    } else {
+      int id = 1 << 30;
+#pragma unroll
+      for (int j = kPerLane - 1; j >= 0; --j) id = keys[j] == top ? j * 32 + lane : id;
+      winner = __reduce_min_sync(~0u, id);
+    }
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) keys[j] = winner == j * 32 + lane ? 0 : keys[j];
+    return winner;
   }
 };
 
@@ -52,62 +62,111 @@ __device__ __forceinline__ float score_of(const RoutingRule& rule, float logit) 
   return static_cast<float>(sqrt((x > 0 ? x : 0) + log1p(exp(-fabs(x)))));
 }
 
-__device__ __forceinline__ double warp_sum(double v) {
-  for (int d = 16; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d);
+// Returns in lanes 0 ... n - 1 the sum of the lanes' values, which are 0 in lanes n and up.
+__device__ __forceinline__ double warp_sum(double v, int n) {
+  int d = 16;
+  while (d >= n) d /= 2;  // adding 0 changes nothing
+  for (; d > 0; d /= 2) v += __shfl_xor_sync(~0u, v, d);
   return v;
 }
 
-// Returns the sum of a group's two best scores, or NaN if fewer than two of its scores are numbers. For a
-// group of size one, returns its score.
-__device__ __forceinline__ float group_score(const float* scores, int size, int rotation) {
-  float best = nanf(""), second = best;
-  for (int i = 0; i < size; ++i) {
-    const float s = scores[(i + rotation) % size];
+// The two best of some scores; NaN if there are fewer that are numbers.
+struct TwoBest {
+  float best = nanf(""), second = nanf("");
+
+  __device__ __forceinline__ void add(float s) {
     if (s > best || (best != best && s == s)) {
       second = best, best = s;
     } else if (s > second || (second != second && s == s)) {
       second = s;
     }
   }
-  return size == 1 ? best : best + second;
+};
+
+// Sets keys[g] for every group: a group's score is the sum of its two best scores, or its only score. Several
+// lanes share a group if there are fewer groups than lanes.
+__device__ __forceinline__ void put_group_keys(const float* scores, int groups, int size, uint32_t* keys) {
+  const int lane = threadIdx.x % 32;
+  int lanes = 32;  // of a group
+  while (lanes * groups > 32 && lanes > 1) lanes /= 2;
+  for (int first = 0; first < groups; first += 32 / lanes) {
+    const int g = first + lane / lanes;
+    TwoBest two;
+    if (g < groups) {
+      const int rotation = g * lanes % size;  // the groups' lanes read different banks
+      for (int i = lane % lanes; i < size; i += lanes) {
+        const int at = i + rotation;
+        two.add(scores[g * size + (at < size ? at : at - size)]);
+      }
+    }
+    for (int d = 1; d < lanes; d *= 2) {
+      const float best = __shfl_xor_sync(~0u, two.best, d), second = __shfl_xor_sync(~0u, two.second, d);
+      two.add(best);
+      two.add(second);
+    }
+    if (g < groups && lane % lanes == 0) keys[g] = key_of(size == 1 ? two.best : two.best + two.second);
+  }
+  __syncwarp();
 }
 
-// Closes the candidates of all groups but the best ones. The candidates' scores and keys must be set; `room`
-// is memory for the groups' keys.
+// Closes the candidates of all groups but the best ones. `room` is memory for one word per group.
+template <int kPerLane>
 __device__ __forceinline__ void keep_best_groups(const RoutingRule& rule, const float* scores, uint32_t* room,
-                                                 Candidates& all) {
-  const int groups = static_cast<int>(rule.num_groups), size = all.n / groups, lane = threadIdx.x % 32;
-  for (int g = lane; g < groups; g += 32) room[g] = key_of(group_score(scores + g * size, size, g % size));
+                                                 Candidates<kPerLane>& all) {
+  constexpr int kGroupsPerLane = kPerLane < kMaxRouterGroups / 32 ? kPerLane : kMaxRouterGroups / 32;
+  const int groups = static_cast<int>(rule.num_groups), experts = static_cast<int>(rule.num_experts),
+            size = experts / groups, lane = threadIdx.x % 32;
+  put_group_keys(scores, groups, size, room);
+  Candidates<kGroupsPerLane> best;
+  best.load(room, groups);
   __syncwarp();
-  Candidates best{room, groups};
-  best.take_all();
-  uint32_t kept = 0;
-  for (int i = 0; i < rule.top_k_groups; ++i) {
-    const int g = best.take_best();
-    for (uint32_t left = all.open; left != 0; left &= left - 1) {
-      const int bit = __ffs(static_cast<int>(left)) - 1;
-      if ((bit * 32 + lane) / size == g) kept |= 1u << bit;
-    }
+  for (int g = lane; g < groups; g += 32) room[g] = 0;
+  __syncwarp();
+  for (int i = 0; i < rule.top_k_groups; ++i)
+    if (const int g = best.take_best(); lane == 0) room[g] = 1;
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j)
+    if (const int i = j * 32 + lane; i < experts && room[i / size] == 0) all.keys[j] = 0;
+}
+
+// A lane's choice: `id`, in lane k, is the k-th expert; `first` is the best expert.
+struct LaneChoice {
+  int id = 0, first = 0;
+};
+// keys, scores: [E]; E <= 32 kPerLane.
+template <int kPerLane>
+__device__ __forceinline__ LaneChoice choose_ids(const RoutingRule& rule, const uint32_t* keys,
+                                                 const float* scores, uint32_t* room) {
+  Candidates<kPerLane> candidates;
+  candidates.load(keys, static_cast<int>(rule.num_experts));
+  if (is_grouped(rule.scoring) && rule.num_groups != rule.top_k_groups)
+    keep_best_groups(rule, scores, room, candidates);
+  LaneChoice choice;
+  for (int k = 0; k < rule.top_k; ++k) {
+    const int best = candidates.take_best();
+    if (k == 0) choice.first = best;
+    if (k == static_cast<int>(threadIdx.x) % 32) choice.id = best;
   }
-  all.open = kept;
+  return choice;
 }
 
 // Returns in lane k the weight of the k-th chosen expert. Called by all lanes.
 __device__ __forceinline__ float weight_of(const RoutingRule& rule, const float* logits, int id, float top) {
-  const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);
-  const bool chosen = lane < rule.top_k;
+  const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts),
+            topk = static_cast<int>(rule.top_k);
+  const bool chosen = lane < topk;
   if (is_grouped(rule.scoring)) {
     const double score = chosen ? score_of(rule, logits[id]) : 0;
-    const double divisor = rule.norm_top_k ? warp_sum(score) + 1e-20 : 1;
+    const double divisor = rule.norm_top_k ? warp_sum(score, topk) + 1e-20 : 1;
     return static_cast<float>(score / divisor * rule.scaling_factor);
   }
   const double value = chosen ? exp(static_cast<double>(logits[id]) - top) : 0;
-  double sum = value;
-  if (rule.scoring == RouterScoring::kSoftmaxTopk && !rule.norm_top_k) {
-    sum = 0;
+  const bool over_all = rule.scoring == RouterScoring::kSoftmaxTopk && !rule.norm_top_k;
+  double sum = over_all ? 0 : value;
+  if (over_all)
     for (int e = lane; e < experts; e += 32) sum += exp(static_cast<double>(logits[e]) - top);
-  }
-  return static_cast<float>(value / warp_sum(sum) * rule.scaling_factor);
+  return static_cast<float>(value / warp_sum(sum, over_all ? 32 : topk) * rule.scaling_factor);
 }
 
 // Words of shared memory that a warp needs.
@@ -122,17 +181,22 @@ struct Choices {
   ExpertCountArgs count;
 };
 
+__device__ __forceinline__ void add_count(uint64_t* counts, int expert, uint32_t n) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(counts + expert), static_cast<unsigned long long>(n));
+}
+
 // Chooses the experts for row t: logits [E] -> ids and weights [K], best first. Called by all lanes. The
-// logits can be in shared memory.
-__device__ __forceinline__ void choose_by_warp(const RoutingRule& rule, const float* logits_in,
-                                               uint32_t* memory, const Choices& out, int64_t t) {
+// logits can be in shared memory. Returns the k-th expert in lane k, and -1 in the lanes past K; the caller
+// counts it.
+__device__ __forceinline__ int choose_by_warp(const RoutingRule& rule, const float* logits_in,
+                                              uint32_t* memory, const Choices& out, int64_t t) {
   const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);
   const int topk = static_cast<int>(rule.top_k);
-  const bool counted = out.count.counts != nullptr && t < *out.count.num_rows;
   const bool grouped = is_grouped(rule.scoring);
   uint32_t* keys = memory;
   auto* logits = reinterpret_cast<float*>(keys + experts);
   float* scores = logits + experts;
+  uint32_t* room = keys + 3 * experts;
   for (int e = lane; e < experts; e += 32) {
     const float logit = logits_in[e];
     float score = grouped ? score_of(rule, logit) : logit;
@@ -140,21 +204,14 @@ __device__ __forceinline__ void choose_by_warp(const RoutingRule& rule, const fl
     logits[e] = logit, scores[e] = score, keys[e] = key_of(score);
   }
   __syncwarp();
-  Candidates candidates{keys, experts};
-  candidates.take_all();
-  if (grouped && rule.num_groups != rule.top_k_groups)
-    keep_best_groups(rule, scores, keys + 3 * experts, candidates);
-  int id = 0, first = 0;
-  for (int k = 0; k < topk; ++k) {
-    const int best = candidates.take_best();
-    if (k == 0) first = best;
-    if (k == lane) id = best;
-  }
-  const float weight = weight_of(rule, logits, id, logits[first]);
-  if (lane >= topk) return;
-  out.ids[t * topk + lane] = id;
+  const LaneChoice choice = experts <= 32    ? choose_ids<1>(rule, keys, scores, room)
+                            : experts <= 256 ? choose_ids<8>(rule, keys, scores, room)
+                                             : choose_ids<32>(rule, keys, scores, room);
+  const float weight = weight_of(rule, logits, choice.id, logits[choice.first]);
+  if (lane >= topk) return -1;
+  out.ids[t * topk + lane] = choice.id;
   out.weights[t * topk + lane] = weight;
-  if (counted) atomicAdd(reinterpret_cast<unsigned long long*>(out.count.counts + id), 1ull);
+  return choice.id;
 }
 
 }  // namespace fp4moe

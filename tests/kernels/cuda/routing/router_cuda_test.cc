@@ -194,7 +194,7 @@ TEST(CudaRouter, NormComesFirst) {
                                         {128, 2880},
                                         {256, 7168},
                                         {40, 8192}})
-    for (int64_t t : {1, 2, 7, 64, 130}) {
+    for (int64_t t : {1, 2, 7, 20, 64, 130}) {
       const RouterScoring scoring = kScorings[++seed % 4];
       Case c = random_case(
           t, hidden, {.scoring = scoring, .num_experts = experts, .top_k = std::min<int64_t>(experts, 8)},
@@ -220,6 +220,40 @@ TEST(CudaRouter, NormComesFirst) {
       check_logits(normed, routed);
       check_choice(c, routed);
       EXPECT_TRUE(same_bits(routed.logits, again.logits) && same_bits(routed.weights, again.weights));
+    }
+}
+
+// The numbers of tokens use clusters of 8 blocks per token, then 2 blocks, then one.
+TEST(CudaRouter, NormAndLogitsHaveTheSameBitsForEveryT) {
+  const RoutingRule rule = {.num_experts = 32, .top_k = 4};
+  const Case all = random_case(130, 2880, rule, 6);
+  Norm norm{Random(3).normal(2880), {}, {}};
+  const Routed routed = route(all, 1, &norm);
+  for (int64_t t : {5, 16, 17, 64, 67}) {
+    Case part = all;
+    part.num_tokens = t;
+    part.x.resize(static_cast<size_t>(t * 2880));
+    Norm part_norm{norm.weight, {}, {}};
+    const Routed few = route(part, 1, &part_norm);
+    const auto first = [](std::vector<float> values, size_t n) { return values.resize(n), values; };
+    EXPECT_TRUE(same_bits(few.logits, first(routed.logits, few.logits.size()))) << t << " tokens";
+    EXPECT_TRUE(same_bits(few.weights, first(routed.weights, few.weights.size()))) << t << " tokens";
+    EXPECT_TRUE(same_bits(part_norm.f32, first(norm.f32, part_norm.f32.size()))) << t << " tokens";
+  }
+}
+
+// Warps choose for several tokens each.
+TEST(CudaRouter, ManyTokens) {
+  for (const auto& [experts, groups] : {std::pair<int64_t, int64_t>{32, 1}, {33, 3}, {256, 8}, {320, 10}})
+    for (RouterScoring scoring : kScorings) {
+      const Case c = random_case(9001, 32,
+                                 {.scoring = scoring,
+                                  .num_experts = experts,
+                                  .top_k = 7,
+                                  .num_groups = groups,
+                                  .top_k_groups = (groups + 1) / 2},
+                                 static_cast<uint64_t>(experts));
+      check_choice(c, route(c));
     }
 }
 
