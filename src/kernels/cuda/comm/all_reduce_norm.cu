@@ -16,11 +16,16 @@
 #include "kernels/cuda/comm/partials.cuh"
 #include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/ptx_cluster.cuh"
 
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kVectors = kMaxNormedCols / (4 * kMaxNormThreads);  // of four elements, per thread
+constexpr int kMaxNormWarps = kMaxNormThreads / 32;
+constexpr int kNarrowThreads = 768;  // for narrow rows: two blocks fit on an SM
+constexpr unsigned kMaxClusterBlocks = 8;
+constexpr int kClusterThreads = 256;                                 // at most, of a block of a cluster
+constexpr int kMaxVectors = kMaxNormedCols / (4 * kMaxNormThreads);  // of four elements, per thread
 
 struct NormArgs {
   CommGroup group;
@@ -32,6 +37,7 @@ struct NormArgs {
   float* f32;  // or null
   int64_t rows, cols;
   float eps;
+  int threads;  // that norm a row, in all blocks of the cluster
 };
 
 // Four elements as they are sent.
@@ -57,17 +63,30 @@ struct Bf16Words {
   }
 };
 
+// Which vectors of a row this thread has.
+template <int kVectors>
+struct RowThread {
+  int index;    // among the threads that norm a row; at least `threads`: none
+  int threads;  // of all blocks of the cluster
+  int vectors;  // of a row
+
+  // Calls f(j, i) for each vector i of a row that this thread has.
+  template <class Function>
+  __device__ __forceinline__ void for_vectors(const Function& f) const {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j)
+      if (const int i = index + j * threads; index < threads && i < vectors) f(j, i);
+  }
+};
+
 // This thread's vectors of a row.
+template <int kVectors>
 struct RowPart {
   float4 v[kVectors];
 
-  static __device__ __forceinline__ RowPart load(const float* row, int64_t vectors) {
-    RowPart part;
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      const int64_t i = threadIdx.x + int64_t{j} * blockDim.x;
-      part.v[j] = i < vectors ? __ldcg(reinterpret_cast<const float4*>(row) + i) : float4{};
-    }
+  static __device__ __forceinline__ RowPart load(const float* row, const RowThread<kVectors>& thread) {
+    RowPart part{};
+    thread.for_vectors([&](int j, int i) { part.v[j] = __ldcg(reinterpret_cast<const float4*>(row) + i); });
     return part;
   }
   __device__ __forceinline__ void operator+=(const RowPart& other) {
@@ -79,79 +98,140 @@ struct RowPart {
   }
 };
 
-// Calls f(j, i) for each vector i of a row that this thread has.
-template <class Function>
-__device__ __forceinline__ void for_vectors(int64_t vectors, const Function& f) {
-#pragma unroll
-  for (int j = 0; j < kVectors; ++j)
-    if (const int64_t i = threadIdx.x + int64_t{j} * blockDim.x; i < vectors) f(j, i);
-}
-
 // Returns the row that `peer` stores at `from`, and marks its words as unsent again.
-template <class Format>
-__device__ __forceinline__ RowPart take_row(const Operation& o, int peer, typename Format::Words* from,
-                                            int64_t vectors) {
+template <class Format, int kVectors>
+__device__ __forceinline__ RowPart<kVectors> take_row(const Operation& o, int peer,
+                                                      typename Format::Words* from,
+                                                      const RowThread<kVectors>& thread) {
   typename Format::Words words[kVectors];
   o.wait(peer, [&](uint32_t&) {
-    for_vectors(vectors, [&](int j, int64_t i) { words[j] = load_words(from + i); });
+    thread.for_vectors([&](int j, int i) { words[j] = load_words(from + i); });
     bool all = true;
-    for_vectors(vectors, [&](int j, int64_t) { all &= has_arrived(words[j]); });
+    thread.for_vectors([&](int j, int) { all &= has_arrived(words[j]); });
     return all;
   });
-  RowPart part{};
-  for_vectors(vectors, [&](int j, int64_t i) {
+  RowPart<kVectors> part{};
+  thread.for_vectors([&](int j, int i) {
     part.v[j] = Format::values(words[j]);
     mark_unsent(from + i);
   });
   return part;
 }
 
-// A block takes every gridDim.x-th row.
-template <class Format>
-__global__ void __launch_bounds__(kMaxNormThreads) norm_kernel(const __grid_constant__ NormArgs a) {
+// The sum over all threads that norm a row, in the order of block_sum(). All threads of the cluster call it.
+// `warps` is this block's copy of the sums of all warps. No block may write those of the next sum to it
+// before all have ended this one, so callers alternate between two.
+template <int kVectors>
+__device__ __forceinline__ float cluster_sum(float sum, const RowThread<kVectors>& thread, float* warps) {
+  sum = warp_sum(sum);
+  if (thread.index % 32 == 0 && thread.index < thread.threads)
+    for (uint32_t block = 0; block < ptx::cluster_nctas(); ++block)
+      ptx::st_cluster(ptx::map_cluster(ptx::shared_address(warps + thread.index / 32), block), sum);
+  ptx::cluster_sync();
+  float total = 0;
+  for (int i = 0; i < thread.threads / 32; ++i) total += warps[i];
+  return total;
+}
+
+// Each block or cluster takes rows in turn. In a group that has failed, the blocks of a cluster go on,
+// because they wait for each other, but they neither send nor wait for peers.
+template <class Format, int kVectors, bool kIsCluster>
+__device__ __forceinline__ void add_and_norm(const NormArgs& a) {
   using Words = typename Format::Words;
+  using RowPart = RowPart<kVectors>;
   ptx::grid_dependents_launch();
-  const int64_t vectors = a.cols / 4;
-  RowPart weight;
-  for_vectors(vectors,
-              [&](int j, int64_t i) { weight.v[j] = __ldg(reinterpret_cast<const float4*>(a.weight) + i); });
+  if constexpr (kIsCluster) ptx::cluster_arrive();  // this block's shared memory can be written
+  const int block = kIsCluster ? static_cast<int>(ptx::cluster_ctarank()) : 0;
+  const RowThread<kVectors> thread{block * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x),
+                                   a.threads, static_cast<int>(a.cols / 4)};
+  RowPart weight{};
+  thread.for_vectors(
+      [&](int j, int i) { weight.v[j] = __ldg(reinterpret_cast<const float4*>(a.weight) + i); });
   ptx::grid_dependency_wait();
   const Operation o(a.group, a.op);
-  if (o.failed) return;
-  const int me = a.group.rank, size = a.group.size;
+  const int me = a.group.rank, size = o.failed ? 0 : a.group.size;
   const auto row_at = [&](int rank, int source, int64_t row) {
-    return words_at<Words>(o, rank, source) + row * vectors;
+    return words_at<Words>(o, rank, source) + row * thread.vectors;
   };
   const auto send = [&](int64_t row) {
     if (row >= a.rows) return;
-    const RowPart mine = RowPart::load(a.partial + row * a.cols, vectors);
+    const RowPart mine = RowPart::load(a.partial + row * a.cols, thread);
+#pragma unroll 1
     for (int r = 0; r < size; ++r)
       if (r != me)
-        for_vectors(vectors,
-                    [&](int j, int64_t i) { store_words(row_at(r, me, row) + i, Format::of(mine.v[j])); });
+        thread.for_vectors([&](int j, int i) { store_words(row_at(r, me, row) + i, Format::of(mine.v[j])); });
   };
-  send(blockIdx.x);
-  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    send(row + gridDim.x);  // the links carry it during the sum
+  const int64_t step = kIsCluster ? ptx::cluster_count() : gridDim.x,
+                begin = kIsCluster ? ptx::cluster_id() : blockIdx.x;
+  send(begin);
+  if constexpr (kIsCluster) ptx::cluster_wait();
+  for (int64_t row = begin, i = 0; row < a.rows; row += step, ++i) {
+    send(row + step);  // the links carry it during the sum
     const int64_t first = row * a.cols;
-    RowPart residual = RowPart::load(a.out + first, vectors),
-            mine = RowPart::load(a.partial + first, vectors);
+    RowPart residual = RowPart::load(a.out + first, thread), mine = RowPart::load(a.partial + first, thread);
     for (float4& v : mine.v) v = Format::values(Format::of(v));
     RowPart sum{};
-    for (int r = 0; r < size; ++r)
-      sum += r == me ? mine : take_row<Format>(o, r, row_at(me, r, row), vectors);
+#pragma unroll 1
+    for (int r = 0; r < size; ++r) sum += r == me ? mine : take_row<Format>(o, r, row_at(me, r, row), thread);
     residual += sum;
     float squares = 0;
     for (const float4& v : residual.v) squares = sum_of_squares(squares, v);
-    const float inverse = inverse_rms(block_sum(squares), a.cols, a.eps);
-    for_vectors(vectors, [&](int j, int64_t i) {
+    if constexpr (kIsCluster) {
+      __shared__ float warps[2][kMaxNormWarps];
+      squares = cluster_sum(squares, thread, warps[i % 2]);
+    } else {
+      squares = block_sum(squares);
+    }
+    const float inverse = inverse_rms(squares, a.cols, a.eps);
+    thread.for_vectors([&](int j, int v) {
       const float4 y = normed(residual.v[j], inverse, weight.v[j]);
-      reinterpret_cast<float4*>(a.out + first)[i] = residual.v[j];
-      if (a.f32 != nullptr) reinterpret_cast<float4*>(a.f32 + first)[i] = y;
-      if (a.act != nullptr) reinterpret_cast<uint2*>(a.act + first)[i] = bf16_words(y);
+      reinterpret_cast<float4*>(a.out + first)[v] = residual.v[j];
+      if (a.f32 != nullptr) reinterpret_cast<float4*>(a.f32 + first)[v] = y;
+      if (a.act != nullptr) reinterpret_cast<uint2*>(a.act + first)[v] = bf16_words(y);
     });
-    __syncthreads();  // before the next row's block_sum()
+    if constexpr (!kIsCluster) __syncthreads();  // before the next row's block_sum()
   }
+}
+
+template <class Format, int kVectors>
+__global__ void __launch_bounds__(kClusterThreads) cluster_norm_kernel(const __grid_constant__ NormArgs a) {
+  add_and_norm<Format, kVectors, true>(a);
+}
+template <class Format>
+__global__ void __launch_bounds__(kNarrowThreads, 2) narrow_norm_kernel(const __grid_constant__ NormArgs a) {
+  add_and_norm<Format, 1, false>(a);
+}
+template <class Format>
+__global__ void __launch_bounds__(kMaxNormThreads) norm_kernel(const __grid_constant__ NormArgs a) {
+  add_and_norm<Format, kMaxVectors, false>(a);
+}
+
+using NormKernel = void (*)(NormArgs);
+template <class Format>
+NormKernel norm_kernel_of(int64_t cols, bool is_cluster) {
+  if (is_cluster)
+    return cols <= 4 * kMaxNormThreads ? cluster_norm_kernel<Format, 1>
+                                       : cluster_norm_kernel<Format, kMaxVectors>;
+  return cols <= 4 * kNarrowThreads ? narrow_norm_kernel<Format> : norm_kernel<Format>;
+}
+
+// Few rows are shared by several blocks each, which does not change the bits. Clusters need more room on a
+// GPU than ranks that share it leave free.
+unsigned cluster_blocks(int64_t rows, unsigned threads) {
+  if (!may_start_early()) return 1;
+  for (unsigned blocks = kMaxClusterBlocks; blocks > 1; blocks /= 2)
+    if (rows * blocks <= device_limits().num_sms && threads >= 64 * blocks &&
+        threads <= kClusterThreads * blocks)
+      return blocks;
+  return 1;
+}
+
+// How many blocks can wait at once.
+int64_t resident_blocks(NormKernel kernel, unsigned threads, int max_blocks) {
+  if (!may_start_early()) return std::max(1, max_blocks / 2);
+  int per_sm = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, static_cast<int>(threads), 0);
+  return int64_t{std::max(per_sm, 1)} * device_limits().num_sms;
 }
 
 }  // namespace
@@ -164,12 +244,17 @@ void all_reduce_norm(const AllReduceNormArgs& args) {
       sum.n == rows * cols && norm.x == sum.out && !sum.two_shot && cols % 4 == 0 && cols <= kMaxNormedCols &&
           sum.n <= max_sum_elements(sum.group, sum.bf16_partials, false),
       "all_reduce_norm of " + std::to_string(rows) + " rows of " + std::to_string(cols) + " elements");
-  // Blocks of up to four times as many threads as those that max_blocks counts.
-  const auto blocks = std::clamp<int64_t>(rows, 1, std::max(1, sum.group.max_blocks / 2));
-  launch("all_reduce_norm", sum.bf16_partials ? norm_kernel<Bf16Words> : norm_kernel<F32Words>,
-         {dim3(static_cast<unsigned>(blocks)), dim3(num_norm_threads(cols))},
+  const unsigned threads = num_norm_threads(cols);
+  const unsigned cluster = cluster_blocks(rows, threads);
+  const unsigned warps = threads / 32, block_warps = (warps + cluster - 1) / cluster;
+  const NormKernel kernel = sum.bf16_partials ? norm_kernel_of<Bf16Words>(cols, cluster > 1)
+                                              : norm_kernel_of<F32Words>(cols, cluster > 1);
+  const auto clusters = static_cast<unsigned>(std::clamp<int64_t>(
+      rows, 1, cluster > 1 ? rows : resident_blocks(kernel, threads, sum.group.max_blocks)));
+  launch("all_reduce_norm", kernel,
+         {.grid = dim3(clusters * cluster), .block = dim3(block_warps * 32), .cluster = cluster},
          NormArgs{sum.group, sum.op, sum.partial, sum.out, norm.weight, static_cast<bf16*>(norm.out_act.data),
-                  norm.out_f32, rows, cols, norm.eps});
+                  norm.out_f32, rows, cols, norm.eps, static_cast<int>(threads)});
 }
 
 }  // namespace fp4moe::cuda

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
       if (r != me) reinterpret_cast<Word*>(a.group.regions[r] + staging)[to] = v;
   }
   __syncthreads();
-  raise_flags(o);
+  raise_flags(o, blockIdx.x);
   wait_for_flags(o, static_cast<int>(gridDim.x));
   const auto* const arrived = reinterpret_cast<const Word*>(a.group.regions[me] + staging);
   const int64_t others = width - cols;

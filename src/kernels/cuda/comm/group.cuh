@@ -66,11 +66,9 @@ struct Entered {};
 struct Operation {
   const CommGroup& group;
   const CommOp& op;
-  uint32_t epoch;  // the value with which the operation ends
-  bool failed;     // the group had failed before the operation
-  // Whether this block was the last to enter: all blocks of its grid have started, so it can wait for the
-  // peers without keeping one of them from starting. Only for the constructor that enters, in thread 0.
-  bool entered_last = false;
+  uint32_t epoch;         // the value with which the operation ends
+  bool failed;            // the group had failed before the operation
+  uint32_t ticket = ~0u;  // thread 0: how many blocks had entered before this one
 
   __device__ __forceinline__ Operation(const CommGroup& g, const CommOp& o, Entered) : group(g), op(o) {
     uint32_t poison;
@@ -85,14 +83,23 @@ struct Operation {
     CommState* const state = state_of(g, g.rank);
     ++epoch;
     __syncthreads();  // all threads of the block have read the epoch
-    if (threadIdx.x == 0 && atomicAdd(&state->num_entered, 1u) == gridDim.x - 1) {
-      entered_last = true;
-      state->num_entered = 0;
-      *reinterpret_cast<volatile uint32_t*>(&state->epoch) = epoch;
-    }
+    if (threadIdx.x == 0) ticket = atomicAdd(&state->num_entered, 1u);
   }
+  // The last block to enter ends the operation, because every block has read the epoch. It looks at its
+  // ticket only here, so that no block waits for the atomic operation.
+  __device__ __forceinline__ ~Operation() {
+    if (threadIdx.x != 0 || !entered_last()) return;
+    CommState* const state = state_of(group, group.rank);
+    state->num_entered = 0;
+    *reinterpret_cast<volatile uint32_t*>(&state->epoch) = epoch;
+  }
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
 
   __device__ __forceinline__ uint32_t parity() const { return epoch & 1; }
+  // Thread 0: whether this block was the last to enter. All blocks of its grid have then started, so it can
+  // wait for the peers without keeping one of them from starting.
+  __device__ __forceinline__ bool entered_last() const { return ticket == gridDim.x - 1; }
 
   // Polls `arrived` until it returns true, the deadline passes or the group fails. `seen` is for the verdict.
   template <class Arrived>
@@ -104,12 +111,14 @@ struct Operation {
     for (uint32_t polls = 1; !arrived(seen); ++polls) {
       if (polls % 256 != 0) continue;
       if (*poison != 0) return;
-      if (nanoseconds() >= end) return fail(peer, seen);
+      if (nanoseconds() >= end) return fail(group, op, epoch, peer, seen);
     }
   }
 
-  // Makes all ranks of the group fail. The rank's first failure becomes its verdict.
-  __device__ __noinline__ void fail(int peer, uint32_t seen) const {
+  // Makes all ranks of the group fail. The rank's first failure becomes its verdict. Static, so that an
+  // operation can be in registers.
+  static __device__ __noinline__ void fail(const CommGroup& group, const CommOp& op, uint32_t epoch, int peer,
+                                           uint32_t seen) {
     if (atomicAdd(&state_of(group, group.rank)->num_failed, 1u) == 0) {
       CommVerdict* const v = group.verdict;
       v->peer = static_cast<uint32_t>(peer);
@@ -159,28 +168,42 @@ __device__ __forceinline__ Words take_words(const Operation& operation, int peer
   return v;
 }
 
-// Sets this block's flag at every peer, to signal that all earlier stores of the block's threads have been
+// Sets flag `index` at every peer, to signal that all earlier stores of the block's threads have been
 // performed. Call it after a block barrier.
-__device__ __forceinline__ void raise_flags(const Operation& operation) {
+__device__ __forceinline__ void raise_flags(const Operation& operation, int64_t index) {
   const CommGroup& g = operation.group;
   const int peer = static_cast<int>(threadIdx.x);
   if (peer >= g.size || peer == g.rank) return;
   auto* const flags = reinterpret_cast<uint32_t*>(g.regions[peer] + g.layout.flags);
-  store_release(flags + g.rank * kMaxCommBlocks + blockIdx.x, operation.epoch);
+  store_release(flags + g.rank * kMaxCommBlocks + index, operation.epoch);
 }
 
-// Waits for the flags of `blocks` blocks of each peer. Ends with a block barrier.
-__device__ __forceinline__ void wait_for_flags(const Operation& operation, int blocks) {
+__device__ __forceinline__ const uint32_t* flags_of(const CommGroup& g, int peer) {
+  return reinterpret_cast<const uint32_t*>(g.regions[g.rank] + g.layout.flags) + peer * kMaxCommBlocks;
+}
+
+// Waits for the first `num_flags` flags of each peer. Ends with a block barrier.
+__device__ __forceinline__ void wait_for_flags(const Operation& operation, int num_flags) {
   const CommGroup& g = operation.group;
-  const auto* const flags = reinterpret_cast<const uint32_t*>(g.regions[g.rank] + g.layout.flags);
-  for (int i = static_cast<int>(threadIdx.x); i < g.size * blocks; i += static_cast<int>(blockDim.x)) {
-    const int peer = i / blocks;
+  for (int peer = 0; peer < g.size; ++peer) {
     if (peer == g.rank) continue;
+    for (int i = static_cast<int>(threadIdx.x); i < num_flags; i += static_cast<int>(blockDim.x))
+      operation.wait(peer, [&](uint32_t& seen) {
+        seen = load_acquire(flags_of(g, peer) + i);
+        return static_cast<int32_t>(seen - operation.epoch) >= 0;
+      });
+  }
+  __syncthreads();
+}
+
+// Waits for flag `index` of each peer. Ends with a block barrier.
+__device__ __forceinline__ void wait_for_flag(const Operation& operation, int64_t index) {
+  const CommGroup& g = operation.group;
+  if (const int peer = static_cast<int>(threadIdx.x); peer < g.size && peer != g.rank)
     operation.wait(peer, [&](uint32_t& seen) {
-      seen = load_acquire(flags + peer * kMaxCommBlocks + i % blocks);
+      seen = load_acquire(flags_of(g, peer) + index);
       return static_cast<int32_t>(seen - operation.epoch) >= 0;
     });
-  }
   __syncthreads();
 }
 

@@ -1,8 +1,8 @@
-// How a block norms a row: which thread has which elements, and the order of the sum of squares. Kernels that
-// norm rows in this way agree in every bit.
+// How a block, or the blocks of a cluster, norm a row: which thread has which elements, and the order of the
+// sum of squares. Kernels that norm rows in this way agree in every bit.
 //
 // A row is vectors of four elements; thread i of n has the vectors i, i + n, i + 2n, ... and adds its squares
-// in this order, a warp its threads' sums by halves, then the block its warps' sums in order.
+// in this order, a warp its threads' sums by halves, then all warps' sums are added in order.
 #pragma once
 
 #include <cuda_bf16.h>

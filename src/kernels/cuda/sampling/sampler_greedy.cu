@@ -167,7 +167,7 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kMaxThreads)
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
   const cuda::Operation o(a.group, a.op);
-  if (threadIdx.x == 0) waits = o.entered_last;  // best_of_row() has a barrier
+  if (threadIdx.x == 0) waits = o.entered_last();  // best_of_row() has a barrier
   const uint64_t best = best_of_row(a.rows, a.first_id, shared);
   const int peer = static_cast<int>(threadIdx.x);
   if (is_first_of_cluster() && peer < a.group.size && !o.failed)
