@@ -124,7 +124,8 @@ struct A2aDecoded {
 };
 
 // The experts' results for a batch of lanes: either sums [R T, H] f32, already weighted (not with
-// slots_return), or rows grouped by expert.
+// slots_return), or rows grouped by expert. They must not be in exchange memory, which peers may write while
+// the results are still being read.
 struct A2aResults {
   const float* sums = nullptr;
   const bf16* y_bf16 = nullptr;          // [rows, H]
@@ -133,18 +134,17 @@ struct A2aResults {
 };
 
 // Each op is one launch on the current stream; all ranks make the same calls in the same order. A round calls
-// send, wait, give_back and add, in this order; the stream may do other work between them.
+// send, wait and combine, in this order; the stream may do other work between them.
 struct DeviceA2aOps {
   // Stores x [num_own, H] bf16, the ids and the weights in the ranks' lanes.
   void (*send)(const A2aRound& round, const bf16* x);
   // Waits until all ranks' rows are in this rank's lanes, and decodes them unless they are bf16.
   void (*wait)(const A2aRound& round, const A2aDecoded& decoded);
-  // Stores the lanes' results on the tokens' ranks.
-  void (*give_back)(const A2aRound& round, const A2aResults& results);
-  // Waits for all results, then adds the sum of each token's results to out [num_own, H] f32. With
-  // slots_return it sums weighted slots in top-k order, with one f32 fma per slot; otherwise it sums ranks in
-  // ascending order.
-  void (*add)(const A2aRound& round, float* out);
+  // Returns the lanes' results to the tokens' ranks, and adds the sum of the results of each of this rank's
+  // tokens to out [num_own, H] f32. With slots_return it sums weighted slots in top-k order, with one f32 fma
+  // per slot; otherwise it sums ranks in ascending order. A rank's own results are read in place, rounded to
+  // the format of those that return.
+  void (*combine)(const A2aRound& round, const A2aResults& results, float* out);
   // Sets out [n] to 0.
   void (*clear)(float* out, int64_t n);
 };

@@ -97,8 +97,9 @@ struct DeviceMoeArgs {
   float* out = nullptr;            // [T, H] f32, or null
   bool accumulate = false;
   bf16* out_bf16 = nullptr;  // [T, H], or null
-  // Set instead of the outputs: the tokens are this exchange's lanes, and results return to the lanes' ranks.
-  const A2aRound* give_back = nullptr;
+  // If set, the tokens are this exchange's lanes: results return to the lanes' ranks, and `out` is [num_own,
+  // H] of this rank's tokens, which the layer adds to.
+  const A2aRound* exchange = nullptr;
   // kMoeCounterBytes bytes: zeroed before the first call and not touched between calls; all calls use one
   // stream.
   uint8_t* counters = nullptr;
@@ -134,6 +135,9 @@ struct DeviceMoeOps {
   // timed.
   size_t (*default_tactic)(const DeviceMoeArgs&);
   void (*route)(const DeviceRouterArgs&);
+  // Returns whether route() runs a norm in the router's launch. Depends on the sizes, the rule and
+  // batch_invariant.
+  bool (*route_fuses_norm)(const DeviceRouterArgs&);
   void (*quantize)(const DeviceActQuantArgs&);
 };
 

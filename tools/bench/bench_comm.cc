@@ -41,7 +41,7 @@ struct Row {
 };
 
 A2aRowFormat format_of(const std::string& name) {
-  return name == "fp8" ? A2aRowFormat::kFp8 : name == "nvfp4" ? A2aRowFormat::kNvfp4 : A2aRowFormat::kBf16;
+  return name == "fp8" ? A2aRowFormat::kFp8 : name == "bf16" ? A2aRowFormat::kBf16 : A2aRowFormat::kNvfp4;
 }
 
 // Measures the microseconds per `call` on the slowest rank: p50 and p99 over the replays of a graph of
@@ -188,9 +188,9 @@ Result<Remote> remote_of(const CommBenchRanks& all, const CommBenchOptions& o, i
 // The exchange of one step between all ranks: one round per rank.
 class Exchange {
  public:
-  Exchange(const CommBenchRanks& all, const CommBenchOptions& o, A2aRowFormat format, int64_t tokens)
-      : all_(all), tokens_(tokens) {
-    size_.shape = shape_of(o, all.size(), format);
+  Exchange(const CommBenchRanks& all, const CommBenchOptions& o, const std::string& rows, int64_t tokens)
+      : all_(all), tokens_(tokens), scales_rows_(rows == "nvfp4-row") {
+    size_.shape = shape_of(o, all.size(), format_of(rows));
     size_.max_tokens = tokens;
     size_.area = a2a_area(size_.shape, all.size(), tokens);
     for (const auto& rank : all.ranks) exchanges_.emplace_back(size_, *rank->group);
@@ -198,12 +198,14 @@ class Exchange {
 
   A2aRound dispatch(int r, CommBenchRank& rank) const {
     const DeviceExchange& exchange = exchanges_[static_cast<size_t>(r)];
-    const A2aRound round = exchange.send({.num_lane_tokens = tokens_,
-                                          .num_own = tokens_,
-                                          .x = rank.x.as<bf16>(),
-                                          .ids = rank.ids.as<int32_t>(),
-                                          .weights = rank.weights.as<float>()},
-                                         0);
+    const A2aRound round =
+        exchange.send({.num_lane_tokens = tokens_,
+                       .num_own = tokens_,
+                       .x = rank.x.as<bf16>(),
+                       .ids = rank.ids.as<int32_t>(),
+                       .weights = rank.weights.as<float>(),
+                       .nvfp4_scale = scales_rows_ ? nullptr : rank.nvfp4_scale.as<float>()},
+                      0);
     rank.scratch.reset();
     exchange.wait(round, false, rank.scratch);
     return round;
@@ -231,17 +233,18 @@ class Exchange {
       return device_memory().upload(rank.row_of_slot.data(), ids.data(), std::ssize(ids) * 4);
     });
   }
-  void combine(int r, CommBenchRank& rank) const {
-    const DeviceExchange& exchange = exchanges_[static_cast<size_t>(r)];
-    const A2aRound& round = rounds_[static_cast<size_t>(r)];
-    exchange.give_back(round, {.y_bf16 = rank.y.as<bf16>(), .row_of_slot = rank.row_of_slot.as<int32_t>()});
-    exchange.add(round, rank.out.as<float>());
+  void combine(int r, CommBenchRank& rank, bool of_sums) const {
+    const A2aResults rows{.y_bf16 = rank.y.as<bf16>(), .row_of_slot = rank.row_of_slot.as<int32_t>()};
+    exchanges_[static_cast<size_t>(r)].combine(rounds_[static_cast<size_t>(r)],
+                                               of_sums ? A2aResults{.sums = rank.y.as<float>()} : rows,
+                                               rank.out.as<float>());
   }
   const A2aShape& shape() const { return size_.shape; }
 
  private:
   const CommBenchRanks& all_;
   int64_t tokens_;
+  bool scales_rows_;  // each NVFP4 row has its own tensor scale, instead of the layer's
   DeviceExchangeSize size_;
   std::vector<DeviceExchange> exchanges_;
   std::vector<A2aRound> rounds_;
@@ -249,7 +252,7 @@ class Exchange {
 
 Result<Row> bench_dispatch(const CommBenchRanks& all, const CommBenchOptions& o, const std::string& rows,
                            int64_t tokens) {
-  const Exchange exchange(all, o, format_of(rows), tokens);
+  const Exchange exchange(all, o, rows, tokens);
   Row row{.op = "dispatch " + rows, .tokens = tokens};
   FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int r, CommBenchRank& rank) {
                             exchange.dispatch(r, rank);
@@ -262,13 +265,15 @@ Result<Row> bench_dispatch(const CommBenchRanks& all, const CommBenchOptions& o,
   return row;
 }
 
-Result<Row> bench_combine(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
-  Exchange exchange(all, o, A2aRowFormat::kBf16, tokens);
+// of_sums: the experts' weighted sums are ready; otherwise flashinfer's combine makes them.
+Result<Row> bench_combine(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens,
+                          bool of_sums) {
+  Exchange exchange(all, o, "bf16", tokens);
   FP4MOE_RETURN_IF_ERROR(exchange.prepare_combine());
   FP4MOE_RETURN_IF_ERROR(exchange.prepare_rows());
-  Row row{.op = "combine " + o.a2a, .tokens = tokens};
+  Row row{.op = "combine " + o.a2a + (of_sums ? ", sums ready" : ""), .tokens = tokens};
   FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int r, CommBenchRank& rank) {
-                            exchange.combine(r, rank);
+                            exchange.combine(r, rank, of_sums);
                             return Status();
                           }));
   FP4MOE_ASSIGN_OR_RETURN(const Remote remote, remote_of(all, o, tokens));
@@ -294,7 +299,8 @@ Status measure(const CommBenchRanks& all, const CommBenchOptions& o, std::vector
     if (wants("all-gather")) keep(bench_all_gather(all, o, tokens));
     if (wants("dispatch"))
       for (const std::string& format : o.rows) keep(bench_dispatch(all, o, format, tokens));
-    if (wants("combine")) keep(bench_combine(all, o, tokens));
+    if (wants("combine")) keep(bench_combine(all, o, tokens, false));
+    if (wants("combine") && o.a2a == "flashinfer") keep(bench_combine(all, o, tokens, true));
     FP4MOE_RETURN_IF_ERROR(status);
   }
   return {};
@@ -370,9 +376,10 @@ void add_bench_comm(CLI::App& bench, int& exit_code) {
       ->capture_default_str();
   subcommand
       ->add_option("--dispatcher-output-dtype", options->rows,
-                   "row formats for dispatch, separated by commas: bf16, fp8, nvfp4")
+                   "row formats for dispatch, separated by commas: bf16, fp8, nvfp4 (with the layer's tensor "
+                   "scale), nvfp4-row (each row has its own)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"bf16", "fp8", "nvfp4"}))
+      ->check(CLI::IsMember({"bf16", "fp8", "nvfp4", "nvfp4-row"}))
       ->capture_default_str();
   subcommand
       ->add_option("--moe-a2a-backend", options->a2a,

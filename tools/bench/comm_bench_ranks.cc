@@ -42,6 +42,7 @@ Status allocate(const CommBenchOptions& o, int r, CommBenchRank& rank, int num_r
   for (bf16& v : x) v = float_to_bf16(normal(random));
   FP4MOE_RETURN_IF_ERROR(device_memory().upload(rank.x.data(), x.data(), std::ssize(x) * 2));
   FP4MOE_ASSIGN_OR_RETURN(rank.ids, upload(ids));
+  FP4MOE_ASSIGN_OR_RETURN(rank.nvfp4_scale, upload(std::vector<float>{2688.0f / 6}));  // |x| < 6
   FP4MOE_ASSIGN_OR_RETURN(rank.weights, upload(std::vector<float>(ids.size(), 0.125f)));
   FP4MOE_ASSIGN_OR_RETURN(rank.row_of_slot,
                           Buffer::make(num_ranks * most * k * int64_t{sizeof(int32_t)}, device_memory()));

@@ -22,7 +22,7 @@ struct CommBenchOptions {
   int64_t hidden_size = 7168, top_k = 8, num_experts = 256;
   std::vector<int64_t> tokens = {1, 8, 32, 64, 128, 512};
   std::vector<std::string> ops = {"all-reduce", "all-gather", "dispatch", "combine"};
-  std::vector<std::string> rows = {"bf16", "fp8", "nvfp4"};
+  std::vector<std::string> rows = {"bf16", "fp8", "nvfp4", "nvfp4-row"};
   std::string a2a = "deepep";
   std::string reduce_dtype = "float32";
   int repeats = 100;
@@ -33,7 +33,7 @@ struct CommBenchRank {
   DeviceContext* gpu = nullptr;
   Stream stream;
   std::unique_ptr<DeviceCommunicator> group;
-  Buffer x, sum, gathered, ids, weights, y, row_of_slot, out, norm_weight;
+  Buffer x, sum, gathered, ids, weights, y, row_of_slot, out, norm_weight, nvfp4_scale;
   Arena scratch;
 };
 

@@ -124,12 +124,12 @@ A2aRound DeviceExchange::returning(const A2aRound& round) const {
   return back;
 }
 
-void DeviceExchange::give_back(const A2aRound& round, const A2aResults& results) const {
-  cuda_a2a_ops()->give_back(returning(round), results);
+float* DeviceExchange::own_rows(const A2aRound& round, float* out) const {
+  return out + round.first_own * size_.shape.hidden_size;
 }
 
-void DeviceExchange::add(const A2aRound& round, float* out) const {
-  cuda_a2a_ops()->add(returning(round), out + round.first_own * size_.shape.hidden_size);
+void DeviceExchange::combine(const A2aRound& round, const A2aResults& results, float* out) const {
+  cuda_a2a_ops()->combine(returning(round), results, own_rows(round, out));
 }
 
 }  // namespace fp4moe

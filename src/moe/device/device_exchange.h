@@ -62,16 +62,17 @@ class DeviceExchange {
 
   int64_t num_rounds(const ExchangeTokens& tokens) const;
   // Sends the tokens of round `round`. The caller then calls wait(), runs the experts on the batch, and calls
-  // give_back() and add(), in this order. All of these only enqueue work.
+  // combine(). All of these only enqueue work.
   A2aRound send(const ExchangeTokens& tokens, int64_t round) const;
   // Waits for the round's rows and decodes them to bf16. With `takes_nvfp4`, the tensor scales of NVFP4 rows
   // are not applied; if each row has one, they are returned. The batch is in the lanes and in scratch memory.
   LaneBatch wait(const A2aRound& round, bool takes_nvfp4, Arena& scratch) const;
-  void give_back(const A2aRound& round, const A2aResults& results) const;
-  // Returns the round for a layer that gives its rows back itself (DeviceMoeArgs::give_back).
+  // Returns the results to the tokens' ranks and adds those of this rank's tokens to out, which has all of
+  // its tokens of the layer, [num_own, H] f32.
+  void combine(const A2aRound& round, const A2aResults& results, float* out) const;
+  // The arguments of a layer that combines by itself (DeviceMoeArgs::exchange and out).
   A2aRound returning(const A2aRound& round) const;
-  // Adds the round's results to out [num_own, H] f32, which has all of this rank's tokens of the layer.
-  void add(const A2aRound& round, float* out) const;
+  float* own_rows(const A2aRound& round, float* out) const;
 
  private:
   DeviceExchangeSize size_;

@@ -85,7 +85,7 @@ const float* DeviceExpertRunner::nvfp4_scale() const {
 }
 
 void DeviceExpertRunner::run_on_lanes(const DeviceExchange& exchange, const A2aRound& round,
-                                      DeviceSlots slots, Arena& scratch) const {
+                                      DeviceSlots slots, float* out, Arena& scratch) const {
   const int64_t mark = scratch.used_bytes();
   const LaneBatch batch = exchange.wait(round, is_w4a4(), scratch);
   slots.ids = batch.ids;
@@ -94,21 +94,22 @@ void DeviceExpertRunner::run_on_lanes(const DeviceExchange& exchange, const A2aR
     const DeviceRows rows = sort_rows(*ops_, slots, experts_.tiles().num_experts, scratch);
     const float* y = quantised_pass(*ops_, experts_, slots, rows,
                                     {batch.x, batch.x_is_nvfp4, batch.x_row_scales}, scratch);
-    exchange.give_back(round, {.y = y, .row_of_slot = rows.row_of_slot});
+    exchange.combine(round, {.y = y, .row_of_slot = rows.row_of_slot}, out);
   } else {
     DeviceMoeArgs args = layer_args(batch.x, slots, batch.weights, scratch);
     const A2aRound back = exchange.returning(round);
     const DeviceMoeTactic* chosen = &tactic(args);
-    args.give_back = &back;
-    // A tactic that cannot send its rows back first writes the weighted sums of its few tokens; give_back()
-    // then returns the sums.
+    args.exchange = &back;
+    args.out = exchange.own_rows(round, out);
+    // A tactic that cannot combine first writes the weighted sums of its few tokens; combine() then returns
+    // the sums.
     const bool sums_first =
         !chosen->fits(args) && !exchange.shape().slots_return && slots.num_tokens <= kMostSummedTokens;
     if (sums_first) {
-      args.give_back = nullptr;
+      args.exchange = nullptr;
       args.out = scratch.take<float>(slots.num_tokens * batch.x.cols);
       chosen->layer(args);
-      exchange.give_back(round, {.sums = args.out});
+      exchange.combine(round, {.sums = args.out}, out);
     } else {
       tactic(args).layer(args);
     }

@@ -26,9 +26,9 @@ class DeviceExpertRunner {
   void run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out,
                           bool accumulate, Arena& scratch) const;
   // Waits for a round's rows, runs the experts on them (slots.ids and num_tokens are taken from the round),
-  // and gives the results back to the tokens' ranks. Takes up to scratch_bytes() and lane_batch_bytes() for
-  // the batch, plus returned_sums_bytes(), from scratch.
-  void run_on_lanes(const DeviceExchange& exchange, const A2aRound& round, DeviceSlots slots,
+  // and combines the results into out (DeviceExchange::combine). Takes up to scratch_bytes() and
+  // lane_batch_bytes() for the batch, plus returned_sums_bytes(), from scratch.
+  void run_on_lanes(const DeviceExchange& exchange, const A2aRound& round, DeviceSlots slots, float* out,
                     Arena& scratch) const;
   int64_t returned_sums_bytes() const;
   // The scalar scale with which w4a4 quantises x, [1] in device memory; null if a1 is not scalar, and in

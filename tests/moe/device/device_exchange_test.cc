@@ -27,7 +27,7 @@ namespace {
 
 constexpr int64_t kExperts = 24, kTopk = 5;
 
-// The form in which the experts' kernels pass results to give_back().
+// The form in which the experts' kernels pass results to combine().
 enum class From { kRowsBf16, kRowsF32, kSums };
 
 // How a protocol scales its NVFP4 rows. "Kept": the layer receives the rows without that scale.
@@ -192,11 +192,13 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
       check_lanes(sent, round);
       std::vector<std::vector<float>> results;
       std::vector<Buffer> alive;
-      group_->for_each(
-          [&](int r, DeviceCommunicator&) { give_back(r, sent[static_cast<size_t>(r)], alive); });
+      std::vector<A2aResults> drawn;
       group_->for_each([&](int r, DeviceCommunicator&) {
-        exchanges_[static_cast<size_t>(r)].add(sent[static_cast<size_t>(r)],
-                                               tokens_[static_cast<size_t>(r)].out.as<float>());
+        drawn.push_back(draw_results(r, sent[static_cast<size_t>(r)], alive));
+      });
+      group_->for_each([&](int r, DeviceCommunicator&) {
+        const auto at = static_cast<size_t>(r);
+        exchanges_[at].combine(sent[at], drawn[at], tokens_[at].out.as<float>());
       });
       group_->expect_ok();
       for (int r = 0; r < num_ranks(); ++r) add_expected(r, round);
@@ -272,12 +274,11 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     });
   }
 
-  // Draws results for a rank's lanes, keeps them for add_expected(), and gives them back.
-  void give_back(int rank, const A2aRound& a, std::vector<Buffer>& alive) {
+  // Draws results for a rank's lanes and keeps them for add_expected().
+  A2aResults draw_results(int rank, const A2aRound& a, std::vector<Buffer>& alive) {
     const int64_t h = size_.shape.hidden_size, lanes = num_ranks() * a.num_tokens;
-    const DeviceExchange& exchange = exchanges_[static_cast<size_t>(rank)];
     std::vector<int32_t> ids(static_cast<size_t>(lanes * kTopk));
-    ASSERT_TRUE(device_memory()
+    EXPECT_TRUE(device_memory()
                     .download(ids.data(), batches_[static_cast<size_t>(rank)].ids, std::ssize(ids) * 4)
                     .ok());
     Results& results = results_[rank];
@@ -285,7 +286,7 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     if (protocol().from == From::kSums) {
       results.y = random_floats(lanes * h, random_());
       alive.push_back(on_device(results.y));
-      return exchange.give_back(a, {.sums = alive.back().as<float>()});
+      return {.sums = alive.back().as<float>()};
     }
     int32_t rows = 0;
     for (const int32_t id : ids) results.row_of_slot.push_back(is_local(id, rank) ? rows++ : -1);
@@ -298,12 +299,12 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
     const int32_t* const row_of_slot = alive.back().as<int32_t>();
     if (protocol().from == From::kRowsF32) {
       alive.push_back(on_device(results.y));
-      return exchange.give_back(a, {.y = alive.back().as<float>(), .row_of_slot = row_of_slot});
+      return {.y = alive.back().as<float>(), .row_of_slot = row_of_slot};
     }
     const std::vector<bf16> rounded = to_bf16(results.y);
     results.y = bf16_to_floats(rounded);
     alive.push_back(on_device(rounded));
-    exchange.give_back(a, {.y_bf16 = alive.back().as<bf16>(), .row_of_slot = row_of_slot});
+    return {.y_bf16 = alive.back().as<bf16>(), .row_of_slot = row_of_slot};
   }
 
   // Adds the results that return for the round's tokens to `expected`.

@@ -2,6 +2,7 @@
 // graphs. The experts return each row as it arrived, so that a round adds a known multiple of a token's row
 // to its output; all values are exact in every format. Runs for FP4MOE_SOAK_SECONDS (default 2) per protocol
 // and number of ranks, with the seed FP4MOE_SOAK_SEED (default 1).
+#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -34,7 +35,7 @@ int64_t setting(const char* name, int64_t standard) {
 // One rank's part of a round.
 struct RankPart {
   int64_t num_own = 0;
-  Buffer x, ids, weights, row_of_slot, out;
+  Buffer x, ids, weights, row_of_slot, y, out;
   std::vector<float> added;  // [num_own, H] what one round adds to `out`
   Graph graph;
 };
@@ -89,6 +90,7 @@ class ExchangeSoak : public testing::TestWithParam<std::tuple<int, bool>> {
                       ? static_cast<int32_t>(i / kTopk)
                       : -1;
       c.ranks[at].row_of_slot = on_device(rows);
+      c.ranks[at].y = on_device(std::vector<bf16>(rows.size() / kTopk * kHidden));
       c.ranks[at].graph = record(c, r);
     });
   }
@@ -121,21 +123,24 @@ class ExchangeSoak : public testing::TestWithParam<std::tuple<int, bool>> {
     const auto at = static_cast<size_t>(rank);
     RankPart& part = c.ranks[at];
     const DeviceExchange& exchange = exchanges_[at];
-    return Graph::capture(group_->ranks[at]->stream,
-                          [&]() -> Status {
-                            const A2aRound round = exchange.send({.num_lane_tokens = c.num_tokens,
-                                                                  .num_own = part.num_own,
-                                                                  .x = part.x.as<bf16>(),
-                                                                  .ids = part.ids.as<int32_t>(),
-                                                                  .weights = part.weights.as<float>()},
-                                                                 0);
-                            Arena none;
-                            const LaneBatch batch = exchange.wait(round, false, none);
-                            exchange.give_back(round, {.y_bf16 = static_cast<const bf16*>(batch.x.data),
-                                                       .row_of_slot = part.row_of_slot.as<int32_t>()});
-                            exchange.add(round, part.out.as<float>());
-                            return {};
-                          })
+    return Graph::capture(
+               group_->ranks[at]->stream,
+               [&]() -> Status {
+                 const A2aRound round = exchange.send({.num_lane_tokens = c.num_tokens,
+                                                       .num_own = part.num_own,
+                                                       .x = part.x.as<bf16>(),
+                                                       .ids = part.ids.as<int32_t>(),
+                                                       .weights = part.weights.as<float>()},
+                                                      0);
+                 Arena none;
+                 const LaneBatch batch = exchange.wait(round, false, none);
+                 cudaMemcpyAsync(part.y.data(), batch.x.data, static_cast<size_t>(part.y.num_bytes()),
+                                 cudaMemcpyDeviceToDevice, current_stream().handle());
+                 exchange.combine(
+                     round, {.y_bf16 = part.y.as<bf16>(), .row_of_slot = part.row_of_slot.as<int32_t>()},
+                     part.out.as<float>());
+                 return {};
+               })
         .value();
   }
 

@@ -1,13 +1,16 @@
 // Sends token rows to the ranks of their experts and results back, between the GPUs of a group.
 //
-// Computes:  send: stores rows, ids and weights in the ranks' lanes. give_back: stores the lanes' results in
-//            places on the tokens' ranks. add: out [t] += the token's results.
+// Computes:  send: stores rows, ids and weights in the ranks' lanes. combine: stores the lanes' results in
+//            places on the tokens' ranks; out [t] += the results of token t.
 // Shapes:    H a multiple of 8, K up to 32; any T, any number of ranks up to kMaxGroupRanks.
-// Bytes:     per token. send: 2 H to each rank with one of the token's experts, 8 K to all ranks. give_back:
-//            one result from each such rank, or K rows. add: reads the results, reads and writes 4 H.
+// Bytes:     per token. send: 2 H to each rank with one of the token's experts, 8 K to all ranks. combine:
+// one
+//            result from each such rank, or K rows; then reads them, and reads and writes 4 H. A rank's own
+//            results are not copied.
 // Bound:     the links for many tokens; for few tokens, the latency of a store and of polling a flag.
 // Numerics:  rows are copied. A sum over slots uses fma in top-k order; a sum over ranks adds in rank order.
 #include <algorithm>
+#include <type_traits>
 
 #include "base/check.h"
 #include "kernels/cuda/comm/a2a_rows.cuh"
@@ -19,57 +22,87 @@
 namespace fp4moe::cuda {
 namespace {
 
-// A round's work: `rows` rows in `pieces` parts each, which begin at multiples of `unit` vectors of kColumns
-// columns.
+constexpr int kSendBlocks = 256;     // of bf16 rows: more blocks send faster, but have more flags to wait for
+constexpr int kLeastCombined = 128;  // vectors in a piece of a result
+
+// How the blocks of a launch share rows: each takes a piece of a row or, if there are at least as many rows
+// as blocks, whole rows in turn. The same on all ranks, which wait for every block's flag. Indices have 32
+// bits: a 64-bit division takes as long as a load.
 struct Work {
-  int64_t rows = 0;
-  int pieces = 1, blocks = 1, unit = 1;
+  int rows = 0, pieces = 1, blocks = 1;
+  int piece_vectors = 0, vectors = 0;  // of a piece and of a row; a vector has kColumns columns
 };
 
-// Cuts rows into pieces if there are few rows, so that more blocks share them. The result is the same on all
-// ranks, which wait for every block's flag.
-Work work_of(const A2aShape& shape, int64_t rows, int most_blocks) {
-  const int64_t vectors = shape.hidden_size / kColumns;
-  Work work{.rows = rows};
-  work.pieces = static_cast<int>(
-      std::clamp<int64_t>(most_blocks / std::max<int64_t>(rows, 1), 1, (vectors + kThreads - 1) / kThreads));
-  work.blocks = static_cast<int>(std::clamp<int64_t>(rows * work.pieces, 1, most_blocks));
+// Pieces are multiples of `unit` vectors, and at least `least`.
+Work work_of(const A2aRound& round, int most_blocks, int least, int unit) {
+  const auto vectors = static_cast<int>(round.shape.hidden_size / kColumns),
+             rows = static_cast<int>(round.num_tokens);
+  const int pieces = std::clamp(most_blocks / std::max(rows, 1), 1, (vectors + least - 1) / least);
+  Work work{.rows = rows, .vectors = vectors};
+  work.piece_vectors = ((vectors + pieces - 1) / pieces + unit - 1) / unit * unit;
+  work.pieces = (vectors + work.piece_vectors - 1) / work.piece_vectors;
+  work.blocks = std::clamp(rows * work.pieces, 1, most_blocks);
   return work;
 }
-// Blocks that do not wait need not be resident at once.
+// Encoded rows are decoded by as many blocks as send them, which wait and so must be resident at once.
 Work send_work(const A2aRound& round) {
-  Work work = work_of(round.shape, round.num_tokens, kMaxCommBlocks);
-  if (round.shape.row_format != A2aRowFormat::kBf16) work.unit = kGroupVectors;
-  return work;
+  return round.shape.row_format == A2aRowFormat::kBf16
+             ? work_of(round, kSendBlocks, kThreads, 1)
+             : work_of(round, round.group.max_blocks, kThreads, kGroupVectors);
 }
-Work return_work(const A2aRound& round) {
-  const int64_t slots = round.shape.slots_return ? round.shape.top_k : 1;
-  return work_of(round.shape, round.group.size * round.num_tokens * slots, kMaxCommBlocks);
-}
-Work decode_work(const A2aRound& round) {
-  return work_of(round.shape, round.group.size * round.num_tokens, round.group.max_blocks);
-}
-Work add_work(const A2aRound& round) {
-  return work_of(round.shape, round.num_tokens, round.group.max_blocks);
-}
+Work combine_work(const A2aRound& round) { return work_of(round, round.group.max_blocks, kLeastCombined, 1); }
 
-__device__ __forceinline__ Part part_of(const Work& work, const A2aShape& shape, int64_t item) {
-  const int64_t vectors = shape.hidden_size / kColumns, units = (vectors + work.unit - 1) / work.unit;
-  const int64_t row = item / work.pieces;
-  const int piece = static_cast<int>(item - row * work.pieces);
-  return {row, piece, units * piece / work.pieces * work.unit,
-          min(units * (piece + 1) / work.pieces * work.unit, vectors)};
+// Calls use(part) for each part that this block takes.
+template <class Use>
+__device__ __forceinline__ void for_parts(const Work& work, const Use& use) {
+  const int block = static_cast<int>(blockIdx.x);
+  if (work.pieces == 1) {
+    for (int row = block; row < work.rows; row += static_cast<int>(gridDim.x))
+      use(Part{row, 0, 0, work.vectors});
+  } else if (const int row = block / work.pieces; row < work.rows) {
+    const int piece = block - row * work.pieces, begin = piece * work.piece_vectors;
+    use(Part{row, piece, begin, min(begin + work.piece_vectors, work.vectors)});
+  }
 }
 
 struct Args {
   A2aRound round;
   Work work;
-  int num_senders = 0;  // blocks of each peer's launch for which this launch waits
+  int num_senders = 0;  // bf16 rows: blocks of each peer's launch for which this launch waits
   const bf16* x = nullptr;
   A2aDecoded decoded;
   A2aResults results;
   float* out = nullptr;
 };
+
+// Stores part of a row of x, a token of this rank, in its lanes.
+template <A2aRowFormat kFormat>
+__device__ __forceinline__ void send_part(const A2aRound& a, const bf16* x, const Part& part) {
+  const int64_t row = part.row, lane = a.group.rank * a.num_tokens + row;
+  const int32_t slot = slot_id(a, a.ids + row * a.shape.top_k), id = is_filled(a, row) ? slot : -1;
+  const bf16* const from = x + row * a.shape.hidden_size;
+  if constexpr (kFormat == A2aRowFormat::kBf16)
+    copy_row(a, part, from, id, lane);
+  else
+    encode_row<kFormat>(a, part, from, id, lane);
+}
+
+// Stores a token's expert ids and weights in its lanes on all ranks.
+__device__ __forceinline__ void send_ids(const A2aRound& a, int row) {
+  const int topk = static_cast<int>(a.shape.top_k), k = static_cast<int>(threadIdx.x) % 32;
+  if (k >= topk) return;
+  const int64_t lane = a.group.rank * a.num_tokens + row, slot = int64_t{row} * topk + k;
+  int32_t id = -1;
+  float weight = 0;
+  if (is_filled(a, row)) {
+    const int32_t given = __ldcg(a.ids + slot);
+    if (is_expert(a.shape, given)) id = given, weight = __ldcg(a.weights + slot);
+  }
+  for (int r = static_cast<int>(threadIdx.x) / 32; r < a.group.size; r += kThreads / 32) {
+    lane_ids(a, r, lane)[k] = id;
+    lane_weights(a, r, lane)[k] = weight;
+  }
+}
 
 template <A2aRowFormat kFormat>
 __global__ void __launch_bounds__(kThreads) send_kernel(const __grid_constant__ Args args) {
@@ -79,29 +112,12 @@ __global__ void __launch_bounds__(kThreads) send_kernel(const __grid_constant__ 
   ptx::grid_dependency_wait();
   const Operation o(a.group, a.op);
   if (o.failed) return;
-  const int size = a.group.size, topk = static_cast<int>(a.shape.top_k);
-  for (int64_t item = blockIdx.x; item < work.rows * work.pieces; item += gridDim.x) {
-    const Part part = part_of(work, a.shape, item);
-    const bool filled = is_filled(a, part.row);
-    const int32_t* const ids = a.ids + part.row * topk;
-    const int64_t lane = a.group.rank * a.num_tokens + part.row;
-    if (const uint32_t ranks = filled ? ranks_of(a, ids) : 0; ranks != 0) {
-      const bf16* const from = args.x + part.row * a.shape.hidden_size;
-      if constexpr (kFormat == A2aRowFormat::kBf16)
-        copy_row(a, part, from, ranks, lane);
-      else
-        encode_row<kFormat>(a, part, from, ranks, lane);
-    }
-    if (part.piece != 0) continue;
-    for (int i = threadIdx.x; i < size * topk; i += kThreads) {
-      const int r = i / topk, k = i % topk;
-      const bool valid = filled && is_expert(a.shape, ids[k]);
-      lane_ids(a, r, lane)[k] = valid ? ids[k] : -1;
-      lane_weights(a, r, lane)[k] = valid ? a.weights[part.row * topk + k] : 0;
-    }
-  }
+  for_parts(work, [&](const Part& part) {
+    if (part.row < a.num_own) send_part<kFormat>(a, args.x, part);
+    if (part.piece == 0) send_ids(a, part.row);
+  });
   __syncthreads();
-  raise_flags(o);
+  raise_flags(o, blockIdx.x);
 }
 
 template <A2aRowFormat kFormat>
@@ -111,130 +127,240 @@ __global__ void __launch_bounds__(kThreads) wait_kernel(const __grid_constant__ 
   ptx::grid_dependency_wait();
   const Operation o(a.group, a.op, Entered{});
   if (o.failed) return;
-  wait_for_flags(o, args.num_senders);
-  if constexpr (kFormat != A2aRowFormat::kBf16)
-    for (int64_t item = blockIdx.x; item < args.work.rows * args.work.pieces; item += gridDim.x)
-      decode_row<kFormat>(a, part_of(args.work, a.shape, item), args.decoded);
+  if constexpr (kFormat == A2aRowFormat::kBf16) {
+    wait_for_flags(o, args.num_senders);
+  } else {
+    const auto decode_from = [&](int source) {
+      for_parts(args.work, [&](Part part) {
+        part.row += source * static_cast<int>(a.num_tokens);
+        decode_row<kFormat>(a, part, args.decoded);
+      });
+    };
+    decode_from(a.group.rank);  // while the peers' rows are under way
+    wait_for_flag(o, blockIdx.x);
+    for (int source = 0; source < a.group.size; ++source)
+      if (source != a.group.rank) decode_from(source);
+  }
 }
 
-__device__ __forceinline__ RowPiece load_result(const A2aResults& from, int64_t row, int64_t hidden,
-                                                int64_t vector) {
-  return from.y_bf16 != nullptr ? load_piece(from.y_bf16 + row * hidden, vector)
-                                : load_piece(from.y + row * hidden, vector);
+// Returns the experts' rows, of type Y.
+template <class Y>
+__device__ __forceinline__ const Y* rows_of(const A2aResults& from) {
+  if constexpr (std::is_same_v<Y, bf16>)
+    return from.y_bf16;
+  else
+    return from.y;
 }
 
-// Stores the result of a slot, whose index among the lanes' is part.row, in its place.
-template <class T>
-__device__ void return_slot(const A2aRound& a, const A2aResults& from, const Part& part) {
-  const int64_t row = __ldcg(from.row_of_slot + part.row);
-  if (row < 0) return;
-  const int64_t lane = part.row / a.shape.top_k, slot = part.row - lane * a.shape.top_k;
-  const int source = static_cast<int>(lane / a.num_tokens);
-  T* const to = result_of<T>(a, source, lane - source * a.num_tokens, slot);
-  for_vectors(
-      part, [&](int64_t v) { return load_result(from, row, a.shape.hidden_size, v); },
-      [&](int64_t v, const RowPiece& piece) { store_piece(to + v * kColumns, piece); });
+// What this rank returns for a token: the slots of the lanes (s, token) of all ranks s, in shared memory.
+struct Lanes {
+  Slots slots[kMaxGroupRanks];
+  uint32_t ranks[kMaxGroupRanks];                // bits: the ranks with one of the token's experts
+  uint16_t results[kMaxGroupRanks * kMaxSlots];  // that return: kMaxSlots s + k, or s if sums return
+  int num_results;
+};
+
+// A slot of a lane: slot k in thread k of a warp.
+struct LaneSlot {
+  int32_t id = -1, row = kNoResult;
+  float weight = 0;
+};
+__device__ __forceinline__ LaneSlot load_slot(const A2aRound& a, const A2aResults& from, int token, int s) {
+  const int topk = static_cast<int>(a.shape.top_k), k = static_cast<int>(threadIdx.x) % 32;
+  if (s >= a.group.size || k >= topk) return {};
+  const int64_t lane = s * a.num_tokens + token;
+  return {slot_id(a, lane_ids(a, a.group.rank, lane)),
+          from.sums == nullptr ? __ldcg(from.row_of_slot + lane * topk + k) : kNoResult,
+          __ldcg(lane_weights(a, a.group.rank, lane) + k)};
 }
 
-// Stores the weighted sum of lane part.row in this rank's place among the token's ranks.
-template <class T>
-__device__ void return_sum(const A2aRound& a, const A2aResults& from, const Part& part, Slots& slots) {
-  const int topk = static_cast<int>(a.shape.top_k), me = a.group.rank, k = static_cast<int>(threadIdx.x);
+// `first`: this thread's slot of lane (warp, token). Called by the whole block.
+__device__ __forceinline__ void load_lanes(const A2aRound& a, const A2aResults& from, int token,
+                                           const LaneSlot& first, Lanes& lanes) {
+  const int topk = static_cast<int>(a.shape.top_k), me = a.group.rank;
+  const int warp = static_cast<int>(threadIdx.x) / 32, k = static_cast<int>(threadIdx.x) % 32;
+  __syncthreads();  // all threads have read the token before
+  if (threadIdx.x == 0) lanes.num_results = 0;
+  __syncthreads();
+  for (int s = warp; s < a.group.size; s += kWarps) {
+    if (s == me) continue;
+    const LaneSlot slot = s == warp ? first : load_slot(a, from, token, s);
+    if (k < topk) {
+      lanes.slots[s].rows[k] = slot.row;
+      lanes.slots[s].weights[k] = slot.weight;
+    }
+    const uint32_t ranks = ranks_of(a, slot.id);
+    if (k == 0) lanes.ranks[s] = ranks;
+    const uint32_t returns = a.shape.slots_return ? __ballot_sync(~0u, slot.row >= 0) : ranks >> me & 1;
+    int begin = k == 0 ? atomicAdd(&lanes.num_results, __popc(returns)) : 0;
+    begin = __shfl_sync(~0u, begin, 0);
+    if (returns >> k & 1)
+      lanes.results[begin + __popc(returns & ((1u << k) - 1))] =
+          static_cast<uint16_t>(a.shape.slots_return ? kMaxSlots * s + k : s);
+  }
+  __syncthreads();
+}
+
+// This rank's result for a token: the weighted sum of its slots, or the sum that is ready.
+template <class Y>
+__device__ __forceinline__ RowPiece local_sum(const A2aRound& a, const A2aResults& from, const Slots& slots,
+                                              int64_t lane, int vector) {
   const int64_t hidden = a.shape.hidden_size;
-  __syncthreads();  // all threads have read the slots of the row before
-  if (from.sums == nullptr && k < topk) {
-    slots.rows[k] = __ldcg(from.row_of_slot + part.row * topk + k);
-    slots.weights[k] = __ldcg(lane_weights(a, me, part.row) + k);
+  if (from.sums != nullptr) return to_piece(load_raw(from.sums + lane * hidden, vector));
+  return weighted_sum(
+      slots, static_cast<int>(a.shape.top_k),
+      [&](int, int64_t row) { return load_raw(rows_of<Y>(from) + row * hidden, vector); },
+      [](int, const Raw<Y>& raw) { return to_piece(raw); });
+}
+
+// Stores this rank's results for part.row, a token of each other rank, on those ranks. A warp takes a slot;
+// the whole block takes a sum.
+template <class T, class Y>
+__device__ void return_results(const A2aRound& a, const A2aResults& from, const Part& part,
+                               const Lanes& lanes) {
+  const int64_t hidden = a.shape.hidden_size;
+  const int warp = static_cast<int>(threadIdx.x) / 32, me = a.group.rank;
+  if (a.shape.slots_return) {
+    for (int i = warp; i < lanes.num_results; i += kWarps) {
+      const int s = lanes.results[i] / kMaxSlots, k = lanes.results[i] % kMaxSlots;
+      const Y* const row = rows_of<Y>(from) + lanes.slots[s].rows[k] * hidden;
+      T* const to = result_of<T>(a, s, part.row, k);
+      for_strided<32>(
+          part.begin + static_cast<int>(threadIdx.x) % 32, part.end, [&](int v) { return load_raw(row, v); },
+          [] {}, [&](int v, const Raw<Y>& raw) { store_piece(to + v * kColumns, to_piece(raw)); });
+    }
+    return;
   }
-  const uint32_t ranks = ranks_of(a, lane_ids(a, me, part.row));
-  __syncthreads();
-  if ((ranks >> me & 1) == 0) return;
-  const int index = a.shape.experts_per_rank == 0 ? me : __popc(ranks & ((1u << me) - 1));
-  const int source = static_cast<int>(part.row / a.num_tokens);
-  T* const to = result_of<T>(a, source, part.row - source * a.num_tokens, index);
-  for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads)
-    store_piece(to + v * kColumns, from.sums != nullptr ? load_piece(from.sums + part.row * hidden, v)
-                                                        : weighted_sum(slots, topk, [&](int64_t row) {
-                                                            return load_result(from, row, hidden, v);
-                                                          }));
+  for (int i = 0; i < lanes.num_results; ++i) {
+    const int s = lanes.results[i];
+    T* const to = result_of<T>(a, s, part.row, __popc(lanes.ranks[s] & ((1u << me) - 1)));
+    for (int v = part.begin + static_cast<int>(threadIdx.x); v < part.end; v += kThreads)
+      store_piece(to + v * kColumns, local_sum<Y>(a, from, lanes.slots[s], s * a.num_tokens + part.row, v));
+  }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) return_kernel(const __grid_constant__ Args args) {
-  const A2aRound& a = args.round;
-  const Work& work = args.work;
-  __shared__ Slots slots;
-  ptx::grid_dependents_launch();
-  ptx::grid_dependency_wait();
-  const Operation o(a.group, a.op);
-  if (o.failed) return;
-  const int64_t items = work.rows * work.pieces, of_rank = items / a.group.size;
-  for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
-    // Starts with the next rank's lanes and ends with its own, which need no link.
-    const Part part = part_of(work, a.shape, (item + (a.group.rank + 1) * of_rank) % items);
-    if (a.shape.slots_return)
-      return_slot<T>(a, args.results, part);
-    else
-      return_sum<T>(a, args.results, part, slots);
+// The slots of a token of this rank, in shared memory. With slots_return, those whose results come from other
+// ranks have kReturned.
+struct OwnToken {
+  Slots slots;
+  uint32_t ranks;  // bits: the ranks with one of the token's experts
+};
+// Called by the whole block.
+__device__ __forceinline__ void load_own_token(const A2aRound& a, const A2aResults& from, int token,
+                                               OwnToken& own) {
+  __syncthreads();  // all threads have read the token before
+  if (threadIdx.x < 32) {
+    const int topk = static_cast<int>(a.shape.top_k), k = static_cast<int>(threadIdx.x);
+    const int32_t id = slot_id(a, a.ids + int64_t{token} * topk);
+    if (k < topk) {
+      const int64_t slot = (a.group.rank * a.num_tokens + token) * topk + k;
+      const int32_t row = from.sums == nullptr ? __ldcg(from.row_of_slot + slot) : kNoResult;
+      const bool returned =
+          a.shape.slots_return && row < 0 && is_expert(a.shape, id) && rank_of(a.shape, id) < a.group.size;
+      own.slots.rows[k] = returned ? kReturned : row;
+      own.slots.weights[k] = __ldcg(a.weights + int64_t{token} * topk + k);
+    }
+    const uint32_t ranks = ranks_of(a, id);
+    if (k == 0) own.ranks = ranks;
   }
   __syncthreads();
-  raise_flags(o);
 }
 
-// Loads the slots of a token of this rank. A slot without an expert on a rank of the group gets row -1.
-__device__ __forceinline__ void load_slots(const A2aRound& a, int64_t token, Slots& slots) {
-  const int topk = static_cast<int>(a.shape.top_k), k = static_cast<int>(threadIdx.x);
-  if (k >= topk) return;
-  const int32_t id = __ldcg(a.ids + token * topk + k);
-  slots.rows[k] = is_expert(a.shape, id) && rank_of(a.shape, id) < a.group.size ? k : -1;
-  slots.weights[k] = __ldcg(a.weights + token * topk + k);
+// The raw vector of a slot's result, which is on this rank or has returned.
+template <class T, class Y>
+struct SlotRaw {
+  Raw<Y> local;
+  Raw<T> returned;
+};
+
+// The sum of a token's slots: this rank's are read in place, and rounded as those that return.
+template <class T, class Y>
+__device__ __forceinline__ RowPiece sum_of_slots(const A2aRound& a, const A2aResults& from, int token,
+                                                 const Slots& slots, int vector) {
+  const auto local = [&](int64_t row) { return rows_of<Y>(from) + row * a.shape.hidden_size; };
+  const auto returned = [&](int k) { return result_of<T>(a, a.group.rank, token, k); };
+  const int topk = static_cast<int>(a.shape.top_k);
+  if constexpr (std::is_same_v<T, Y>)
+    return weighted_sum(
+        slots, topk,
+        [&](int k, int row) { return load_raw(row == kReturned ? returned(k) : local(row), vector); },
+        [](int, const Raw<T>& raw) { return to_piece(raw); });
+  else
+    return weighted_sum(
+        slots, topk,
+        [&](int k, int row) {
+          SlotRaw<T, Y> raw{};
+          if (row == kReturned)
+            raw.returned = load_raw(returned(k), vector);
+          else
+            raw.local = load_raw(local(row), vector);
+          return raw;
+        },
+        [](int row, const SlotRaw<T, Y>& raw) {
+          return row == kReturned ? to_piece(raw.returned) : rounded(to_piece(raw.local), T{});
+        });
 }
 
-// The sum of a token's results. With slots_return, `slots` has its slots; otherwise `num_results` ranks have
-// returned one each.
-template <class T>
-__device__ RowPiece sum_of_results(const A2aRound& a, int64_t token, const Slots& slots, int num_results,
-                                   int64_t vector) {
-  const auto load = [&](int64_t part) {
-    return load_piece(result_of<T>(a, a.group.rank, token, part), vector);
-  };
-  if (a.shape.slots_return) return weighted_sum(slots, static_cast<int>(a.shape.top_k), load);
+// The sum of the results of the ranks, in ascending order.
+template <class T, class Y>
+__device__ __forceinline__ RowPiece sum_of_ranks(const A2aRound& a, const A2aResults& from, int token,
+                                                 const OwnToken& own, int vector) {
+  const int me = a.group.rank;
   RowPiece sum{};
-#pragma unroll 4
-  for (int i = 0; i < num_results; ++i) add_scaled(sum, 1, load(i));
+  int index = 0;
+  for (uint32_t ranks = own.ranks; ranks != 0; ranks &= ranks - 1, ++index) {
+    const bool is_own = __ffs(ranks) - 1 == me;
+    add_scaled(sum, 1,
+               is_own ? rounded(local_sum<Y>(a, from, own.slots, me * a.num_tokens + token, vector), T{})
+                      : to_piece(load_raw(result_of<T>(a, me, token, index), vector)));
+  }
   return sum;
 }
 
-template <class T>
-__global__ void __launch_bounds__(kThreads) add_kernel(const __grid_constant__ Args args) {
+// out += the sum of the results of part.row, a token of this rank.
+template <class T, class Y>
+__device__ void add_results(const A2aRound& a, const A2aResults& from, const Part& part, const OwnToken& own,
+                            float* out) {
+  float* const to = out + part.row * a.shape.hidden_size;
+  for (int v = part.begin + static_cast<int>(threadIdx.x); v < part.end; v += kThreads) {
+    RowPiece result = to_piece(load_raw(to, v));
+    add_scaled(result, 1,
+               a.shape.slots_return ? sum_of_slots<T, Y>(a, from, part.row, own.slots, v)
+                                    : sum_of_ranks<T, Y>(a, from, part.row, own, v));
+    store_piece(to + v * kColumns, result);
+  }
+}
+
+// A block returns and adds the same parts on every rank, so that it waits only for its peers' blocks of the
+// same index.
+template <class T, class Y>
+__global__ void __launch_bounds__(kThreads, 2) combine_kernel(const __grid_constant__ Args args) {
   const A2aRound& a = args.round;
   const Work& work = args.work;
-  __shared__ Slots slots;
+  __shared__ Lanes lanes;
+  __shared__ OwnToken own;
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
-  const Operation o(a.group, a.op, Entered{});
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int first_row =
+      work.pieces == 1 ? static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x) / work.pieces;
+  const LaneSlot first = first_row < work.rows ? load_slot(a, args.results, first_row, warp) : LaneSlot{};
+  const Operation o(a.group, a.op);  // reads the epoch while the slots are under way
   if (o.failed) return;
-  const bool has_slots = a.shape.slots_return;
-  const int64_t first = blockIdx.x, first_token = first / work.pieces;
-  if (has_slots && is_filled(a, first_token)) load_slots(a, first_token, slots);  // during the wait
-  wait_for_flags(o, args.num_senders);
-  for (int64_t item = first; item < work.rows * work.pieces; item += gridDim.x) {
-    const Part part = part_of(work, a.shape, item);
-    const int64_t token = part.row;
-    if (!is_filled(a, token)) continue;
-    if (has_slots && item != first) {
-      __syncthreads();  // all threads have read the slots of the token before
-      load_slots(a, token, slots);
-      __syncthreads();
-    }
-    const int num_results = has_slots ? 0 : __popc(ranks_of(a, a.ids + token * a.shape.top_k));
-    float* const to = args.out + token * a.shape.hidden_size;
-    for (int64_t v = part.begin + threadIdx.x; v < part.end; v += kThreads) {
-      RowPiece result = load_piece(to, v);
-      add_scaled(result, 1, sum_of_results<T>(a, token, slots, num_results, v));
-      store_piece(to + v * kColumns, result);
-    }
-  }
+  for_parts(work, [&](const Part& part) {
+    load_lanes(a, args.results, part.row,
+               part.row == first_row ? first : load_slot(a, args.results, part.row, warp), lanes);
+    return_results<T, Y>(a, args.results, part, lanes);
+  });
+  __syncthreads();
+  raise_flags(o, blockIdx.x);
+  if (is_filled(a, first_row)) load_own_token(a, args.results, first_row, own);  // during the wait
+  wait_for_flag(o, blockIdx.x);
+  for_parts(work, [&](const Part& part) {
+    if (!is_filled(a, part.row)) return;
+    if (part.row != first_row) load_own_token(a, args.results, part.row, own);
+    add_results<T, Y>(a, args.results, part, own, args.out);
+  });
 }
 
 LaunchShape shape_of(const Work& work) { return {dim3(static_cast<unsigned>(work.blocks)), dim3(kThreads)}; }
@@ -263,8 +389,10 @@ void send(const A2aRound& a, const bf16* x) {
 void wait(const A2aRound& a, const A2aDecoded& decoded) {
   const bool decodes = a.shape.row_format != A2aRowFormat::kBf16;
   FP4MOE_CHECK(decodes == (decoded.rows != nullptr), "rows are decoded unless they are bf16");
-  const Work work = decodes ? decode_work(a) : Work{.rows = 0};
-  const Args args{.round = a, .work = work, .num_senders = send_work(a).blocks, .decoded = decoded};
+  const Work sent = send_work(a);
+  const Args args{
+      .round = a, .work = decodes ? sent : Work{.rows = 0}, .num_senders = sent.blocks, .decoded = decoded};
+  const Work& work = args.work;
   switch (a.shape.row_format) {
     case A2aRowFormat::kBf16:
       return launch("a2a_wait", wait_kernel<A2aRowFormat::kBf16>, shape_of(work), args);
@@ -288,21 +416,14 @@ void with_result_type(const A2aShape& shape, const Function& function) {
   }
 }
 
-void give_back(const A2aRound& a, const A2aResults& results) {
+void combine(const A2aRound& a, const A2aResults& results, float* out) {
   check(a);
   FP4MOE_CHECK(!a.shape.slots_return || results.sums == nullptr, "slots_return takes rows, not sums");
-  const Work work = return_work(a);
+  const Work work = combine_work(a);
   with_result_type(a.shape, [&](auto type) {
-    launch("a2a_return", return_kernel<decltype(type)>, shape_of(work),
-           Args{.round = a, .work = work, .results = results});
-  });
-}
-
-void add(const A2aRound& a, float* out) {
-  const Work work = add_work(a);
-  with_result_type(a.shape, [&](auto type) {
-    launch("a2a_add", add_kernel<decltype(type)>, shape_of(work),
-           Args{.round = a, .work = work, .num_senders = return_work(a).blocks, .out = out});
+    using T = decltype(type);
+    launch("a2a_combine", results.y != nullptr ? combine_kernel<T, float> : combine_kernel<T, bf16>,
+           shape_of(work), Args{.round = a, .work = work, .results = results, .out = out});
   });
 }
 
@@ -317,7 +438,8 @@ int a2a_blocks_per_sm() {
   int least = kMaxCommBlocks;
   for (const auto& kernel :
        {wait_kernel<A2aRowFormat::kBf16>, wait_kernel<A2aRowFormat::kFp8>, wait_kernel<A2aRowFormat::kNvfp4>,
-        add_kernel<float>, add_kernel<bf16>, add_kernel<E4m3>}) {
+        combine_kernel<float, bf16>, combine_kernel<bf16, bf16>, combine_kernel<E4m3, bf16>,
+        combine_kernel<float, float>, combine_kernel<bf16, float>, combine_kernel<E4m3, float>}) {
     int blocks = 0;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, 0);
     least = std::min(least, blocks);
@@ -330,11 +452,8 @@ int a2a_blocks_per_sm() {
 namespace fp4moe {
 
 const DeviceA2aOps* cuda_a2a_ops() {
-  static constexpr DeviceA2aOps ops{.send = cuda::send,
-                                    .wait = cuda::wait,
-                                    .give_back = cuda::give_back,
-                                    .add = cuda::add,
-                                    .clear = cuda::clear};
+  static constexpr DeviceA2aOps ops{
+      .send = cuda::send, .wait = cuda::wait, .combine = cuda::combine, .clear = cuda::clear};
   return &ops;
 }
 

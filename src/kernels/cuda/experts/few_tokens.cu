@@ -183,7 +183,7 @@ bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights) {
   const int64_t pairs = args.num_tokens * args.topk;
   const DeviceInfo& gpu = device_limits();
   if (gpu.compute_major() != 9 || gpu.num_sms < kFewMaxPairs || args.num_tokens > kFewMaxTokens ||
-      pairs > kFewMaxPairs || args.give_back != nullptr)
+      pairs > kFewMaxPairs || args.exchange != nullptr)
     return false;
   return plan_of(args, weights).depth >= kDepths[std::size(kDepths) - 1];
 }

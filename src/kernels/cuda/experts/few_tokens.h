@@ -10,7 +10,7 @@ enum class FewWeights : uint8_t {
   kFp8,   // tiles of w4a8 (fp8_tile_layout.h)
 };
 
-// Returns whether few_tokens_layer() supports args: few tokens and pairs, a null give_back, and H and I
+// Returns whether few_tokens_layer() supports args: few tokens and pairs, no exchange, and H and I
 // with which everything fits in shared memory. The result depends only on these and on the current GPU.
 bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights = FewWeights::kBf16);
 // Bytes needed for DeviceMoeArgs::workspace.

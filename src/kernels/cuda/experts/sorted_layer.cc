@@ -74,8 +74,8 @@ DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& ro
 }
 
 void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y) {
-  if (args.give_back != nullptr)
-    return cuda_a2a_ops()->give_back(*args.give_back, {.y_bf16 = y, .row_of_slot = rows.row_of_slot});
+  if (args.exchange != nullptr)
+    return cuda_a2a_ops()->combine(*args.exchange, {.y_bf16 = y, .row_of_slot = rows.row_of_slot}, args.out);
   moe_combine({.y_bf16 = y,
                .row_of_slot = rows.row_of_slot,
                .weights = args.weights,
