@@ -59,11 +59,11 @@ class Decoder final : public Model {
   Status feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch* device, int32_t* expert_ids,
                       ThreadPool& pool);
   void gather_rows(const CommOp& op, const DeviceCommunicator& group, float* rows, int64_t num_rows);
-  Status add_partial(const OpName& op, float* partial, int64_t num_rows, const Buffer* next_norm,
+  Status add_partial(const OpName& op, float* partial, int64_t num_rows, const RmsNormArgs* next,
                      ThreadPool& pool);
   void keep_logit_rows(const Batch& batch, ThreadPool& pool);
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
-  const Buffer* norm_after(int64_t layer) const;  // the weight of the norm that follows the layer
+  RmsNormArgs norm_after(int64_t layer, int64_t num_rows) const;  // the norm that follows the layer
   void norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
 
   // Whether the ranks of a group share its layers, each with a part of the weights.
@@ -234,9 +234,10 @@ RmsNormArgs Decoder::norm_args(const Buffer& weight, int64_t num_rows, float* ou
           is_normed_};
 }
 
-const Buffer* Decoder::norm_after(int64_t layer) const {
-  return layer + 1 < config_.num_layers ? &layers_[static_cast<size_t>(layer + 1)].attention_norm
-                                        : &final_norm_;
+RmsNormArgs Decoder::norm_after(int64_t layer, int64_t num_rows) const {
+  return norm_args(
+      layer + 1 < config_.num_layers ? layers_[static_cast<size_t>(layer + 1)].attention_norm : final_norm_,
+      num_rows, nullptr);
 }
 
 void Decoder::norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool) {
@@ -259,9 +260,10 @@ Status Decoder::attention_output(int64_t layer, int64_t num_rows, ThreadPool& po
   if (gathers()) return gathered_attention_output(layer, heads, pool);
   float* partial = scratch_.take<float>(num_rows * config_.hidden_size);
   w.attention_out.forward_linear(heads, partial, /*accumulate=*/false, scratch_, pool);
-  // A MoE layer's router norms its own input.
-  return add_partial({"attention_out", static_cast<int>(layer), 0}, partial, num_rows,
-                     w.mlp ? &w.ffn_norm : nullptr, pool);
+  const OpName op = {"attention_out", static_cast<int>(layer), 0};
+  if (w.moe && w.moe->norms_with_router(num_rows)) return add_partial(op, partial, num_rows, nullptr, pool);
+  const RmsNormArgs next = norm_args(w.ffn_norm, num_rows, w.moe ? act_.normed_f32 : nullptr);
+  return add_partial(op, partial, num_rows, &next, pool);
 }
 
 // Gives the same bits as a single rank: the group's heads are gathered, each rank computes some output
@@ -321,7 +323,7 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch*
                         x,
                         act_.normed_f32,
                         rows_.residual,
-                        &norm,
+                        is_normed_ ? nullptr : &norm,
                         counters_.get(),
                         device != nullptr ? device->num_filled_rows() : nullptr,
                         expert_ids};
@@ -339,8 +341,8 @@ Status Decoder::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch*
     }
     args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
     FP4MOE_RETURN_IF_ERROR(w.moe->forward_moe(args, *transport_, scratch_, pool));
-    return add_partial({"experts", static_cast<int>(layer), 0}, args.partial, num_rows, norm_after(layer),
-                       pool);
+    const RmsNormArgs next = norm_after(layer, num_rows);
+    return add_partial({"experts", static_cast<int>(layer), 0}, args.partial, num_rows, &next, pool);
   }
   if (num_rows == 0) return {};
   norm(w.ffn_norm, num_rows, nullptr, pool);
@@ -354,7 +356,8 @@ Status Decoder::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) {
   float* out = scratch_.take<float>(x.rows * h);
   if (!gathers()) {
     mlp.forward_mlp(x, out, scratch_, pool);
-    return add_partial(op, out, x.rows, norm_after(layer), pool);
+    const RmsNormArgs next = norm_after(layer, x.rows);
+    return add_partial(op, out, x.rows, &next, pool);
   }
   // Each rank has the whole MLP and runs it for some of the rows.
   const RankLayout& layout = options_.rank.layout;
@@ -387,19 +390,18 @@ void Decoder::gather_rows(const CommOp& op, const DeviceCommunicator& group, flo
                     first, rows);
 }
 
-// residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks. The norm of the
-// sum with the weight `next_norm`, unless it is null, is then in act_.normed if is_normed_.
-Status Decoder::add_partial(const OpName& op, float* partial, int64_t num_rows, const Buffer* next_norm,
+// residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks. Unless it is null,
+// `next` is a norm of the residual, which has run if is_normed_.
+Status Decoder::add_partial(const OpName& op, float* partial, int64_t num_rows, const RmsNormArgs* next,
                             ThreadPool& pool) {
   const int64_t h = config_.hidden_size;
   is_normed_ = false;
   if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr) {
-    if (next_norm == nullptr || !group->fuses_norm(num_rows, h)) {
+    if (next == nullptr || !group->fuses_norm(num_rows, h)) {
       group->add_all_reduced({op.op, op.layer}, partial, rows_.residual, num_rows * h);
       return {};
     }
-    group->add_all_reduced_norm({op.op, op.layer}, partial, rows_.residual,
-                                norm_args(*next_norm, num_rows, nullptr));
+    group->add_all_reduced_norm({op.op, op.layer}, partial, rows_.residual, *next);
     is_normed_ = true;
     return {};
   }

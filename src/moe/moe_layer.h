@@ -54,6 +54,9 @@ class MoeLayer {
   // Maximum number of bytes that forward_moe() takes from the arena for up to max_tokens rows of the group.
   virtual int64_t scratch_bytes(int64_t max_tokens, const Transport& transport) const = 0;
   virtual int64_t weight_bytes() const = 0;
+  // Whether forward_moe() runs MoeForwardArgs::norm together with the router for this many rows. If not, the
+  // caller loses nothing by running the norm itself, together with what precedes it.
+  virtual bool norms_with_router(int64_t num_rows) const = 0;
   // An error fails the whole job: a peer failed, disagreed or timed out.
   virtual Status forward_moe(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
                              ThreadPool& pool) const = 0;

@@ -29,24 +29,29 @@ struct DeviceRouter {
   }
   Routes route(const DeviceMoeOps& ops, const MoeForwardArgs& args, Arena& scratch) const {
     const int64_t num_tokens = args.x.rows;
+    DeviceRouterArgs router = sizes(num_tokens);
     float* logits = scratch.take<float>(num_tokens * rule.num_experts);
     int32_t* ids =
         args.expert_ids != nullptr ? args.expert_ids : scratch.take<int32_t>(num_tokens * rule.top_k);
     const Routes routes = {ids, scratch.take<float>(num_tokens * rule.top_k)};
-    ops.route({.x = args.router_x,
-               .weight = weight.as<bf16>(),
-               .bias = bias.as<float>(),
-               .correction_bias = correction_bias.as<float>(),
-               .num_tokens = num_tokens,
-               .hidden_size = hidden_size,
-               .rule = rule,
-               .logits = logits,
-               .ids = routes.ids,
-               .weights = routes.weights,
-               .count = counts(args),
-               .norm = args.norm,
-               .batch_invariant = batch_invariant});
+    router.x = args.router_x;
+    router.logits = logits;
+    router.ids = routes.ids;
+    router.weights = routes.weights;
+    router.count = counts(args);
+    router.norm = args.norm;
+    ops.route(router);
     return routes;
+  }
+  // The arguments that do not depend on the batch's memory.
+  DeviceRouterArgs sizes(int64_t num_tokens) const {
+    return {.weight = weight.as<bf16>(),
+            .bias = bias.as<float>(),
+            .correction_bias = correction_bias.as<float>(),
+            .num_tokens = num_tokens,
+            .hidden_size = hidden_size,
+            .rule = rule,
+            .batch_invariant = batch_invariant};
   }
   static ExpertCountArgs counts(const MoeForwardArgs& args) {
     if (args.counters == nullptr || args.num_counted == nullptr) return {};
@@ -96,6 +101,10 @@ class DeviceLayer final : public MoeLayer {
   }
   int64_t weight_bytes() const override {
     return router_.weight.num_bytes() + experts_.weight_bytes() + shared_.weight_bytes();
+  }
+
+  bool norms_with_router(int64_t num_rows) const override {
+    return ops_.route_fuses_norm(router_.sizes(num_rows));
   }
 
   Status forward_moe(const MoeForwardArgs& args, Transport&, Arena& scratch,
@@ -150,8 +159,7 @@ class DeviceLayer final : public MoeLayer {
     for (int64_t i = 0; i < rounds; ++i) {
       const A2aRound round = args.exchange->send(tokens, i);
       if (i == 0) add_shared(args, own, sum, scratch, pool);  // while the rows are in flight
-      experts_.run_on_lanes(*args.exchange, round, local_slots(), scratch);
-      args.exchange->add(round, sum);
+      experts_.run_on_lanes(*args.exchange, round, local_slots(), sum, scratch);
     }
   }
 

@@ -40,6 +40,7 @@ class HostLayer final : public MoeLayer {
   int64_t weight_bytes() const override {
     return router_.weight_bytes() + routed_.experts().num_bytes() + shared_.weight_bytes();
   }
+  bool norms_with_router(int64_t) const override { return true; }
 
   Status forward_moe(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
                      ThreadPool& pool) const override {

@@ -27,6 +27,7 @@ constexpr DeviceMoeOps kFallbackMoeOps = {.name = "cuda_mma",
                                           .tactics = kTactics,
                                           .default_tactic = [](const DeviceMoeArgs&) -> size_t { return 0; },
                                           .route = cuda_route,
+                                          .route_fuses_norm = cuda_route_fuses_norm,
                                           .quantize = cuda_quantize_act};
 
 }  // namespace

@@ -170,6 +170,7 @@ constexpr DeviceMoeOps kSm90Fp8MoeOps = {.name = "sm90_fp8",
                                          .tactics = kTactics,
                                          .default_tactic = default_tactic,
                                          .route = cuda_route,
+                                         .route_fuses_norm = cuda_route_fuses_norm,
                                          .quantize = cuda_quantize_act};
 
 }  // namespace

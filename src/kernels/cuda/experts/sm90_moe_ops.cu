@@ -43,6 +43,7 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .tactics = kTactics,
                                       .default_tactic = default_tactic,
                                       .route = cuda_route,
+                                      .route_fuses_norm = cuda_route_fuses_norm,
                                       .quantize = cuda_quantize_act};
 
 }  // namespace

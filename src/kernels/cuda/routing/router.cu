@@ -305,13 +305,17 @@ void router_choose(const DeviceRouterArgs& args) {
   launch_clusters("router_choose", choose_kernel, config, 1, a);
 }
 
+bool cuda_route_fuses_norm(const DeviceRouterArgs& args) {
+  return !args.batch_invariant && norm_route_fits(args);
+}
+
 void cuda_route(const DeviceRouterArgs& args) {
   if (args.num_tokens == 0) return;
   FP4MOE_CHECK(args.hidden_size % kChunk == 0 && args.rule.num_experts <= kMaxDeviceExperts &&
                    args.rule.top_k <= kMaxDeviceTopk,
                "unsupported router sizes");
   if (args.norm != nullptr) {
-    if (!args.batch_invariant && norm_route_fits(args)) return norm_route(args);
+    if (cuda_route_fuses_norm(args)) return norm_route(args);
     cuda::rms_norm_rows(*args.norm);
   }
   router_gate(args);
