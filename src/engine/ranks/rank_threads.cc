@@ -1,5 +1,9 @@
 #include "engine/ranks/rank_threads.h"
 
+#include <pthread.h>
+
+#include <string>
+
 namespace fp4moe {
 
 RankThreads::RankThreads(int num_ranks) {
@@ -31,6 +35,7 @@ void RankThreads::run(const std::function<void(int)>& function) {
 }
 
 void RankThreads::loop(int rank) {
+  pthread_setname_np(pthread_self(), ("rank " + std::to_string(rank)).c_str());
   for (uint32_t seen = 0;;) {
     round_.wait(seen);
     ++seen;

@@ -1,10 +1,18 @@
 // Checks the errors that an engine's executor reports when the GPU fails, and that the failure is permanent.
 // A process loses its device after a device error, so each case runs in a separate process.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <utility>
@@ -98,6 +106,58 @@ struct DemoRanks {
   demo.report(said);
 }
 
+// Makes the thread of `rank` sleep at once: a rank that is late because of a debugger, a page fault or a slow
+// clock.
+void delay_rank(int rank, std::chrono::milliseconds duration) {
+  static std::atomic<int64_t> sleep_ms;
+  sleep_ms = duration.count();
+  struct sigaction action {};
+  action.sa_handler = [](int) {
+    const timespec time{sleep_ms / 1000, sleep_ms % 1000 * 1'000'000};
+    nanosleep(&time, nullptr);
+  };
+  sigaction(SIGUSR2, &action, nullptr);
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    if (name == "rank " + std::to_string(rank))
+      syscall(SYS_tgkill, getpid(), std::stoi(task.path().filename()), SIGUSR2);
+  }
+}
+
+// Runs steps of two ranks of which rank 1 is in time, late by less than the deadline, and late by more; then
+// a step of new ranks. Writes each result to stderr, and whether the logits are those of the first step.
+[[noreturn]] void delay_one_of_two(const char* a2a) {
+  setenv("FP4MOE_RANKS_PER_GPU", "1", 1);
+  EngineConfig flags;
+  flags.tp_size = 2;
+  flags.moe_a2a_backend = a2a;
+  flags.comm_timeout = 1;
+  const std::vector<int32_t> ids = {5}, pages = {0};
+  const std::vector<int64_t> positions = {0}, logit_rows = {0};
+  const std::vector<SequenceRows> sequences = {{0, 1, 0, pages}};
+  const Batch batch{ids, positions, sequences, logit_rows};
+  std::vector<float> first;
+  std::string said;
+  const auto run = [&](const DemoRanks& demo, std::chrono::milliseconds late) {
+    if (late.count() > 0) delay_rank(1, late);
+    const Status status = demo.ranks->execute_step({&batch, 1});
+    said += "[" + status.to_string() + "]";
+    if (!status.ok()) return;
+    const float* const logits = demo.ranks->logits();
+    const std::vector<float> now(logits, logits + demo.config.vocab_size);
+    if (first.empty()) first = now;
+    said += std::memcmp(now.data(), first.data(), now.size() * sizeof(float)) == 0 ? "same" : "different";
+  };
+  {
+    const DemoRanks demo(flags);
+    for (const int late : {0, 500, 2500}) run(demo, std::chrono::milliseconds(late));
+  }
+  const DemoRanks again(flags);
+  run(again, {});
+  again.report(said);
+}
+
 class DeviceFailure : public testing::Test {
  protected:
   DeviceFailure() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
@@ -121,6 +181,15 @@ TEST_F(DeviceFailure, OfOneOfTwoGpusEndsTheOthersWaitAndNamesTheRank) {
     EXPECT_EXIT(fail_one_of_two(a2a), testing::ExitedWithCode(0),
                 "\\[.*rank 1.*illegal memory access.*\\]in time\\[.*\\]in time failure \\[.*rank 1.*illegal "
                 "memory access");
+}
+
+TEST_F(DeviceFailure, OfALateRankNamesItAndTheOperation) {
+  if (!device_info(1).ok()) GTEST_SKIP() << "needs two GPUs";
+  for (const char* a2a : {"none", "deepep"})
+    EXPECT_EXIT(
+        delay_one_of_two(a2a), testing::ExitedWithCode(0),
+        "\\[ok\\]same\\[ok\\]same\\[.*rank 0 waited 1.0 s for rank 1 in [a-z_]+.*\\]\\[ok\\]same failure "
+        "\\[ok\\]");
 }
 
 TEST_F(DeviceFailure, OfARecordedStepSaysWhereItWasAndStays) {
