@@ -16,11 +16,11 @@ struct GqaWeights {
   LinearLayer q, k, v;    // [heads head_dim, H]
   Buffer q_norm, k_norm;  // [head_dim] f32 or empty
   Buffer sinks;           // [query heads] f32 or empty
-  Buffer inv_freq;        // [head_dim / 2] f32
+  Buffer inv_freq;        // [rotary_dim / 2] f32
   float rope_factor = 1;  // multiplies cos and sin
   HeadShard heads;
   int64_t window = 0;
-  int head_dim = 0;
+  int head_dim = 0, rotary_dim = 0;
   float norm_eps = 0;
 };
 
@@ -110,7 +110,7 @@ class GqaAttention final : public Attention {
             stride,
             num_heads,
             w_.head_dim,
-            w_.head_dim};
+            w_.rotary_dim};
   }
 
   const DenseOps& ops_;
@@ -148,7 +148,8 @@ Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::str
   GqaWeights w;
   w.heads = head_shard(config.num_heads, config.num_kv_heads, layout.attention_tp(), layout.attention_rank());
   w.head_dim = static_cast<int>(config.head_dim);
-  const RopeTable rope = make_rope_table(config.rope, config.head_dim);
+  w.rotary_dim = static_cast<int>(config.rotary_dim);
+  const RopeTable rope = make_rope_table(config.rope, config.rotary_dim);
   w.rope_factor = rope.attention_factor;
   FP4MOE_ASSIGN_OR_RETURN(w.inv_freq, loader.put(rope.inv_freq));
   w.norm_eps = static_cast<float>(config.rms_norm_eps);

@@ -446,10 +446,10 @@ Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out) {
   return {};
 }
 
-Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols, bool has_bias) {
+Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols) {
   const RankLayout& layout = loader.layout();
   const int64_t h = loader.config().hidden_size;
-  const LinearShape shape = {h, cols * layout.attention_tp(), has_bias};
+  const LinearShape shape = {h, cols * layout.attention_tp(), loader.config().attention_out_bias};
   const std::string name = layer_prefix(layer) + "self_attn.o_proj";
   if (loader.is_deterministic())
     return loader.row_shard(name, shape, output_shard(h, layout.attention_tp(), layout.attention_rank()));

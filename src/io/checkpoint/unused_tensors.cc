@@ -10,6 +10,8 @@
 #include "base/log.h"
 #include "io/checkpoint/fp4_tensors.h"
 #include "io/checkpoint/mtp_layers.h"
+#include "io/checkpoint/skipped_tensors.h"
+#include "io/config/tensor_names.h"
 #include "io/json_document.h"
 #include "io/write/make_tiny_tensors.h"
 
@@ -105,9 +107,14 @@ bool is_copy_of_embedding(const Checkpoint& checkpoint, const ModelConfig& confi
          std::memcmp(a.data, b.data, static_cast<size_t>(a.num_bytes())) == 0;
 }
 
+bool is_vision_tensor(const ModelConfig& config, std::string_view name) {
+  return !config.text_prefix.empty() && is_vision_name(name);
+}
+
 bool is_known(const Checkpoint& checkpoint, const ModelConfig& config, const TensorEntry& tensor) {
-  return tensor.name.ends_with("rotary_emb.inv_freq") || is_kv_scale(tensor.name) ||
-         is_mtp_tensor(config, checkpoint, tensor.name) || is_copy_of_embedding(checkpoint, config, tensor);
+  return tensor.name.ends_with("rotary_emb.inv_freq") || is_vision_tensor(config, tensor.name) ||
+         is_kv_scale(tensor.name) || is_mtp_tensor(config, checkpoint, tensor.name) ||
+         is_copy_of_embedding(checkpoint, config, tensor);
 }
 
 // Returns a tensor name from a file, escaped and cut for a log line.
@@ -182,6 +189,9 @@ Status check_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& con
   }
   if (!unused.elsewhere.empty()) log_warning(describe_unused_tensors(unused.elsewhere, config));
   if (const std::string mtp = describe_skipped_mtp(config, checkpoint); !mtp.empty()) log_info(mtp);
+  const auto is_vision = [&](std::string_view name) { return is_vision_tensor(config, name); };
+  const std::string vision = describe_skipped(checkpoint, is_vision, "of the vision model, which is not run");
+  if (!vision.empty()) log_info(vision);
   return {};
 }
 

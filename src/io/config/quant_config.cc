@@ -131,7 +131,9 @@ Result<QuantConfig> parse_compressed(const Json& object, const std::string& wher
   }
   FP4MOE_RETURN_IF_ERROR(fields.status());
   if (quant.method == QuantMethod::kNone)
-    return unsupported_declaration(where + ": compressed-tensors format '" + format + "'");
+    return unsupported_declaration(
+        where + ": compressed-tensors format '" + format + "'" +
+        (quant.other_modules.empty() ? "" : " with " + quant.other_modules[0].algorithm + " weights"));
   if (all_linears) quant.include_modules.clear();
   return quant;
 }

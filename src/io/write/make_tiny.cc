@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "io/config/model_config.h"
+#include "io/config/tensor_names.h"
 #include "io/write/make_tiny_files.h"
 #include "io/write/make_tiny_tensors.h"
 #include "io/write/new_checkpoint.h"
@@ -21,8 +22,9 @@ Status make_tiny(const std::string& folder, const MakeTinyOptions& options) {
   std::vector<TensorSpec> specs;
   std::map<std::string, const TinyTensor*> by_name;
   for (const TinyTensor& tensor : tensors) {
-    specs.push_back(tensor.spec);
-    by_name[tensor.spec.name] = &tensor;
+    TensorSpec& spec = specs.emplace_back(tensor.spec);
+    spec.name = stored_name(config.text_prefix, tensor.spec.name);
+    by_name[spec.name] = &tensor;
   }
   FP4MOE_RETURN_IF_ERROR(check_space(folder, specs));
   FP4MOE_RETURN_IF_ERROR(write_safetensors_shards(

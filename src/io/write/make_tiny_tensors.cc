@@ -66,7 +66,7 @@ class TensorList {
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       prefix_ = "model.layers." + std::to_string(layer) + ".";
       add("input_layernorm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
-      if (config_.family == ModelFamily::kDeepseekV3)
+      if (config_.mla.kv_lora_rank > 0)
         add_latent_attention();
       else
         add_attention();
@@ -87,20 +87,17 @@ class TensorList {
                         .level = level});
   }
 
-  void add_projection(const std::string& name, int64_t rows, int64_t cols) {
+  void add_projection(const std::string& name, int64_t rows, int64_t cols, bool bias) {
     add(name + ".weight", {rows, cols});
-    if (config_.attention_bias) add(name + ".bias", {rows});
+    if (bias) add(name + ".bias", {rows});
   }
 
   void add_attention() {
     const int64_t query = config_.num_heads * config_.head_dim, key = config_.num_kv_heads * config_.head_dim;
-    add_projection("self_attn.q_proj", query, config_.hidden_size);
-    add_projection("self_attn.k_proj", key, config_.hidden_size);
-    add_projection("self_attn.v_proj", key, config_.hidden_size);
-    if (config_.family == ModelFamily::kQwen2Moe)
-      add("self_attn.o_proj.weight", {config_.hidden_size, query});
-    else
-      add_projection("self_attn.o_proj", config_.hidden_size, query);
+    add_projection("self_attn.q_proj", query, config_.hidden_size, config_.attention_bias);
+    add_projection("self_attn.k_proj", key, config_.hidden_size, config_.attention_bias);
+    add_projection("self_attn.v_proj", key, config_.hidden_size, config_.attention_bias);
+    add_projection("self_attn.o_proj", config_.hidden_size, query, config_.attention_out_bias);
     if (config_.family == ModelFamily::kGptOss)
       add("self_attn.sinks", {config_.num_heads}, TinyContent::kNormal, 0.5f);
     if (config_.qk_norm) {
@@ -115,14 +112,15 @@ class TensorList {
     if (mla.q_lora_rank == 0) {
       add("self_attn.q_proj.weight", {query, hidden});
     } else {
-      add_projection("self_attn.q_a_proj", mla.q_lora_rank, hidden);
+      add_projection("self_attn.q_a_proj", mla.q_lora_rank, hidden, config_.attention_bias);
       add("self_attn.q_a_layernorm.weight", {mla.q_lora_rank}, TinyContent::kNearOne);
       add("self_attn.q_b_proj.weight", {query, mla.q_lora_rank});
     }
-    add_projection("self_attn.kv_a_proj_with_mqa", mla.kv_lora_rank + mla.qk_rope_head_dim, hidden);
+    add_projection("self_attn.kv_a_proj_with_mqa", mla.kv_lora_rank + mla.qk_rope_head_dim, hidden,
+                   config_.attention_bias);
     add("self_attn.kv_a_layernorm.weight", {mla.kv_lora_rank}, TinyContent::kNearOne);
     add("self_attn.kv_b_proj.weight", {heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank});
-    add_projection("self_attn.o_proj", hidden, heads * mla.v_head_dim);
+    add_projection("self_attn.o_proj", hidden, heads * mla.v_head_dim, config_.attention_out_bias);
   }
 
   void add_mlp(int64_t layer) {

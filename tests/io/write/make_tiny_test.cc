@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/expert_weights.h"
+#include "io/checkpoint/safetensors.h"
 #include "io/file.h"
 #include "io/small_model.h"
 #include "io/status_matchers.h"
@@ -18,7 +20,8 @@ namespace {
 
 std::string test_name(const testing::TestParamInfo<std::string>& param) {
   std::string name = param.param;
-  std::replace(name.begin(), name.end(), '-', '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
   return name;
 }
 
@@ -27,7 +30,13 @@ INSTANTIATE_TEST_SUITE_P(MakeTiny, EveryShape, testing::ValuesIn(make_tiny_shape
 
 double published_theta(const std::string& shape) {
   if (shape.starts_with("gpt-oss")) return 150000;
-  return shape.starts_with("qwen") ? 1000000 : 10000;
+  if (shape.starts_with("kimi")) return 50000;
+  if (shape.starts_with("qwen3-vl")) return 5000000;
+  return shape.starts_with("qwen") || shape.starts_with("glm") ? 1000000 : 10000;
+}
+
+bool is_published_with_yarn(const std::string& shape) {
+  return shape.starts_with("gpt-oss") || shape.starts_with("kimi") || shape.starts_with("deepseek");
 }
 
 TEST_P(EveryShape, LoadsAsACheckpoint) {
@@ -44,7 +53,7 @@ TEST_P(EveryShape, LoadsAsACheckpoint) {
     EXPECT_EQ(config->top_k, 2);
     EXPECT_EQ(config->eos_token_ids, (std::vector<int32_t>{0, 2}));
     EXPECT_EQ(config->rope.theta, published_theta(GetParam()));
-    EXPECT_EQ(config->rope.type == RopeConfig::Type::kYarn, !GetParam().starts_with("qwen"));
+    EXPECT_EQ(config->rope.type == RopeConfig::Type::kYarn, is_published_with_yarn(GetParam()));
     const auto checkpoint = Checkpoint::open(folder.path());
     ASSERT_TRUE(is_ok(checkpoint));
     EXPECT_TRUE(is_ok(checkpoint->get("lm_head.weight", DType::kBF16, {300, 96})));
@@ -98,6 +107,30 @@ TEST_P(EveryShape, LinearLayersLoadInEveryDialect) {
         config->family == ModelFamily::kDeepseekV3 ? 4 * config->mla.v_head_dim : 4 * config->head_dim);
     ASSERT_TRUE(is_ok(attention));
     EXPECT_FALSE(attention->is_fp4);
+  }
+}
+
+// The files have the published names; Checkpoint shows those of the text model.
+TEST(MakeTiny, TensorsHaveThePublishedNames) {
+  const std::vector<std::array<const char*, 3>> rows = {
+      {"kimi-k2", "model.norm.weight", "lm_head.weight"},
+      {"kimi-k2.5", "language_model.model.norm.weight", "language_model.lm_head.weight"},
+      {"qwen3-vl-30b-a3b", "model.language_model.norm.weight", "lm_head.weight"}};
+  for (const auto& [like, norm, head] : rows) {
+    const TempFolder folder;
+    ASSERT_TRUE(is_ok(make_tiny(folder.path(), small_model(like))));
+    const auto file = MappedFile::open(folder.file("model.safetensors"));
+    ASSERT_TRUE(is_ok(file));
+    const auto entries = parse_safetensors(file->bytes());
+    ASSERT_TRUE(is_ok(entries));
+    const auto holds = [&](const char* name) {
+      return std::any_of(entries->begin(), entries->end(),
+                         [&](const SafetensorsEntry& entry) { return entry.spec.name == name; });
+    };
+    EXPECT_TRUE(holds(norm) && holds(head)) << like;
+    const auto checkpoint = Checkpoint::open(folder.path());
+    ASSERT_TRUE(is_ok(checkpoint));
+    EXPECT_TRUE(checkpoint->find("model.norm.weight") && checkpoint->find("lm_head.weight")) << like;
   }
 }
 
