@@ -183,13 +183,18 @@ Status check_reduce_dtype(const EngineConfig& flags, DeviceKind device) {
   return {};
 }
 
-// Checks the length of a key; with latent attention a key is a latent and a rotary key.
-Status check_head_dim(const ModelConfig& model) {
+// Checks the length of a key; with latent attention a key is a latent and a rotary key. GPU kernels read keys
+// in steps of 16.
+Status check_head_dim(const ModelConfig& model, DeviceKind device) {
   const bool latent = model.mla.kv_lora_rank > 0;
   const int64_t dim = latent ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim : model.head_dim;
-  if (dim <= kMaxHeadDim) return {};
-  return unsupported((latent ? "kv_lora_rank + qk_rope_head_dim = " : "head_dim = ") + std::to_string(dim) +
-                     " is too large; the limit is " + std::to_string(kMaxHeadDim));
+  const std::string value =
+      (latent ? "kv_lora_rank + qk_rope_head_dim = " : "head_dim = ") + std::to_string(dim);
+  if (dim > kMaxHeadDim)
+    return unsupported(value + " is too large; the limit is " + std::to_string(kMaxHeadDim));
+  if (device == DeviceKind::kCuda && dim % 16 != 0)
+    return unsupported(value + " on device=cuda; legal: multiples of 16; nearest legal choice: --device cpu");
+  return {};
 }
 
 // A group's ranks must divide the query heads evenly, and either divide the KV heads evenly or replicate each
@@ -278,7 +283,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
     log_info("--enable-dp-lm-head is implied: on GPUs each data-parallel group has its own LM head");
   }
   (problem.device == DeviceKind::kCpu ? note_graph_flags : note_determinism)(flags);
-  FP4MOE_RETURN_IF_ERROR(check_head_dim(model));
+  FP4MOE_RETURN_IF_ERROR(check_head_dim(model, problem.device));
   FP4MOE_RETURN_IF_ERROR(check_heads(model, plan.moe.problem().layout));
   return plan;
 }

@@ -250,11 +250,14 @@ INSTANTIATE_TEST_SUITE_P(All, Deterministic,
                                          DeterministicCase{"qwen3_h96_fused_old_rope", 9},
                                          // FP4 projections of a group's attention; a gated shared expert.
                                          DeterministicCase{"tiny deepseek-v3-tiny compressed-nvfp4", 14},
-                                         DeterministicCase{"tiny qwen2-moe-tiny compressed-mxfp4", 14}),
+                                         DeterministicCase{"tiny qwen2-moe-tiny compressed-mxfp4", 14},
+                                         DeterministicCase{"tiny glm-4.5 modelopt", 14},
+                                         DeterministicCase{"tiny kimi-k2.5 compressed-nvfp4", 14},
+                                         DeterministicCase{"tiny qwen3-vl-30b-a3b modelopt", 14}),
                          [](const auto& test) {
                            std::string name = test.param.name;
                            std::ranges::replace_if(
-                               name, [](char c) { return c == '-' || c == ' '; }, '_');
+                               name, [](char c) { return c == '-' || c == ' ' || c == '.'; }, '_');
                            return name;
                          });
 

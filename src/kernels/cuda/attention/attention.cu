@@ -67,6 +67,12 @@ void decode(const AttentionParams& p) {
   launch_attention_decode(p, cluster_size(work.units, kDecodeBlocks, work.max_keys, 32), work.max_keys);
 }
 
+// Whether decode's lanes have both elements of every pair that RopeArgs rotates.
+bool fuses_rope(const RopeArgs& q) {
+  if (q.head_dim != 64 && q.head_dim != 128) return false;
+  return q.rotary_dim == q.head_dim || (q.head_dim == 128 && q.rotary_dim == 64);
+}
+
 }  // namespace
 
 void attention(const AttentionArgs& args, ThreadPool&) {
@@ -82,8 +88,7 @@ void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
   const RopeArgs& q = args.rope.q;
   AttentionParams p = make_params(args.attention);
   if (p.num_rows == 0) return;
-  if (!is_decode(args.attention, p) || q.rotary_dim != q.head_dim ||
-      (q.head_dim != 64 && q.head_dim != 128)) {
+  if (!is_decode(args.attention, p) || !fuses_rope(q)) {
     rope_kv(args.rope, pool);
     return attention(args.attention, pool);
   }
@@ -91,7 +96,8 @@ void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
             .v = args.rope.kv.v,
             .stride = args.rope.kv.row_stride,
             .inv_freq = q.inv_freq,
-            .factor = q.attention_factor};
+            .factor = q.attention_factor,
+            .half = q.rotary_dim / 2};
   decode(p);
 }
 

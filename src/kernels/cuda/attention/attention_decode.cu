@@ -105,14 +105,14 @@ struct Prepared {
 
   __device__ __forceinline__ Prepared(const AttentionParams& p, int kv_head) {
     const int i = static_cast<int>(threadIdx.x);
-    if (p.rope.k != nullptr && i < D / 2) inv_freq = __ldg(p.rope.inv_freq + i);
+    if (p.rope.k != nullptr && i < p.rope.half) inv_freq = __ldg(p.rope.inv_freq + i);
     if (p.sinks != nullptr && i < p.group) sink = __ldg(p.sinks + kv_head * p.group + i);
   }
   // Puts the rotations and sinks into shared memory. Called by all threads; ends with a block barrier.
   template <int S, int W>
   __device__ __forceinline__ void put(const AttentionParams& p, int position, Shared<D, S, W>& shared) const {
     const int i = static_cast<int>(threadIdx.x);
-    if (p.rope.k != nullptr && i < D / 2) {
+    if (p.rope.k != nullptr && i < p.rope.half) {
       Turn turn;
       sincosf(static_cast<float>(position) * inv_freq, &turn.sine, &turn.cosine);
       shared.turns[i] = {turn.cosine * p.rope.factor, turn.sine * p.rope.factor};
@@ -143,17 +143,23 @@ struct Queries {
               p.q + row * p.q_stride + static_cast<int64_t>(kv_head * p.group + head) * p.k_dim + d));
       }
   }
-  // Makes q's fragments. turns: null, or the D / 2 rotations for the position.
-  __device__ __forceinline__ void put(const Turn* turns, Warp<D>& w) {
-    if (turns != nullptr)
+  // kHalf: half of the rotary dims, a multiple of 32.
+  template <int kHalf>
+  __device__ __forceinline__ void rotate(const Turn* turns) {
 #pragma unroll
-      for (int step = 0; step < D / 32; ++step)
+    for (int step = 0; step < kHalf / 16; ++step)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const Turn* by = turns + dim(step, i);
-          turn(x[step][i].x, x[step + D / 32][i].x, by[0]);
-          turn(x[step][i].y, x[step + D / 32][i].y, by[1]);
-        }
+      for (int i = 0; i < 4; ++i) {
+        const Turn* by = turns + dim(step, i);
+        turn(x[step][i].x, x[step + kHalf / 16][i].x, by[0]);
+        turn(x[step][i].y, x[step + kHalf / 16][i].y, by[1]);
+      }
+  }
+  // Makes q's fragments. turns: null, or the `half` rotations for the position.
+  __device__ __forceinline__ void put(const Turn* turns, int half, Warp<D>& w) {
+    if (turns != nullptr && half == D / 2) rotate<D / 2>(turns);
+    if constexpr (D == 128)
+      if (turns != nullptr && half == D / 4) rotate<D / 4>(turns);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
 #pragma unroll
@@ -305,7 +311,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Share& sh
   if (block >= end) return;  // not earlier: all warps must reach put()'s barrier
   queries.load(p, row, kv_head);
   if (has_new) token.load(p, row, kv_head);
-  queries.put(p.rope.k != nullptr ? shared.turns : nullptr, w);
+  queries.put(p.rope.k != nullptr ? shared.turns : nullptr, p.rope.half, w);
   if (has_new) token.put(p, keys.y % kBlockKeys, new_row, shared.turns);
   for (int stage = 0; block < end; block += stride) {
     ptx::cp_async_wait<S - 1>();

@@ -15,7 +15,7 @@ struct Turn {
   float cosine, sine;
 };
 
-// Rotates an element and its partner, which is half a head further.
+// Rotates an element and its partner, which is half of the rotary dims further.
 __device__ __forceinline__ void turn(float& low, float& high, const Turn& by) {
   const float x = low;
   low = x * by.cosine - high * by.sine;
@@ -55,14 +55,22 @@ struct NewToken {
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) load_8(of_v + value_dim(c), v[c]);
   }
+  // kHalf: half of the rotary dims, a multiple of 32.
+  template <int kHalf>
+  __device__ __forceinline__ void rotate(const Turn* turns) {
+#pragma unroll
+    for (int c = 0; c < kHalf / 32; ++c)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) turn(k[c][i], k[c + kHalf / 32][i], turns[key_dim(c) + i]);
+  }
   // Rotates the key; the lanes that multiply key `place` of a block store the key and the value in their
   // page.
   __device__ __forceinline__ void put(const AttentionParams& p, int place, int page_row, const Turn* turns) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-    for (int c = 0; c < D / 64; ++c)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) turn(k[c][i], k[c + D / 64][i], turns[key_dim(c) + i]);
+    if (p.rope.half == D / 2)
+      rotate<D / 2>(turns);
+    else if constexpr (D == 128)
+      rotate<D / 4>(turns);
 #pragma unroll
     for (int c = 0; c < D / 32; ++c) {
       key[c] = pack_8(k[c]);

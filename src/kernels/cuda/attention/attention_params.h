@@ -17,6 +17,7 @@ struct RopeParams {
   int64_t stride;
   const float* inv_freq;
   float factor;
+  int half;  // of the rotary dims, which are a head's first ones
 };
 
 // The arguments of one launch. G query heads share a kv head; positions, and row numbers within pages, fit in

@@ -180,17 +180,21 @@ TEST_F(RopeAttention, DecodeHeadShapes) {
     for (int group : {1, 3, 8, 16}) expect_matches_ref({2 * group, 2, dim, dim, {0, 7, 20, 133}});
   expect_matches_ref({8, 2, 64, 32, {0, 20, 70}});
   expect_matches_ref({8, 2, 64, 20, {0, 20, 70}});
+  for (int rotary : {16, 32, 64, 96})
+    for (int group : {1, 3, 12, 16}) expect_matches_ref({2 * group, 2, 128, rotary, {0, 7, 20, 133}});
   expect_matches_ref({4, 2, 192, 192, {0, 20}});
 }
 
 TEST_F(RopeAttention, DecodeOfLongContexts) {
   expect_matches_ref({8, 1, 64, 64, {1030, 2047, 2048, 5000}});
   expect_matches_ref({8, 1, 128, 128, {4095, 1}, 1, 0, true});
+  expect_matches_ref({12, 1, 128, 64, {4095, 1, 2048}, 1, 0, true});
 }
 
 TEST_F(RopeAttention, SeveralTokensOfASequence) {
   expect_matches_ref({16, 2, 64, 64, {0, 5, 100}, 3});
   expect_matches_ref({16, 2, 64, 64, {0, 5, 100}, 40, 32, true});
+  expect_matches_ref({24, 2, 128, 64, {0, 5, 100}, 40});
 }
 
 }  // namespace
