@@ -1,8 +1,11 @@
 """Compares random configurations of the newer families with the stock classes: for each family and seed, makes a
-checkpoint as make_moe_fixtures.py does, runs `fp4moe logits` with one and with two ranks, and prints the relative
-errors of the logits. Exits with 1 if the reference runner exceeds 1e-4 anywhere.
+checkpoint as make_moe_fixtures.py does, runs `fp4moe logits` on one and on two ranks, and prints the relative errors
+of the logits. Exits with 1 if the reference runner exceeds 1e-4 anywhere, or the default runner 5e-2.
 
-    python3 random_families.py FP4MOE_BINARY [--families glm4_moe ...] [--seeds 0 1 2] [--device cpu|cuda]
+    python3 random_families.py FP4MOE_BINARY [--families glm4_moe ...] [--seeds 0 1 2] [--ranks 1 2] [--device cpu|cuda]
+
+With `--device cuda` the variable FP4MOE_RANKS_PER_GPU=2 puts two ranks on one GPU; layouts that a GPU refuses are
+printed.
 """
 import argparse
 import json
@@ -17,7 +20,8 @@ from safetensors.torch import load_file
 
 import make_moe_fixtures as fixtures
 
-REFERENCE_LIMIT = 1e-4
+REFERENCE_LIMIT, DEFAULT_LIMIT = 1e-4, 5e-2
+REFUSED = 3  # exit code
 
 
 def rope(pick, theta, partial=None):
@@ -92,6 +96,9 @@ def run(binary, folder, expected, flags):
     command = [binary, "logits", str(folder), "--input-ids", str(ids), "--output", str(out), "--fp4-compute", "w4a16",
                "--threads", "1", *flags]
     done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == REFUSED and "cuda" in flags:
+        print("   refused:", done.stderr.strip())
+        return None
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
     difference = (load_file(out)["logits"] - expected["logits_w4a16"]).norm(dim=1)
@@ -99,23 +106,24 @@ def run(binary, folder, expected, flags):
     return float(errors.max()), float(errors.median())
 
 
-def compare(binary, family, seed, device):
-    """Prints the errors; returns the largest of the reference runner."""
-    spec, worst = random_spec(family, seed), 0.0
+def compare(args, family, seed):
+    """Prints the errors; returns whether all are within their limits."""
+    spec, binary, device, good = random_spec(family, seed), args.binary, args.device, True
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         fixtures.make_fixture(f"{family}-{seed}", spec, folder, num_seeds=8)
         expected = load_file(folder / "expected.safetensors")
-        for ranks in (1, 2):
+        for ranks in args.ranks:
             flags = ["--device", device, "--tp-size", str(ranks)]
-            most, median = run(binary, folder, expected, flags)
-            line = f"   R = {ranks}: {device} max {most:.1e} median {median:.1e}"
+            errors = run(binary, folder, expected, flags)
+            if errors is None:
+                continue
+            line, good = f"   R = {ranks}: {device} max {errors[0]:.1e} median {errors[1]:.1e}", good and errors[0] <= DEFAULT_LIMIT
             if device == "cpu":
                 most, _ = run(binary, folder, expected, flags + ["--dtype", "float32", "--moe-runner-backend", "ref"])
-                worst = max(worst, most)
-                line += f", ref max {most:.1e}"
+                line, good = line + f", ref max {most:.1e}", good and most <= REFERENCE_LIMIT
             print(line, flush=True)
-    return worst
+    return good
 
 
 def main():
@@ -123,12 +131,13 @@ def main():
     parser.add_argument("binary")
     parser.add_argument("--families", nargs="+", default=list(fixtures.FAMILIES), choices=list(fixtures.FAMILIES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     args = parser.parse_args()
     with torch.no_grad():
-        worst = max(compare(args.binary, family, seed, args.device) for family in args.families for seed in args.seeds)
-    print(f"largest error of the reference runner: {worst:.1e}; the limit is {REFERENCE_LIMIT:.0e}")
-    return worst > REFERENCE_LIMIT
+        good = [compare(args, family, seed) for family in args.families for seed in args.seeds]
+    print(f"{sum(good)} of {len(good)} configurations are within the limits")
+    return not all(good)
 
 
 if __name__ == "__main__":

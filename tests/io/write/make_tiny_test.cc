@@ -14,6 +14,8 @@
 #include "io/small_model.h"
 #include "io/status_matchers.h"
 #include "io/temp_folder.h"
+#include "io/write/make_tiny_files.h"
+#include "io/write/make_tiny_tensors.h"
 
 namespace fp4moe {
 namespace {
@@ -107,6 +109,33 @@ TEST_P(EveryShape, LinearLayersLoadInEveryDialect) {
         config->family == ModelFamily::kDeepseekV3 ? 4 * config->mla.v_head_dim : 4 * config->head_dim);
     ASSERT_TRUE(is_ok(attention));
     EXPECT_FALSE(attention->is_fp4);
+  }
+}
+
+// The shapes have the parameters that the publishers state, in billions, without layers for multi-token
+// prediction and vision models.
+TEST(MakeTiny, ShapesHaveThePublishedNumberOfParameters) {
+  const std::vector<std::pair<const char*, double>> rows = {
+      {"gpt-oss-20b", 20.9},      {"gpt-oss-120b", 116.8}, {"deepseek-v3", 671},
+      {"kimi-k2", 1026},          {"kimi-k2.5", 1026},     {"glm-4.5", 353},
+      {"glm-4.5-air", 106.8},     {"glm-4.6", 353},        {"glm-4.7", 353},
+      {"glm-4.7-flash", 29.9},    {"qwen3-30b-a3b", 30.5}, {"qwen3-vl-30b-a3b", 30.5},
+      {"qwen3-vl-235b-a22b", 235}};
+  for (const auto& [like, billions] : rows) {
+    MakeTinyOptions options;
+    options.like = like;
+    options.dialect = "bf16";
+    const auto files = make_tiny_files(options);
+    ASSERT_TRUE(is_ok(files));
+    const auto config = parse_model_config(files->config.dump(), files->generation.dump(), "");
+    ASSERT_TRUE(is_ok(config)) << like;
+    double sum = 0;
+    for (const TinyTensor& tensor : list_tiny_tensors(*config)) {
+      double elements = 1;
+      for (const int64_t dim : tensor.spec.shape) elements *= static_cast<double>(dim);
+      sum += elements;
+    }
+    EXPECT_NEAR(sum / 1e9, billions, 0.005 * billions) << like;
   }
 }
 
