@@ -54,12 +54,14 @@ constexpr int kMaxHeadDim = 576;  // MLA: kv_lora_rank 512 + rope 64
 
 // Keys or values of one layer: [num_pages, num_kv_heads, page_size, row_stride] of dtype; the first head_dim
 // elements of each row are used. With MLA the values are the first kv_lora_rank columns of the keys: same
-// data and row_stride, smaller head_dim.
+// data and row_stride, smaller head_dim. In pages of kF8E4M3 a value is its code times `scale`; x is stored
+// as e4m3_encode(x * (1 / scale)), in f32 (formats/e4m3.h).
 struct KvPages {
   void* data = nullptr;
-  DType dtype = DType::kBF16;                         // kBF16 or kF32
+  DType dtype = DType::kBF16;                         // kBF16, kF32 or kF8E4M3
   int num_kv_heads = 0, page_size = 0, head_dim = 0;  // head_dim <= kMaxHeadDim; k's and v's may differ
   int row_stride = 0;                                 // elements; 0: head_dim
+  float scale = 1;                                    // of the codes; 1 for other types
 
   // Offset of the row of `position`, in elements. Always inlined: sources of every ISA use it.
   [[gnu::always_inline]] constexpr int64_t offset(const int32_t* page_table, int kv_head,

@@ -103,7 +103,7 @@ struct RopeArgs {
   int num_heads = 0, head_dim = 0, rotary_dim = 0;
 };
 
-struct KvWriteArgs {         // stores the new tokens' rows into their pages (rounded if the pages are bf16)
+struct KvWriteArgs {         // stores the new tokens' rows into their pages, rounded to the pages' type
   const float* k = nullptr;  // [T, row_stride]: num_kv_heads * k_pages.head_dim from each row's start
   const float* v = nullptr;  // the same with v_pages.head_dim; null: values are part of the keys
   int64_t row_stride = 0;
