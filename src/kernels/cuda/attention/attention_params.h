@@ -26,14 +26,16 @@ struct RopeParams {
 struct AttentionParams {
   const float* q;
   int64_t q_stride, out_cols;
-  uint16_t *k, *v;  // bf16 pages
+  uint8_t *k, *v;  // pages of bf16, or of E4M3 codes if is_fp8
+  bool is_fp8;
+  float k_inverse, v_inverse, v_scale;  // of the codes (KvPages::scale); 1 for bf16. scale_log2 has the keys'
   int k_stride, v_stride, k_dim, v_dim;
   int num_kv_heads, group;  // G
   int page_shift, max_pages;
   const int32_t *row_sequence, *first_row, *first_position, *page_table;
   const int64_t* positions;
   int num_rows, num_sequences, window;  // window 0: all
-  float scale_log2;                     // log2(e) * scale
+  float scale_log2;                     // log2(e) * scale * the scale of the keys' codes
   const float* sinks;
   void* out;
   bool out_f32;
