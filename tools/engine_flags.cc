@@ -117,8 +117,9 @@ void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
   model.choice("--dtype", c.dtype, {"auto", "bfloat16", "float32"}, "activation type; auto: bfloat16");
   model.choice("--dense-quant", c.dense_quant, {"none", "q8"},
                "format for dense weights that are bf16 in the checkpoint; none: bf16; q8: 8 bits, CPU only");
-  model.choice("--kv-cache-dtype", c.kv_cache_dtype, {"auto", "bfloat16"},
-               "type of the KV cache; if the checkpoint declares an FP8 cache, bfloat16 is used");
+  model.choice("--kv-cache-dtype", c.kv_cache_dtype, {"auto", "bfloat16", "fp8_e4m3"},
+               "type of the KV cache; auto: bfloat16, even if the checkpoint declares FP8; fp8_e4m3: 8 bits, "
+               "with the checkpoint's scales");
   model.choice("--grammar-backend", c.grammar_backend, {"auto", "xgrammar", "none"},
                "library for structured output; auto: xgrammar if the build has it");
   model.value("--grammar-compile-timeout", c.grammar_compile_timeout,

@@ -27,7 +27,7 @@ struct EngineConfig {
   std::vector<std::string> served_model_name;
   // auto | mxfp4 | modelopt_fp4 | compressed-tensors; must match the checkpoint
   std::string quantization = "auto";
-  std::string kv_cache_dtype = "auto";  // auto (= bfloat16) | bfloat16
+  std::string kv_cache_dtype = "auto";  // auto (= dtype's) | bfloat16 (the same) | fp8_e4m3 (8 bits)
   std::string dtype = "auto";           // activations: auto (= bfloat16) | bfloat16 | float32
   std::string dense_quant = "none";     // weights of dense layers: none (= bf16) | q8 (8 bits; CPU only)
   // CPU: folder of the packed-weight cache; empty: in the user's cache folder; "none": no cache

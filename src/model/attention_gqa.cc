@@ -18,6 +18,7 @@ struct GqaWeights {
   Buffer sinks;           // [query heads] f32 or empty
   Buffer inv_freq;        // [head_dim / 2] f32
   float rope_factor = 1;  // multiplies cos and sin
+  KvScales kv_scales;
   HeadShard heads;
   int64_t window = 0;
   int head_dim = 0;
@@ -55,8 +56,8 @@ class GqaAttention final : public Attention {
     AttentionArgs args = shape();
     args.q = s.q;
     args.q_stride = s.q_stride;
-    args.k_pages = in.k_pages;
-    args.v_pages = in.v_pages;
+    args.k_pages = in.k_pages, args.k_pages.scale = w_.kv_scales.k;
+    args.v_pages = in.v_pages, args.v_pages.scale = w_.kv_scales.v;
     args.sequences = in.batch.sequences;
     args.device_batch = in.batch.device;
     args.out = in.out;
@@ -64,7 +65,7 @@ class GqaAttention final : public Attention {
     ops_.rope_attention(
         {{turn(s.q, s.q_stride, num_q, in.batch),
           turn(s.k, s.kv_stride, num_kv, in.batch),
-          {s.k, s.v, s.kv_stride, in.k_pages, in.v_pages, in.batch.sequences, in.batch.device}},
+          {s.k, s.v, s.kv_stride, args.k_pages, args.v_pages, in.batch.sequences, in.batch.device}},
          args},
         pool);
   }
@@ -154,6 +155,7 @@ Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::str
   w.norm_eps = static_cast<float>(config.rms_norm_eps);
   w.window = config.layer_windows[static_cast<size_t>(options.layer)];
   FP4MOE_RETURN_IF_ERROR(load_qkv(loader, prefix, w));
+  FP4MOE_ASSIGN_OR_RETURN(w.kv_scales, loader.kv_scales(prefix));
   if (config.qk_norm) {
     FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.floats(prefix + "q_norm.weight", config.head_dim));
     FP4MOE_ASSIGN_OR_RETURN(w.k_norm, loader.floats(prefix + "k_norm.weight", config.head_dim));

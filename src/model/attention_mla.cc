@@ -44,6 +44,7 @@ struct MlaWeights {
   Buffer inv_freq;        // [rope / 2] f32
   float rope_factor = 1;  // multiplies cos and sin
   float scale = 0;        // softmax scale
+  float kv_scale = 1;     // of a page row, which is key and value: the checkpoint's scale of the keys
 };
 
 class MlaAttention final : public Attention {
@@ -74,7 +75,8 @@ class MlaAttention final : public Attention {
     ops_.head_norm(
         {keys, w_.kv_norm.as<float>(), kLatentNormEps, t, s_.key(), 1, static_cast<int>(s_.latent)}, pool);
     turn(keys + s_.latent, s_.key(), {1, s_.rope}, in.batch, pool);
-    ops_.kv_write({keys, nullptr, s_.key(), in.k_pages, in.v_pages, in.batch.sequences, in.batch.device},
+    ops_.kv_write({keys, nullptr, s_.key(), scaled(in.k_pages), scaled(in.v_pages), in.batch.sequences,
+                   in.batch.device},
                   pool);
 
     float* q = queries(x, scratch, pool);
@@ -148,8 +150,8 @@ class MlaAttention final : public Attention {
     AttentionArgs args = shape();
     args.q = q;
     args.q_stride = key_stride;
-    args.k_pages = in.k_pages;
-    args.v_pages = in.v_pages;
+    args.k_pages = scaled(in.k_pages);
+    args.v_pages = scaled(in.v_pages);
     args.sequences = pass.sequences;
     args.device_batch = in.batch.device;
     args.out = ActRows{latents, DType::kF32, rows.count, latent_stride};
@@ -161,6 +163,11 @@ class MlaAttention final : public Attention {
     ops_.head_linear({latents, latent_stride, s_.latent, value_up, out, in.out.dtype, in.out.cols, s_.value,
                       rows.count, s_.value, s_.latent, num_heads, w_.up_scale},
                      pool);
+  }
+
+  KvPages scaled(KvPages pages) const {
+    pages.scale = w_.kv_scale;
+    return pages;
   }
 
   // A GPU processes all rows at once, because the sequences of its batches cannot be split here.
@@ -298,6 +305,8 @@ Result<std::unique_ptr<Attention>> load_mla(WeightLoader& loader, const std::str
   w.scale = softmax_scale(config);
   FP4MOE_RETURN_IF_ERROR(load_projections(loader, prefix, heads, w));
   FP4MOE_RETURN_IF_ERROR(load_up_projections(loader, prefix, heads, w));
+  FP4MOE_ASSIGN_OR_RETURN(const KvScales kv_scales, loader.kv_scales(prefix));
+  w.kv_scale = kv_scales.k;
   return std::unique_ptr<Attention>(std::make_unique<MlaAttention>(loader.ops(), std::move(w)));
 }
 

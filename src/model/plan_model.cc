@@ -98,6 +98,14 @@ Result<DType> resolve_dtype(const std::string& name) {
   return invalid_argument("--dtype " + name + " is not supported; use auto, bfloat16 or float32");
 }
 
+// A declared cache of another type would have scales that do not fit E4M3 codes.
+Result<DType> kv_dtype(const EngineConfig& flags, const QuantConfig& quant, DType act_dtype) {
+  if (flags.kv_cache_dtype != "fp8_e4m3") return act_dtype;
+  if (quant.kv_cache_type.empty() || quant.kv_cache_type == "FP8") return DType::kF8E4M3;
+  return unsupported("--kv-cache-dtype fp8_e4m3: " + quant.declared_by + " declares a KV cache of type " +
+                     quant.kv_cache_type + "; legal: --kv-cache-dtype auto");
+}
+
 Status check_quantization(const ModelConfig& model, const std::string& flag) {
   const std::string declared = quantization_name(model.quant);
   if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4" && flag != "compressed-tensors")
@@ -247,6 +255,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   FP4MOE_RETURN_IF_ERROR(check_quantization(model, flags.quantization));
   FP4MOE_RETURN_IF_ERROR(check_reduce_dtype(flags, device.kind));
   FP4MOE_ASSIGN_OR_RETURN(plan.act_dtype, resolve_dtype(flags.dtype));
+  FP4MOE_ASSIGN_OR_RETURN(plan.kv_dtype, kv_dtype(flags, model.quant, plan.act_dtype));
   plan.isa = best_isa();
   if (flags.dense_quant == "q8") plan.dense_quant = DenseQuant::kQ8;
   MoeProblem problem{

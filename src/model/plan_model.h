@@ -17,7 +17,8 @@ namespace fp4moe {
 
 struct ModelPlan {
   DType act_dtype = DType::kBF16;
-  Isa isa = Isa::kScalar;  // CPU: instruction set of the dense ops
+  DType kv_dtype = DType::kBF16;  // of KV pages: act_dtype or kF8E4M3
+  Isa isa = Isa::kScalar;         // CPU: instruction set of the dense ops
   DenseQuant dense_quant = DenseQuant::kNone;
   MoePlan moe;                          // its problem names the device
   std::optional<AbsentGpu> absent_gpu;  // the plan is for this GPU instead of this machine's GPUs

@@ -100,8 +100,8 @@ class Resolver {
     FP4MOE_RETURN_IF_ERROR(
         check_word("--disaggregation-mode", given_.disaggregation_mode, {"null", "prefill", "decode"}));
     FP4MOE_RETURN_IF_ERROR(check_word("--self-test", given_.self_test, {"fast", "full", "off"}));
-    return check_word("--kv-cache-dtype", given_.kv_cache_dtype, {"auto", "bfloat16", "bf16"},
-                      {"fp8_e4m3", "fp8_e5m2", "fp4_e2m1"});
+    return check_word("--kv-cache-dtype", given_.kv_cache_dtype, {"auto", "bfloat16", "bf16", "fp8_e4m3"},
+                      {"fp8_e5m2", "fp4_e2m1"});
   }
 
   // `foreign`: values that SGLang knows and this engine does not support.

@@ -54,6 +54,11 @@ Result<Buffer> WeightLoader::floats(const std::string& name, int64_t n) {
   return put(values);
 }
 
+Result<KvScales> WeightLoader::kv_scales(const std::string& prefix) const {
+  if (options_.kv_dtype != DType::kF8E4M3) return KvScales{};
+  return load_kv_scales(checkpoint_, prefix);
+}
+
 Result<Buffer> WeightLoader::put(const std::vector<float>& values) const {
   return Buffer::copy_of(values, ops_.memory());
 }

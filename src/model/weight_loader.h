@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "fp4moe/sinks.h"
 #include "io/checkpoint/checkpoint.h"
+#include "io/checkpoint/kv_scales.h"
 #include "io/config/model_config.h"
 #include "kernels/ops.h"
 #include "model/linear_layer.h"
@@ -59,6 +60,8 @@ class WeightLoader {
   Result<std::vector<float>> vector(const std::string& name, int64_t n);
   // A bf16 or f32 vector [n] as f32, in the ops' memory.
   Result<Buffer> floats(const std::string& name, int64_t n);
+  // The scales of the KV pages of the attention with this prefix; 1 unless pages are kF8E4M3.
+  Result<KvScales> kv_scales(const std::string& prefix) const;
   // A copy of `values` in the ops' memory.
   Result<Buffer> put(const std::vector<float>& values) const;
   // Moves bytes to the ops' memory; returns `host` itself on a CPU.

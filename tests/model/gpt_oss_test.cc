@@ -145,6 +145,37 @@ TEST_P(Demo, EightBitLogitsDoNotDependOnChunksOrThreads) {
   }
 }
 
+// An 8-bit KV cache changes the logits by as much as docs/numerics.md states.
+TEST_P(Demo, EightBitKvCacheIsWithinItsPromise) {
+  ASSERT_FALSE(prompt_.ids.empty());
+  for (EngineConfig flags : {reference_flags(), EngineConfig{}}) {
+    flags.kv_cache_dtype = "fp8_e4m3";
+    const Result<std::vector<float>> logits = compute_logits({FP4MOE_DEMO, flags}, prompt_.ids);
+    ASSERT_TRUE(logits.ok()) << logits.status().to_string();
+    const auto [same_argmax, median_error] = agreement(*logits);
+    EXPECT_GE(same_argmax, 0.98);
+    EXPECT_LE(median_error, 1e-2);
+    EXPECT_FALSE(within_relative_l2(*logits, prompt_.logits, 1e-3)) << "8-bit pages cannot be this close";
+  }
+}
+
+// New tokens attend to their own codes, so a prompt gives the same bits however it is cut into steps; reusing
+// a cached prefix is one such cut.
+TEST_P(Demo, LogitsOverAnEightBitKvCacheDoNotDependOnChunksPagesOrThreads) {
+  ASSERT_FALSE(prompt_.ids.empty());
+  LogitsRun run{FP4MOE_DEMO, EngineConfig{}};
+  run.flags.kv_cache_dtype = "fp8_e4m3";
+  const Result<std::vector<float>> whole = compute_logits(run, prompt_.ids);
+  ASSERT_TRUE(whole.ok()) << whole.status().to_string();
+  for (const int64_t chunk : {1, 7, 64}) {
+    run.chunk = chunk, run.page_size = static_cast<int>(chunk % 5 + 1);
+    run.flags.threads = static_cast<int>(chunk % 4 + 1);
+    const Result<std::vector<float>> parts = compute_logits(run, prompt_.ids);
+    ASSERT_TRUE(parts.ok()) << parts.status().to_string();
+    EXPECT_EQ(*parts, *whole) << "chunk " << chunk;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Prompts, Demo, testing::Values(0, 1));
 
 }  // namespace

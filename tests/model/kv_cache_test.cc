@@ -19,7 +19,7 @@ ModelConfig three_layers() {
 
 // Every (layer, k or v) has its own region of the right size, inside the buffer, without overlap.
 TEST(KvCache, RegionsTileTheBuffer) {
-  for (const DType dtype : {DType::kBF16, DType::kF32}) {
+  for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF8E4M3}) {
     const Result<KvCache> kv = KvCache::make(three_layers(), dtype, 5, 16);
     ASSERT_TRUE(kv.ok());
     const int64_t region = 5 * 2 * 16 * 4 * dtype_bits(dtype) / 8;
@@ -92,16 +92,19 @@ TEST(KvCache, CanonicalPagesKnowNoRanks) {
   latent.num_heads = latent.num_kv_heads = 8;
   latent.mla = {.kv_lora_rank = 24, .qk_nope_head_dim = 12, .qk_rope_head_dim = 8, .v_head_dim = 10};
   for (const ModelConfig& config : {heads, few, latent})
-    for (const int64_t num_tokens : {1, 7, 16}) {
-      const auto one = KvCache::make(config, DType::kBF16, 3, 16);
+    for (const auto& [num_tokens, dtype] : {std::pair{int64_t{1}, DType::kBF16},
+                                            {7, DType::kBF16},
+                                            {16, DType::kBF16},
+                                            {7, DType::kF8E4M3},
+                                            {16, DType::kF8E4M3}}) {
+      const auto one = KvCache::make(config, dtype, 3, 16);
       std::vector<uint8_t> page(static_cast<size_t>(num_tokens * one->token_bytes())), back(page.size());
       for (size_t i = 0; i < page.size(); ++i) page[i] = static_cast<uint8_t>(i * 7 + i / 251);
       one->write_page(1, num_tokens, page.data());
       for (const int tp : {1, 2, 4}) {
         std::fill(back.begin(), back.end(), uint8_t{0});
         for (int rank = 0; rank < tp; ++rank) {
-          const auto kv =
-              KvCache::make(config, DType::kBF16, 3, 16, {.tp = tp, .ep = 1, .dp = 1, .rank = rank});
+          const auto kv = KvCache::make(config, dtype, 3, 16, {.tp = tp, .ep = 1, .dp = 1, .rank = rank});
           ASSERT_EQ(kv->token_bytes(), one->token_bytes());
           std::vector<uint8_t> others(static_cast<size_t>(16 * kv->token_bytes()));
           kv->write_page(1, 16, others.data());

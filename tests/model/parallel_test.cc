@@ -283,6 +283,17 @@ TEST_F(Parallel, DeterministicModeHoldsForDenseLayersIn8Bits) {
     EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name;
 }
 
+// An 8-bit KV cache holds the same codes however the heads are divided.
+TEST_F(Parallel, DeterministicModeHoldsForAnEightBitKvCache) {
+  for (const Layout& layout : {Layout{2, 1, 1, "none"}, Layout{4, 1, 2, "deepep"}}) {
+    EngineConfig flags = flags_of(layout, "bfloat16", "w4a16");
+    flags.enable_deterministic_inference = true;
+    flags.kv_cache_dtype = "fp8_e4m3";
+    for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
+      EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name << " " << text(layout);
+  }
+}
+
 // The oracle's ops sum in double and round once, including the residual.
 TEST_F(Parallel, DeterministicModeHoldsForTheReference) {
   EngineConfig flags = flags_of({2, 1, 1, "none"}, "float32", "w4a16");

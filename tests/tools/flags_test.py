@@ -43,7 +43,7 @@ REFUSED = [
     ("RDMA", "--disaggregation-ib-device mlx5_0", UNSUPPORTED, "--disaggregation-ib-device", "TCP"),
     ("W4A8 by precision", "--flashinfer-mxfp4-moe-precision fp8", UNSUPPORTED, "--fp4-compute w4a8"),
     ("unknown precision", "--flashinfer-mxfp4-moe-precision fp3", USAGE, "fp3", "default, bf16"),
-    ("FP8 KV cache", "--kv-cache-dtype fp8_e4m3", UNSUPPORTED, "fp8_e4m3", "auto"),
+    ("E5M2 KV cache", "--kv-cache-dtype fp8_e5m2", UNSUPPORTED, "fp8_e5m2", "auto"),
     ("unknown dense weights", "--dense-quant q4", USAGE, "--dense-quant q4", "none, q8"),
     ("unknown test", "--self-test slow", USAGE, "slow", "fast, full, off"),
     ("given twice: the last counts", "--dense-quant q3 --dense-quant q4", USAGE, "--dense-quant q4", "none, q8"),

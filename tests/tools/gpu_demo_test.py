@@ -26,6 +26,8 @@ from serve_process import Serve, exit_without_gpu, num_gpus  # noqa: E402
 BINARY, MODELS = sys.argv[1:3]
 LEAST_SCORE = 0.98
 W4A16, W4A8, W4A4 = (5e-3, 6e-2, 0.985), (6e-2, 1, 0.95), (6e-2, 1, 0)
+# The KV cache in 8 bits; docs/numerics.md has the errors.
+FP8_KV, W4A16_FP8_KV = ("--kv-cache-dtype", "fp8_e4m3"), (2e-2, 1, 0.97)
 DEMOS = ["demo-gptoss-mxfp4", "demo-dsv3-nvfp4"]
 FORMS = {"gsm8k": "gsm8k_form.jsonl", "gpqa": "gpqa_form.csv"}
 
@@ -181,6 +183,13 @@ for demo_name in DEMOS:
     setattr(GpuDemo, f"test_{label}_accuracy", lambda self, d=demo_name: self.check_accuracy(d))
     setattr(GpuDemo, f"test_{label}_w4a8_logits", lambda self, d=demo_name: self.check_logits(d, "w4a8", W4A8, "ref_fp8"))
     setattr(GpuDemo, f"test_{label}_w4a8_accuracy", lambda self, d=demo_name: self.check_accuracy(d, "--fp4-compute", "w4a8"))
+    for extra, flags in (("", ()), ("_no_graphs", ("--disable-cuda-graph",)), ("_w4a8", ("--fp4-compute", "w4a8"))):
+        setattr(GpuDemo, f"test_{label}_fp8_kv{extra}_accuracy",
+                lambda self, d=demo_name, flags=flags: self.check_accuracy(d, *FP8_KV, *flags))
+    setattr(GpuDemo, f"test_{label}_fp8_kv_logits",
+            lambda self, d=demo_name: self.check_logits(d, "w4a16", W4A16_FP8_KV, flags=FP8_KV))
+    setattr(GpuDemo, f"test_{label}_fp8_kv_tp2",
+            lambda self, d=demo_name: self.check_accuracy_of_ranks(d, "--tp", "2", *FP8_KV))
     for tp, ep in ((2, 1), (2, 2), (4, 1), (4, 4)):
         setattr(GpuDemo, f"test_{label}_tp{tp}_ep{ep}",
                 lambda self, d=demo_name, tp=tp, ep=ep: self.check_ranks(d, "--tp", str(tp), "--ep", str(ep)))

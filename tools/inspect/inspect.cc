@@ -58,7 +58,7 @@ Report config_report(const ModelConfig& c) {
                    {"declared_by", c.quant.declared_by},
                    {"exclude_modules", c.quant.exclude_modules}};
   if (!c.quant.include_modules.empty()) report["fp4_modules"] = c.quant.include_modules;
-  if (!c.quant.kv_cache_note.empty()) report["kv_cache"] = c.quant.kv_cache_note;
+  if (!c.quant.kv_cache_type.empty()) report["kv_cache"] = c.quant.kv_cache_type;
   return report;
 }
 

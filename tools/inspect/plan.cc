@@ -55,7 +55,7 @@ Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& con
         {{"rank", rank},
          {"weight_bytes", plan.device() == DeviceKind::kCuda ? device_weight_bytes(checkpoint, config, at)
                                                              : rank_weight_bytes(checkpoint, config, at)},
-         {"kv_bytes", num_kv_pages * KvCache::bytes_per_page(config, plan.act_dtype, plan.flags.page_size,
+         {"kv_bytes", num_kv_pages * KvCache::bytes_per_page(config, plan.kv_dtype, plan.flags.page_size,
                                                              at.moe.problem().layout)},
          {"comm_heap_bytes", comm.heap_bytes},
          {"a2a_bytes", comm.a2a_bytes}});
@@ -104,7 +104,7 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
                 {"weight_bytes_per_token",
                  std::llround(model_costs(checkpoint, config, plan.dense_quant).step_bytes(1))},
                 {"kv_bytes_per_token",
-                 KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size) / flags.page_size}};
+                 KvCache::bytes_per_page(config, plan.kv_dtype, flags.page_size) / flags.page_size}};
 }
 
 void print_plan(const Report& r) {

@@ -40,6 +40,7 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
   FP4MOE_ASSIGN_OR_RETURN(const int64_t num_kv_pages, agree_on_pages(options.num_kv_pages));
   const ModelOptions model_options{
       .act_dtype = setup.plan.act_dtype,
+      .kv_dtype = setup.plan.kv_dtype,
       .isa = setup.plan.isa,
       .moe_plan = setup.plan.moe.at_rank(layout_.rank),
       .max_batch_tokens = options.max_batch_tokens,
@@ -50,7 +51,7 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
   };
   FP4MOE_RETURN_IF_ERROR(load_model(setup, model_options, progress));
   FP4MOE_ASSIGN_OR_RETURN(
-      kv_, KvCache::make(setup.config, setup.plan.act_dtype, num_kv_pages, setup.flags.page_size, layout_,
+      kv_, KvCache::make(setup.config, setup.plan.kv_dtype, num_kv_pages, setup.flags.page_size, layout_,
                          dense_ops_for(model_options).memory()));
   return {};
 }

@@ -60,11 +60,12 @@ std::string rank_config_text(const Checkpoint& checkpoint, const ModelConfig& co
        << " E=" << config.num_experts << " I=" << config.intermediate_size << " K=" << config.top_k
        << " V=" << config.vocab_size << ", " << config.num_layers << " layers, checkpoint "
        << checkpoint.total_bytes() << " bytes hash " << std::hex << checkpoint_hash(checkpoint) << std::dec
-       << ", dtype " << dtype_name(plan.act_dtype) << ", tp=" << layout.tp << " ep=" << layout.ep
-       << " dp=" << layout.dp << ", " << summary(plan.moe) << ", a2a budget " << flags.a2a_memory_budget
-       << " checksum " << flags.a2a_checksum << " deterministic " << flags.enable_deterministic_inference
-       << ", rows " << options.max_batch_tokens << " logits " << options.max_logit_rows << " page size "
-       << flags.page_size << " timeout " << flags.comm_timeout;
+       << ", dtype " << dtype_name(plan.act_dtype) << " KV " << dtype_name(plan.kv_dtype)
+       << ", tp=" << layout.tp << " ep=" << layout.ep << " dp=" << layout.dp << ", " << summary(plan.moe)
+       << ", a2a budget " << flags.a2a_memory_budget << " checksum " << flags.a2a_checksum
+       << " deterministic " << flags.enable_deterministic_inference << ", rows " << options.max_batch_tokens
+       << " logits " << options.max_logit_rows << " page size " << flags.page_size << " timeout "
+       << flags.comm_timeout;
   return text.str();
 }
 

@@ -199,7 +199,7 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
         .device = plan.device(),
         .weight_bytes = device_weight_bytes(checkpoint, config, plan),
         .kv_bytes_per_page =
-            KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size, plan.moe.problem().layout),
+            KvCache::bytes_per_page(config, plan.kv_dtype, flags.page_size, plan.moe.problem().layout),
         .max_position_embeddings = config.max_position_embeddings,
     };
     if (plan.absent_gpu) problem.available_bytes = plan.absent_gpu->memory_bytes;
@@ -216,7 +216,7 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
   return MemoryProblem{
       .available_bytes = available_memory_bytes() / (is_mpi ? launcher_info().local_processes : 1),
       .weight_bytes = num_ranks * rank_weight_bytes(checkpoint, config, plan),
-      .kv_bytes_per_page = num_ranks * KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size,
+      .kv_bytes_per_page = num_ranks * KvCache::bytes_per_page(config, plan.kv_dtype, flags.page_size,
                                                                plan.moe.problem().layout),
       .max_position_embeddings = config.max_position_embeddings,
   };

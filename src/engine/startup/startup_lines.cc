@@ -34,6 +34,14 @@ std::string numerics_line(const ModelPlan& plan) {
          (q8 ? "q8: 8 bits and a bfloat16 scale per block of 32 (--dense-quant none: bfloat16)" : "bfloat16");
 }
 
+// Empty if the KV cache has the activations' type and the checkpoint declares none.
+std::string kv_cache_text(const ModelPlan& plan, const QuantConfig& quant) {
+  const std::string declared = quant.kv_cache_type.empty() ? "" : quant.kv_cache_type + " declared; ";
+  if (plan.kv_dtype == DType::kF8E4M3)
+    return declared + "E4M3 codes times the layer's scales, which are 1 if the checkpoint has none";
+  return declared.empty() ? "" : declared + "served as bf16";
+}
+
 std::string context_line(const StartupFacts& facts) {
   const EngineConfig& flags = facts.flags;
   std::ostringstream line;
@@ -122,8 +130,8 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
   if (facts.model.num_mtp_layers > 0)
     lines.push_back("MTP        " + std::to_string(facts.model.num_mtp_layers) +
                     " layer(s) of multi-token prediction in the checkpoint, skipped");
-  if (!facts.model.quant.kv_cache_note.empty())
-    lines.push_back("KV cache   " + facts.model.quant.kv_cache_note);
+  if (const std::string text = kv_cache_text(facts.plan, facts.model.quant); !text.empty())
+    lines.push_back("KV cache   " + text);
   lines.push_back("memory     " + size_string(facts.memory.available_bytes) +
                   (is_gpu ? " free on the GPU, " : " available, ") + size_string(facts.memory.budget_bytes) +
                   (is_gpu ? " for weights, KV pool and activations" : " for weights and KV pool"));

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/run_ranges.h"
+#include "formats/bf16.h"
 #include "formats/tensor_scale.h"
 
 namespace fp4moe {
@@ -40,18 +41,6 @@ int64_t find_bad_scale(Fp4Format format, const uint8_t* bytes, int64_t num_bytes
   });
 }
 
-// Loads a tensor-wide scale, which exporters write with shape [] or [1].
-Result<float> load_tensor_scale(const Checkpoint& checkpoint, const std::string& name) {
-  const TensorEntry* entry = checkpoint.find(name);
-  const bool one_element = entry != nullptr && entry->view.shape == std::vector<int64_t>{1};
-  FP4MOE_ASSIGN_OR_RETURN(
-      const TensorView view,
-      checkpoint.get(name, DType::kF32, one_element ? std::vector<int64_t>{1} : std::vector<int64_t>{}));
-  const float scale = *view.as<float>();
-  FP4MOE_RETURN_IF_ERROR(check_tensor_scale(name, "", scale));
-  return scale;
-}
-
 // compressed-tensors stores the encode-direction scale (a divisor).
 Result<float> load_divisor(const Checkpoint& checkpoint, const std::string& name) {
   FP4MOE_ASSIGN_OR_RETURN(const float divisor, load_tensor_scale(checkpoint, name));
@@ -78,6 +67,17 @@ Status load_compressed_scales(const Checkpoint& checkpoint, const std::string& n
 }
 
 }  // namespace
+
+Result<float> load_tensor_scale(const Checkpoint& checkpoint, const std::string& name, DType dtype) {
+  const TensorEntry* entry = checkpoint.find(name);
+  const bool one_element = entry != nullptr && entry->view.shape == std::vector<int64_t>{1};
+  FP4MOE_ASSIGN_OR_RETURN(
+      const TensorView view,
+      checkpoint.get(name, dtype, one_element ? std::vector<int64_t>{1} : std::vector<int64_t>{}));
+  const float scale = dtype == DType::kBF16 ? bf16_to_float(*view.as<bf16>()) : *view.as<float>();
+  FP4MOE_RETURN_IF_ERROR(check_tensor_scale(name, "", scale));
+  return scale;
+}
 
 std::string fp4_codes_name(QuantMethod method, const std::string& name) {
   return name + (method == QuantMethod::kModelOptNvfp4 ? ".weight" : ".weight_packed");

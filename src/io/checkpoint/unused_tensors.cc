@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "io/checkpoint/fp4_tensors.h"
+#include "io/checkpoint/kv_scales.h"
 #include "io/checkpoint/mtp_layers.h"
 #include "io/json_document.h"
 #include "io/write/make_tiny_tensors.h"
@@ -84,17 +85,6 @@ class UsedNames {
   const QuantMethod method_;
   std::unordered_set<std::string> names_;
 };
-
-bool is_kv_scale(std::string_view name) {
-  constexpr std::string_view kAttention = ".self_attn.";
-  const size_t at = name.find(kAttention);
-  if (at == name.npos) return false;
-  name.remove_prefix(at + kAttention.size());
-  for (const std::string_view scale : {"k_proj.k_scale", "v_proj.v_scale", "k_scale", "v_scale", "q_scale",
-                                       "kv_scale", "attn.k_scale", "attn.v_scale"})
-    if (name == scale) return true;
-  return false;
-}
 
 bool is_copy_of_embedding(const Checkpoint& checkpoint, const ModelConfig& config,
                           const TensorEntry& tensor) {

@@ -42,7 +42,7 @@ struct QuantConfig {
   std::vector<std::string> exclude_modules;    // kept in bf16
   std::vector<std::string> include_modules;    // in FP4; empty: all linear layers that are not excluded
   std::vector<ModuleAlgorithm> other_modules;  // refused, unless they belong to MTP layers
-  std::string kv_cache_note;  // a declared KV cache type that is served as bf16; empty: none declared
+  std::string kv_cache_type;  // the declared type of the KV cache, such as "FP8"; empty: none declared
 };
 
 struct RopeConfig {

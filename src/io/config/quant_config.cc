@@ -55,7 +55,7 @@ void read_kv_cache(JsonFields& fields, const Json& object, QuantConfig& quant) {
     fields.read_string("kv_cache_scheme", declared);
   }
   fields.read_string("kv_cache_quant_algo", declared);
-  if (!declared.empty()) quant.kv_cache_note = declared + " declared; served as bf16";
+  quant.kv_cache_type = declared;
 }
 
 // ---- compressed-tensors, and ModelOpt's config_groups, which have the same form

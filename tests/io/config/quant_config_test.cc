@@ -138,19 +138,18 @@ TEST(ModelOpt, OtherAlgorithmsAreRefused) {
                            StatusCode::kUnsupported, {algorithm, "NVFP4", "compressed-tensors"}));
 }
 
-TEST(KvCache, DeclarationsAreReadAndServedAsBf16) {
-  const char* const kNote = "FP8 declared; served as bf16";
+TEST(KvCache, DeclarationsAreRead) {
   for (const char* text :
        {R"({"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"})",
         R"({"quant_algo": "NVFP4", "kv_cache_scheme": "FP8"})",
         R"({"quant_algo": "NVFP4", "kv_cache_scheme": {"type": "float", "num_bits": 8}})"}) {
     const auto quant = parse_hf(text);
     ASSERT_TRUE(is_ok(quant));
-    EXPECT_EQ(quant->kv_cache_note, kNote) << text;
+    EXPECT_EQ(quant->kv_cache_type, "FP8") << text;
   }
   const auto none = parse_hf(R"({"quant_algo": "NVFP4", "kv_cache_quant_algo": null})");
   ASSERT_TRUE(is_ok(none));
-  EXPECT_EQ(none->kv_cache_note, "");
+  EXPECT_EQ(none->kv_cache_type, "");
 }
 
 std::string compressed(const std::string& format, const std::string& groups, const std::string& rest = "") {
