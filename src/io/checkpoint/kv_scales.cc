@@ -1,6 +1,7 @@
 #include "io/checkpoint/kv_scales.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <span>
 
@@ -22,6 +23,8 @@ Result<std::optional<float>> find_scale(const Checkpoint& checkpoint, const std:
     if (entry == nullptr) continue;
     const DType dtype = entry->view.dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
     FP4MOE_ASSIGN_OR_RETURN(const float scale, load_tensor_scale(checkpoint, entry->name, dtype));
+    if (!std::isfinite(1 / scale))
+      return data_loss("tensor '" + entry->name + "' is too small; legal: scales with a finite reciprocal");
     return std::optional<float>(scale);
   }
   return std::optional<float>();

@@ -17,7 +17,7 @@ struct KvScales {
 bool is_kv_scale(std::string_view name);
 // Returns the scales of the attention with this prefix ("model.layers.0.self_attn."), 1 if the checkpoint has
 // none. A layer that stores only one of the two uses it for both. Legal: f32 or bf16 with one element, finite
-// and positive.
+// and positive, with a finite reciprocal.
 Result<KvScales> load_kv_scales(const Checkpoint& checkpoint, const std::string& prefix);
 
 }  // namespace fp4moe

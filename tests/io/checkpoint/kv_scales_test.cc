@@ -70,7 +70,7 @@ TEST(KvScales, OneScaleIsForBoth) {
 }
 
 TEST(KvScales, BadValuesAndShapesAreRefusedByName) {
-  for (const float bad : {0.0f, -1.0f, NAN, std::numeric_limits<float>::infinity()})
+  for (const float bad : {0.0f, -1.0f, NAN, std::numeric_limits<float>::infinity(), 1e-40f})
     EXPECT_TRUE(
         fails_with(load({{"k_scale", bad}, {"v_scale", 1}}), StatusCode::kDataLoss, {kPrefix + "k_scale"}))
         << bad;
