@@ -192,6 +192,12 @@ void add_execution_flags(CLI::App& subcommand, EngineConfig& c) {
   memory.value("--mem-fraction-static", c.mem_fraction_static,
                "fraction of free memory for weights, KV pool and workspaces; -1: 0.6 on a CPU, 0.9 on a GPU");
   memory.value("--page-size", c.page_size, "tokens per KV page");
+  memory.value(
+      "--swa-full-tokens-ratio", c.swa_full_tokens_ratio,
+      "tokens held by layers with a sliding window, as a fraction of the KV pool's tokens; 0: as many "
+      "as running requests need, and some for reused prefixes");
+  memory.on("--disable-hybrid-swa-memory", c.disable_hybrid_swa_memory,
+            "layers with a sliding window hold all tokens, like other layers");
   memory.on("--disable-radix-cache", c.disable_radix_cache,
             "compute every prompt in full; do not reuse prefixes of earlier requests");
   memory.value("--max-running-requests", c.max_running_requests, "maximum requests in one batch");

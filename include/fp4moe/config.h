@@ -79,7 +79,11 @@ struct EngineConfig {
   int64_t max_total_tokens = 0;  // KV pool size of each group in tokens; 0: from mem_fraction_static
   // Fraction of free memory for weights, KV pool and, on a GPU, work memory; -1: 0.6 on a CPU, 0.9 on a GPU
   double mem_fraction_static = -1;
-  int page_size = 16;                // tokens per KV page
+  int page_size = 16;  // tokens per KV page
+  // Tokens held by layers with a sliding window, as a fraction of those held by other layers; 0: as many as
+  // the running requests need, and some for the prefix cache.
+  double swa_full_tokens_ratio = 0;
+  bool disable_hybrid_swa_memory = false;  // layers with a sliding window hold all tokens too
   bool disable_radix_cache = false;  // do not reuse the KV pages of earlier requests with a common prefix
   int max_running_requests = 64;     // maximum in one batch
   int max_queued_requests = 4096;    // maximum waiting; if it is reached, submit() returns kUnavailable

@@ -86,6 +86,9 @@ Status check_ranges(const EngineConfig& flags) {
   if (!(flags.autotune_budget >= 0 && flags.autotune_budget <= 3600))
     return invalid_argument("--autotune-budget " + std::to_string(flags.autotune_budget) +
                             " must be between 0 and 3600 seconds");
+  if (!(flags.swa_full_tokens_ratio >= 0 && flags.swa_full_tokens_ratio <= 1))
+    return invalid_argument("--swa-full-tokens-ratio " + std::to_string(flags.swa_full_tokens_ratio) +
+                            " must be between 0 and 1");
   if (!(flags.mem_fraction_static > 0 && flags.mem_fraction_static <= 1))  // true for NaN
     return invalid_argument("--mem-fraction-static " + std::to_string(flags.mem_fraction_static) +
                             " must be above 0 and at most 1");

@@ -48,7 +48,8 @@ Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vecto
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                           Model::load(checkpoint, config, options, pool, {}));
   const int64_t num_pages = (t + run.page_size - 1) / run.page_size;
-  FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, run.page_size));
+  FP4MOE_ASSIGN_OR_RETURN(KvCache kv,
+                          KvCache::make(config, plan.act_dtype, {.full = num_pages}, run.page_size));
 
   std::vector<int32_t> pages(static_cast<size_t>(num_pages));
   std::iota(pages.rbegin(), pages.rend(), 0);  // not in memory order
@@ -98,7 +99,8 @@ Result<std::vector<float>> compute_batch_logits(const LogitsRun& run,
                              .dense_quant = plan.dense_quant};
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                           Model::load(checkpoint, config, options, pool, {}));
-  FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, run.page_size));
+  FP4MOE_ASSIGN_OR_RETURN(KvCache kv,
+                          KvCache::make(config, plan.act_dtype, {.full = num_pages}, run.page_size));
   std::vector<float> logits(static_cast<size_t>(t * config.vocab_size));
   FP4MOE_RETURN_IF_ERROR(
       model->forward_model({ids, positions, sequences, logit_rows}, kv, logits.data(), pool));

@@ -106,8 +106,8 @@ Result<TextModel> TextModel::load(const std::string& model_path, int threads) {
                              .max_batch_tokens = kTextChunk,
                              .max_logit_rows = kTextChunk};
   FP4MOE_ASSIGN_OR_RETURN(text.model_, Model::load(checkpoint, text.config_, options, *text.pool_, {}));
-  FP4MOE_ASSIGN_OR_RETURN(text.kv_,
-                          KvCache::make(text.config_, plan.act_dtype, kTextChunk / kPageSize, kPageSize));
+  FP4MOE_ASSIGN_OR_RETURN(
+      text.kv_, KvCache::make(text.config_, plan.act_dtype, {.full = kTextChunk / kPageSize}, kPageSize));
   return text;
 }
 

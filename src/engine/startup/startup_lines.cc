@@ -43,6 +43,18 @@ std::string context_line(const StartupFacts& facts) {
   return line.str();
 }
 
+std::string window_line(const StartupFacts& facts) {
+  const MemoryPlan& memory = facts.memory;
+  const int64_t num_tokens =
+      memory.num_window_pages * facts.flags.page_size * facts.plan.moe.problem().layout.dp;
+  return "           of these, layers with a window of " + std::to_string(KvCache::window(facts.model)) +
+         " tokens hold " + std::to_string(num_tokens) + " (--swa-full-tokens-ratio " +
+         std::to_string(static_cast<double>(memory.num_window_pages) /
+                        static_cast<double>(memory.num_kv_pages))
+             .substr(0, 6) +
+         ")";
+}
+
 std::string loaded_line(const StartupFacts& facts) {
   char text[96];
   const double gigabytes = static_cast<double>(facts.info.weight_bytes) * 1e-9;
@@ -130,6 +142,7 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
   lines.push_back("           weights " + size_string(info.weight_bytes) + ", KV pool " +
                   size_string(info.kv_bytes) + " = " + std::to_string(info.max_total_tokens) +
                   " tokens in pages of " + std::to_string(facts.flags.page_size));
+  if (facts.memory.num_window_pages > 0) lines.push_back(window_line(facts));
   lines.push_back(context_line(facts));
   if (!facts.memory.note.empty()) lines.push_back("           " + facts.memory.note);
   lines.push_back(loaded_line(facts));

@@ -93,6 +93,53 @@ TEST_P(PrefixReuse, NoBitChanges) {
   }
 }
 
+// Prompts of several windows, which continue each other from odd places; pages are few, so that some window
+// pages are evicted before they are reused. Outputs and logprobs are those of engines that hold all tokens in
+// all layers and reuse nothing.
+TEST_P(PrefixReuse, NoBitChangesOverSeveralWindows) {
+  std::mt19937 random(6);
+  std::vector<std::vector<int32_t>> prompts;
+  for (const int length : {300, 411, 128, 129, 143}) {
+    const size_t kept = prompts.empty() ? 0 : static_cast<size_t>(length) * 2 / 3;
+    std::vector<int32_t> prompt;
+    if (!prompts.empty())
+      prompt.assign(prompts.front().begin(), prompts.front().begin() + static_cast<long>(kept));
+    while (prompt.size() < static_cast<size_t>(length))
+      prompt.push_back(static_cast<int32_t>(random() % 250));
+    prompts.push_back(prompt);
+  }
+  const auto run_all = [&](const EngineConfig& config) {
+    std::vector<Answer> answers;
+    const auto engine = make_engine(config);
+    EXPECT_NE(engine, nullptr);
+    for (int pass = 0; pass < 2; ++pass)
+      for (const auto& prompt : prompts) answers.push_back(submit(*engine, prompt, 20).get());
+    std::vector<std::future<Answer>> coming;  // all at once
+    for (const auto& prompt : prompts) coming.push_back(submit(*engine, prompt, 20));
+    for (auto& answer : coming) answers.push_back(answer.get());
+    engine->drain(60);
+    EXPECT_EQ(engine->stats().num_leaked_pages, 0);
+    EXPECT_EQ(engine->stats().num_used_window_pages, 0);
+    return answers;
+  };
+  EngineConfig config = config_of(GetParam());
+  config.context_length = 512;
+  config.disable_radix_cache = config.disable_hybrid_swa_memory = true;
+  const std::vector<Answer> expected = run_all(config);
+  EXPECT_EQ(num_cached(expected), 0);
+  config.disable_radix_cache = config.disable_hybrid_swa_memory = false;
+  for (const int chunk : {512, 77, 13}) {
+    config.chunked_prefill_size = chunk;
+    config.page_size = chunk == 77 ? 8 : 16;
+    config.max_total_tokens = 2048;
+    config.swa_full_tokens_ratio = chunk == 13 ? 0.2 : 0;
+    const std::vector<Answer> answers = run_all(config);
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(answers[i] == expected[i]) << "chunk " << chunk << " answer " << i;
+    EXPECT_GT(num_cached(answers), 1000) << "chunk " << chunk;
+  }
+}
+
 // Each group has its own pages and prefix cache.
 TEST_P(PrefixReuse, NoBitChangesInGroupsOfRanks) {
   EngineConfig config = config_of(GetParam());

@@ -118,6 +118,70 @@ TEST(MemoryPlan, AContextBeyondTheModelsIsRefused) {
   }
 }
 
+// Half of the layers have a window: a page of each group has half the bytes.
+MemoryProblem window_problem() {
+  MemoryProblem windows = problem();
+  windows.kv_bytes_per_page = windows.window_bytes_per_page = kMiB / 2;
+  windows.least_window_pages = 9;
+  windows.wanted_window_pages = 100;
+  windows.max_position_embeddings = 1 << 20;
+  return windows;
+}
+
+TEST(MemoryPlan, WindowLayersLeaveTheirMemoryToTheOthers) {
+  const Result<MemoryPlan> plan = plan_memory(window_problem(), flags());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->num_window_pages, 100 + plan->num_kv_pages / 16);
+  const auto bytes = [](int64_t full) { return (full + 100 + full / 16) * (kMiB / 2); };
+  EXPECT_LE(bytes(plan->num_kv_pages), 8 * kGiB);
+  EXPECT_GT(bytes(plan->num_kv_pages + 1), 8 * kGiB);
+  EXPECT_GT(plan->num_kv_pages, 18 * 8 * 1024 / 10) << "8192 pages if all layers hold all tokens";
+  EngineConfig cold = flags();
+  cold.disable_radix_cache = true;
+  EXPECT_EQ(plan_memory(window_problem(), cold)->num_window_pages, 100);
+}
+
+// With few full pages, window pages are as many: no sequence can use more.
+TEST(MemoryPlan, ThereAreNeverMoreWindowPagesThanFullOnes) {
+  EngineConfig few = flags();
+  for (const int64_t pages : {1, 50, 100, 107, 108, 200}) {
+    few.max_total_tokens = pages * 16;
+    const Result<MemoryPlan> plan = plan_memory(window_problem(), few);
+    ASSERT_TRUE(plan.ok());
+    EXPECT_EQ(plan->num_kv_pages, pages);
+    EXPECT_EQ(plan->num_window_pages, std::min(pages, 100 + pages / 16));
+  }
+}
+
+TEST(MemoryPlan, TheRatioOfWindowTokensIsKeptOrRefused) {
+  EngineConfig half = flags();
+  half.swa_full_tokens_ratio = 0.5;
+  const Result<MemoryPlan> plan = plan_memory(window_problem(), half);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->num_window_pages, (plan->num_kv_pages + 1) / 2);
+  half.swa_full_tokens_ratio = 1;
+  EXPECT_EQ(plan_memory(window_problem(), half)->num_kv_pages, 8 * 1024);
+  EXPECT_EQ(plan_memory(window_problem(), half)->num_window_pages, 8 * 1024);
+  half.swa_full_tokens_ratio = 0.01;
+  half.max_total_tokens = 100 * 16;
+  const Status status = plan_memory(window_problem(), half).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_NE(status.message().find("gives 1 window pages beside 100 KV pages, but one request needs 9; "
+                                  "--swa-full-tokens-ratio 0.0900 would do"),
+            std::string::npos)
+      << status.message();
+  half.swa_full_tokens_ratio = 0.09;
+  EXPECT_TRUE(plan_memory(window_problem(), half).ok());
+  half.max_total_tokens = 1 << 20;
+  EXPECT_NE(plan_memory(window_problem(), half)
+                .status()
+                .message()
+                .find(" KV pages of 0.50 MiB and 5899 window "
+                      "pages of 0.50 MiB"),
+            std::string::npos)
+      << plan_memory(window_problem(), half).status().message();
+}
+
 // 60 GiB of weights on a GPU with 100 GiB free, 90 % of which can be used; 1 MiB of activations per token.
 MemoryProblem gpu_problem() {
   return {.device = DeviceKind::kCuda,

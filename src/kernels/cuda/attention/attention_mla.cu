@@ -66,7 +66,8 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const Work& wo
     int64_t rows[kKeys / 16];
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
-      rows[i] = page_row(p, work.tile.sequence, work.kv_head, min(first + r0 + 16 * i, keys.end - 1));
+      rows[i] = page_row(p, work.tile.sequence, work.kv_head,
+                         max(keys.first, min(first + r0 + 16 * i, keys.end - 1)));
     ptx::mbarrier_wait(&shared.empty[stage], parity);
     const uint32_t to = ptx::shared_address(shared.keys[stage]);
     for (int block = 0; block * 64 + c * 8 < p.k_dim; ++block)
@@ -74,7 +75,7 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const Work& wo
       for (int i = 0; i < kKeys / 16; ++i)
         ptx::cp_async16(to + chunk_at(r0 + 16 * i, block * 8 + c),
                         p.k + rows[i] * p.k_stride + block * 64 + c * 8,
-                        first + r0 + 16 * i < keys.end ? 16 : 0);
+                        first + r0 + 16 * i >= keys.first && first + r0 + 16 * i < keys.end ? 16 : 0);
     ptx::cp_async_arrive(&shared.full[stage]);
     if (++stage == kStages) stage = 0, parity ^= 1;
   }

@@ -93,17 +93,18 @@ inline int max_row_tiles(const AttentionParams& p, int tile_rows) {
   return static_cast<int>(rows / tile_rows + (p.num_sequences < p.num_rows ? p.num_sequences : p.num_rows));
 }
 
-// The keys that a tile's rows see: [begin, end), with begin rounded down to a whole tile of keys, so that a
-// row's sums do not depend on the other rows in its tile.
+// The keys that a tile's rows see: [first, end), and begin, which is first rounded down to a whole tile of
+// keys, so that a row's sums do not depend on the other rows in its tile. The pages of keys before `first`
+// may have been released.
 struct KeyRange {
-  int begin, end;
+  int begin, end, first;
 };
 __device__ __forceinline__ KeyRange keys_of_tile(const AttentionParams& p, const RowTile& t, int tile_rows,
                                                  int tile_keys) {
   const int first = t.first_position + t.first / p.group;
   const int last_row = min(t.first + tile_rows, t.num_tokens * p.group) - 1;
   const int begin = p.window > 0 ? max(0, first - p.window + 1) : 0;
-  return {begin / tile_keys * tile_keys, t.first_position + last_row / p.group + 1};
+  return {begin / tile_keys * tile_keys, t.first_position + last_row / p.group + 1, begin};
 }
 
 // Returns the row of the pages that holds a key of a kv head.

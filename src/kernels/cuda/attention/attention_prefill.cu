@@ -44,8 +44,8 @@ struct alignas(1024) Shared {
 
 // ---- the producer ----
 
-// Loads rows r0 + 16 i of the tile that starts at keys.begin, with zeros from keys.end on; of each row,
-// column chunk c of each block of 64 columns.
+// Loads rows r0 + 16 i of the tile that starts at keys.begin, with zeros before keys.first and from keys.end
+// on; of each row, column chunk c of each block of 64 columns.
 template <int D>
 __device__ __forceinline__ void load_tile(const uint16_t* pages, int stride, int dim, KeyRange keys,
                                           const int (&rows)[Config<D>::kKeys / 16], uint32_t to) {
@@ -54,7 +54,8 @@ __device__ __forceinline__ void load_tile(const uint16_t* pages, int stride, int
 #pragma unroll
   for (int i = 0; i < Config<D>::kKeys / 16; ++i) {
     const uint16_t* row = pages + static_cast<int64_t>(rows[i]) * stride + c * 8;
-    const bool valid = keys.begin + r0 + 16 * i < keys.end;
+    const int key = keys.begin + r0 + 16 * i;
+    const bool valid = key >= keys.first && key < keys.end;
 #pragma unroll
     for (int block = 0; block < Config<D>::kBlocks; ++block) {
       const bool inside = valid && block * 64 + c * 8 < dim;
@@ -74,11 +75,12 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const RowTile&
   for (int first = keys.begin; first < keys.end; first += C::kKeys) {
 #pragma unroll
     for (int i = 0; i < C::kKeys / 16; ++i)
-      rows[i] = page_row(p, tile.sequence, kv_head, min(first + r0 + 16 * i, keys.end - 1));
+      rows[i] = page_row(p, tile.sequence, kv_head, max(keys.first, min(first + r0 + 16 * i, keys.end - 1)));
+    const KeyRange tile_keys = {first, keys.end, keys.first};
     ptx::mbarrier_wait(&shared.empty[stage], parity);
-    load_tile<D>(p.k, p.k_stride, p.k_dim, {first, keys.end}, rows, ptx::shared_address(shared.k[stage]));
+    load_tile<D>(p.k, p.k_stride, p.k_dim, tile_keys, rows, ptx::shared_address(shared.k[stage]));
     ptx::cp_async_arrive(&shared.k_full[stage]);
-    load_tile<D>(p.v, p.v_stride, p.v_dim, {first, keys.end}, rows, ptx::shared_address(shared.v[stage]));
+    load_tile<D>(p.v, p.v_stride, p.v_dim, tile_keys, rows, ptx::shared_address(shared.v[stage]));
     ptx::cp_async_arrive(&shared.v_full[stage]);
     if (++stage == C::kStages) stage = 0, parity ^= 1;
   }
