@@ -104,7 +104,7 @@ int64_t Scheduler::expected_growth(const Sequence& sequence, int64_t num_pages) 
 
 // Returns the most window pages that the sequence has during decode.
 int64_t Scheduler::window_need(const Sequence& sequence) const {
-  if (!pages_.has_window()) return 0;
+  if (!window_is_scarce()) return 0;
   return std::min(pages_.window().most_pages(1), pages_.pages_for(sequence.max_tokens));
 }
 
@@ -112,7 +112,7 @@ int64_t Scheduler::window_need(const Sequence& sequence) const {
 // every running sequence it is at least what the sequence itself still needs: admission ensures this, and a
 // shared page counts as many times as it has users, because each of them leaves it at a different time.
 int64_t Scheduler::window_room(const Sequence& sequence) const {
-  if (!pages_.has_window()) return 0;
+  if (!window_is_scarce()) return 0;
   const PageReferences& references = pages_.window_pages().references();
   int64_t num_left = pages_.window_pages().num_available();
   num_left -= references.num_references() - references.num_used();
@@ -251,7 +251,7 @@ int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind
   };
   int64_t num_added =
       std::min({sequence.num_pending() - num_before, limits_.chunked_prefill_size - num_before, most});
-  if (pages_.has_window()) {
+  if (window_is_scarce()) {
     const int64_t num_pages = std::ssize(sequence.kv.tables.window) + window_room(sequence);
     num_added = std::min(num_added, num_pages * pages_.page_size() - sequence.kv.num_cached - num_before);
   }

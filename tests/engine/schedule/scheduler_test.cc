@@ -127,7 +127,9 @@ TEST(Scheduler, AllEndWhateverThePool) {
                                        .chunked_prefill_size = chunk,
                                        .max_prefill_tokens = max_prefill,
                                        .conservativeness = num_pages % 2 == 0 ? 0.0 : 1.0};
-          Scheduler scheduler(limits, {num_pages, page_size});
+          // As many window pages as full ones never run out first.
+          const int64_t num_window_pages = num_pages % 4 == 0 ? num_pages : 0;
+          Scheduler scheduler(limits, {num_pages, page_size, num_window_pages, num_window_pages > 0 ? 3 : 0});
           for (int i = 0; i < 12; ++i)
             scheduler.enqueue(sequence(std::to_string(i), 1 + i * 5 % 10, 1 + i * 7 % 8));
           int num_steps = 0;
