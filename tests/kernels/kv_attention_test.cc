@@ -38,13 +38,13 @@ struct AttentionCase {
 };
 
 // The pages of a case: NaN until written. The pages of the sequences are interleaved, and each sequence's
-// page ids descend.
+// page ids descend. No sequence owns page 0.
 class Cache {
  public:
   explicit Cache(const AttentionCase& c) : case_(c), tables_(c.lengths.size()) {
     int64_t most_pages = 0;
     for (int64_t n : c.lengths) most_pages = std::max(most_pages, (n + c.page_size - 1) / c.page_size);
-    int32_t next = static_cast<int32_t>(most_pages * static_cast<int64_t>(c.lengths.size()));
+    int32_t next = static_cast<int32_t>(1 + most_pages * static_cast<int64_t>(c.lengths.size()));
     const int64_t rows = next * int64_t{c.page_size} * c.heads.num_kv_heads;
     const std::vector<float> nan(static_cast<size_t>(rows * std::max(c.heads.k_dim, c.heads.v_dim)), NAN);
     k_.emplace(c.dtype, rows, c.heads.k_dim,
@@ -57,7 +57,13 @@ class Cache {
   KvPages k() { return pages(*k_, case_.heads.k_dim); }
   KvPages v() { return pages(*v_, case_.heads.v_dim); }
   std::vector<float> k_values() const { return k_->values(); }
-  std::span<const int32_t> table(size_t sequence) const { return tables_[sequence]; }
+  // The sequence's page table for rows from position `begin` on: pages before their windows are page 0.
+  std::vector<int32_t> table(size_t sequence, int64_t begin) const {
+    std::vector<int32_t> table = tables_[sequence];
+    if (case_.window > 0)
+      std::fill_n(table.begin(), std::max<int64_t>(0, begin - case_.window + 1) / case_.page_size, 0);
+    return table;
+  }
 
  private:
   KvPages pages(ActBuffer& buffer, int dim) const {
@@ -88,8 +94,10 @@ std::vector<std::vector<float>> run_batch(const AttentionCase& c, Cache& cache, 
     to.insert(to.end(), from.begin() + row * cols, from.begin() + (row + 1) * cols);
     to.insert(to.end(), static_cast<size_t>(stride - cols), NAN);
   };
+  std::vector<std::vector<int32_t>> tables;
+  for (const Part& p : parts) tables.push_back(cache.table(p.sequence, p.begin));
   for (const Part& p : parts) {
-    sequences.push_back({rows, p.end - p.begin, p.begin, cache.table(p.sequence)});
+    sequences.push_back({rows, p.end - p.begin, p.begin, tables[sequences.size()]});
     for (int64_t t = p.begin; t < p.end; ++t, ++rows) {
       append_row(q, c.q[p.sequence], t, q_cols, q_stride);
       append_row(k, c.k[p.sequence], t, c.heads.num_kv_heads * c.heads.k_dim, kv_stride);

@@ -51,6 +51,7 @@ class SingleCpuGroup final : public SingleRankGroup {
 };
 
 // This process's ranks in a job of several ranks.
+// Large because it implements RankGroup.
 class MultiRankGroup final : public RankGroup {
  public:
   explicit MultiRankGroup(std::unique_ptr<Job> job) : job_(std::move(job)) {}

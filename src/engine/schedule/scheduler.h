@@ -124,7 +124,9 @@ class Scheduler {
   bool has_room(const Sequence& sequence) const;
   int64_t expected_growth(const Sequence& sequence, int64_t num_pages) const;
   // Whether window pages can run out before full pages do.
-  bool window_is_scarce() const { return pages_.num_window_pages() < pages_.num_pages() && pages_.has_window(); }
+  bool window_is_scarce() const {
+    return pages_.num_window_pages() < pages_.num_pages() && pages_.has_window();
+  }
   int64_t window_need(const Sequence& sequence) const;
   int64_t window_room(const Sequence& sequence) const;
   bool grow_or_retract(Sequence& sequence, int64_t num_tokens);

@@ -194,7 +194,7 @@ class Model {
     }
     return n;
   }
-  // After `user` has lost the pages: those that nobody uses become cached, or free.
+  // After `user` has lost the pages: those that no user has become cached, or free.
   void let_go(const std::vector<int32_t>& full, const std::vector<int32_t>& window, bool is_passed) {
     ++time_;
     for (const int32_t page : full) {

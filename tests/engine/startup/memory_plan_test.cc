@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "device/absent_gpu.h"
+#include "io/write/dummy_checkpoint.h"
+#include "io/write/make_tiny_files.h"
+
 namespace fp4moe {
 namespace {
 
@@ -231,6 +235,38 @@ TEST(MemoryPlan, AnAbsurdPoolIsRefused) {
   EngineConfig absurd = flags();
   absurd.max_total_tokens = INT64_MAX;
   EXPECT_EQ(plan_memory(problem(), absurd).status().code(), StatusCode::kDoesNotFit);
+}
+
+// gpt-oss-20b with the defaults on GPUs of three sizes: the pool holds at least 1.8 times the tokens that it
+// holds if window layers hold all tokens.
+TEST(MemoryPlanOnAGpu, GptOssHoldsAlmostTwiceTheTokens) {
+  const auto files = make_tiny_files({.like = "gpt-oss-20b"});
+  ASSERT_TRUE(files.ok());
+  const auto config = parse_model_config(files->config.dump(), "", "");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  const auto checkpoint = dummy_checkpoint(*config, "folder");
+  ASSERT_TRUE(checkpoint.ok());
+  for (const char* gpu : {"h100", "h200", "gh200"}) {
+    EngineConfig flags;
+    flags.device = "cuda";
+    flags.max_running_requests = 256;
+    int64_t num_pages[2];
+    for (const bool splits : {false, true}) {
+      flags.disable_hybrid_swa_memory = !splits;
+      const auto plan = plan_model(*config, flags, absent_gpu(gpu, 0).value());
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      const auto problem = memory_problem(*checkpoint, *config, *plan, plan->flags);
+      ASSERT_TRUE(problem.ok());
+      const auto memory = plan_memory(*problem, plan->flags);
+      ASSERT_TRUE(memory.ok()) << memory.status().message();
+      num_pages[splits] = memory->num_kv_pages;
+      EXPECT_LE(memory->num_kv_pages * problem->kv_bytes_per_page +
+                    memory->num_window_pages * problem->window_bytes_per_page + problem->weight_bytes +
+                    problem->work_bytes,
+                memory->budget_bytes);
+    }
+    EXPECT_GE(static_cast<double>(num_pages[1]), 1.8 * static_cast<double>(num_pages[0])) << gpu;
+  }
 }
 
 TEST(SizeString, ChangesItsUnitAtAGibibyte) {

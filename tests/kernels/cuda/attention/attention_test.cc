@@ -1,5 +1,6 @@
 // Compares attention on a GPU with kernels/ref on the same bf16 queries and pages. Page slots that no
-// sequence owns hold NaN, page tables end in invalid ids, and outputs start as NaN between canaries.
+// sequence owns hold NaN, as does the page that replaces those before a window; page tables end in invalid
+// ids, and outputs start as NaN between canaries.
 #include "kernels/cuda/attention/attention.h"
 
 #include <cmath>
@@ -126,6 +127,14 @@ struct HostCase {
     for (size_t s = 0; s < c.sequences.size(); ++s)
       for (int64_t position = 0; position < c.sequences[s].context + c.sequences[s].rows; ++position)
         for (int head = 0; head < c.heads.num_kv_heads; ++head) fill_row(random, s, position, head);
+    if (c.window > 0) release_pages();
+  }
+  // Replaces the pages before each sequence's window by page 0, as the scheduler does.
+  void release_pages() {
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const int64_t first = std::max<int64_t>(0, c.sequences[s].context - c.window + 1) / c.page_size;
+      std::fill_n(page_table.begin() + static_cast<int64_t>(s) * max_pages, first, 0);
+    }
   }
   void fill_row(Random& random, size_t s, int64_t position, int head) {
     const bool newest = position + 1 == c.sequences[s].context + c.sequences[s].rows;
