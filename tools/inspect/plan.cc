@@ -134,6 +134,9 @@ void print_plan(const Report& r) {
               " tokens, context %" PRId64 "\n",
               size(r["available_bytes"]).c_str(), size(r["budget_bytes"]).c_str(),
               r["kv_tokens"].get<int64_t>(), r["context_length"].get<int64_t>());
+  if (r["window_kv_tokens"] != 0)
+    std::printf("of these, layers with a sliding window hold %" PRId64 "\n",
+                r["window_kv_tokens"].get<int64_t>());
   std::printf("a decoded token reads %s of weights, and %" PRId64
               " bytes of KV cache for each preceding token\n",
               size(r["weight_bytes_per_token"]).c_str(), r["kv_bytes_per_token"].get<int64_t>());
