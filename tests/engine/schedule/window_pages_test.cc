@@ -2,6 +2,7 @@
 // whether every page still holds the tokens for which it is used.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
