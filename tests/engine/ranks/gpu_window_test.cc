@@ -5,7 +5,6 @@
 #include <future>
 #include <random>
 
-#include "device/device_info.h"
 #include "engine/demo_engine.h"
 
 namespace fp4moe {
