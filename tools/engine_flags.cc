@@ -106,7 +106,8 @@ void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
           "none: no cache")
       ->type_name("FOLDER");
   model
-      .value("--tokenizer-path", c.tokenizer_path, "folder or tokenizer.json file; default: the checkpoint's")
+      .value("--tokenizer-path", c.tokenizer_path,
+             "folder, tokenizer.json or tiktoken.model; default: the checkpoint's")
       ->type_name("FILE");
   model
       .value("--chat-template", c.chat_template, "file with a Jinja chat template; default: the checkpoint's")

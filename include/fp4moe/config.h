@@ -21,7 +21,7 @@ struct EngineConfig {
   // auto (= safetensors) | safetensors | dummy (random weights in config.json's shapes; needs no other file)
   std::string load_format = "auto";
   bool allow_unused_tensors = false;  // false: a model tensor that is not read is an error
-  std::string tokenizer_path;         // folder or tokenizer.json; empty: model_path
+  std::string tokenizer_path;         // folder, tokenizer.json or tiktoken.model; empty: model_path
   std::string chat_template;          // path of a Jinja template; empty: the checkpoint's template
   // Names that requests may use, the first in responses; empty: the last component of model_path
   std::vector<std::string> served_model_name;

@@ -34,6 +34,11 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
                   "RoPE field in config.json: new (rope_parameters) or old (rope_scaling)")
       ->type_name("TEXT:{new,old}")
       ->capture_default_str();
+  subcommand
+      .add_option("--tokenizer", o.tokenizer,
+                  "tokenizer file: json (tokenizer.json) or tiktoken (tiktoken.model)")
+      ->type_name("TEXT:{json,tiktoken}")
+      ->capture_default_str();
   subcommand.add_option("--seed", o.seed, "seed for the random weights")->capture_default_str();
   subcommand.add_option("--shards", o.num_shards, "number of safetensors files")->capture_default_str();
 

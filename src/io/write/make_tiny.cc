@@ -31,7 +31,9 @@ Status make_tiny(const std::string& folder, const MakeTinyOptions& options) {
       }));
 
   FP4MOE_RETURN_IF_ERROR(write_text_file(folder + "/generation_config.json", text(files.generation)));
-  FP4MOE_RETURN_IF_ERROR(write_text_file(folder + "/tokenizer.json", text(files.tokenizer)));
+  const bool is_json = files.tiktoken.empty();
+  FP4MOE_RETURN_IF_ERROR(write_text_file(folder + (is_json ? "/tokenizer.json" : "/tiktoken.model"),
+                                         is_json ? text(files.tokenizer) : files.tiktoken));
   FP4MOE_RETURN_IF_ERROR(write_text_file(folder + "/tokenizer_config.json", text(files.tokenizer_config)));
   if (!files.hf_quant.is_null())
     FP4MOE_RETURN_IF_ERROR(write_text_file(folder + "/hf_quant_config.json", text(files.hf_quant)));

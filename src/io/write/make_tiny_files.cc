@@ -1,12 +1,13 @@
 #include "io/write/make_tiny_files.h"
 
 #include "base/check.h"
+#include "io/tokenizer/tiktoken.h"
 #include "io/write/quantize_declaration.h"
 
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kNumSpecialTokens = 3, kNumTokens = kNumSpecialTokens + 256;
+constexpr int64_t kNumSpecialTokens = 3, kNumBytes = 256;
 constexpr const char* kSpecialTokens[kNumSpecialTokens] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
 
 // The parts of the published models' config.json that determine tensors and computation.
@@ -161,19 +162,37 @@ std::string byte_symbol(int byte) {
   return {static_cast<char>(0xC0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3F))};
 }
 
+// The name and flags of a special token.
+Json added_token(const char* content) {
+  return {{"content", content}, {"single_word", false}, {"lstrip", false},
+          {"rstrip", false},    {"normalized", false},  {"special", true}};
+}
+
+// tiktoken.model with the bytes as tokens.
+std::string make_tiktoken() {
+  static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string lines;
+  for (int byte = 0; byte < kNumBytes; ++byte)  // in base64: six bits, two bits, padding
+    lines += std::string{kDigits[byte >> 2], kDigits[(byte & 3) << 4]} + "== " + std::to_string(byte) + "\n";
+  return lines;
+}
+
+// tokenizer_config.json's names of the special tokens behind them.
+Json make_tiktoken_specials() {
+  Json named = Json::object();
+  for (int64_t i = 0; i < kNumSpecialTokens; ++i)
+    named[std::to_string(kNumBytes + i)] = added_token(kSpecialTokens[i]);
+  return named;
+}
+
 Json make_tokenizer() {
   Json vocab = Json::object(), added = Json::array();
   for (int64_t id = 0; id < kNumSpecialTokens; ++id) {
     vocab[kSpecialTokens[id]] = id;
-    added.push_back({{"id", id},
-                     {"content", kSpecialTokens[id]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
+    added.push_back(added_token(kSpecialTokens[id]));
+    added.back()["id"] = id;
   }
-  for (int byte = 0; byte < 256; ++byte) vocab[byte_symbol(byte)] = kNumSpecialTokens + byte;
+  for (int byte = 0; byte < kNumBytes; ++byte) vocab[byte_symbol(byte)] = kNumSpecialTokens + byte;
   const Json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
   return {{"version", "1.0"},
@@ -214,17 +233,22 @@ Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
                             "'; legal: auto, gpt-oss, modelopt, compressed-nvfp4, compressed-mxfp4, bf16");
   if (options.rope_style != "new" && options.rope_style != "old")
     return invalid_argument("rope_style = '" + options.rope_style + "'; legal: new, old");
+  if (options.tokenizer != "json" && options.tokenizer != "tiktoken")
+    return invalid_argument("tokenizer = '" + options.tokenizer + "'; legal: json, tiktoken");
+  const bool is_tiktoken = options.tokenizer == "tiktoken";
+  const int64_t num_tokens = kNumBytes + (is_tiktoken ? kNumTiktokenSpecials : kNumSpecialTokens);
+  const int64_t first_special = is_tiktoken ? kNumBytes : 0;
   MakeTinyFiles files;
   Json& config = files.config;
   config = Json::parse(shape->config);
   FP4MOE_RETURN_IF_ERROR(override_sizes(config, options));
-  if (config["vocab_size"] < kNumTokens)
+  if (config["vocab_size"] < num_tokens)
     return invalid_argument("vocab_size = " + config["vocab_size"].dump() + "; legal: at least " +
-                            std::to_string(kNumTokens) + ", the tokenizer's size");
-  const Json eos = {0, 2};  // <|endoftext|>, <|im_end|>
+                            std::to_string(num_tokens) + ", the tokenizer's size");
+  const Json eos = {first_special, first_special + 2};  // <|endoftext|>, <|im_end|>
   config.update({{"eos_token_id", eos},
-                 {"bos_token_id", 0},
-                 {"pad_token_id", 0},
+                 {"bos_token_id", first_special},
+                 {"pad_token_id", first_special},
                  {"hidden_act", "silu"},
                  {"tie_word_embeddings", false},
                  {"torch_dtype", "bfloat16"},
@@ -237,13 +261,19 @@ Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
         declare_compressed(dialect == "compressed-mxfp4", {}, dialect == "compressed-nvfp4");
   else if (dialect == "modelopt")
     files.hf_quant = declare_modelopt({}, true);
-  files.generation = {{"eos_token_id", eos}, {"bos_token_id", 0}, {"pad_token_id", 0}, {"do_sample", false}};
-  files.tokenizer = make_tokenizer();
-  files.tokenizer_config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                            {"eos_token", kSpecialTokens[2]},
-                            {"pad_token", kSpecialTokens[0]},
-                            {"model_max_length", config["max_position_embeddings"]},
-                            {"chat_template", kChatTemplate}};
+  files.generation = {{"eos_token_id", eos},
+                      {"bos_token_id", first_special},
+                      {"pad_token_id", first_special},
+                      {"do_sample", false}};
+  if (!is_tiktoken) files.tokenizer = make_tokenizer();
+  if (is_tiktoken) files.tiktoken = make_tiktoken();
+  files.tokenizer_config = {
+      {"tokenizer_class", is_tiktoken ? "TikTokenTokenizer" : "PreTrainedTokenizerFast"},
+      {"eos_token", kSpecialTokens[2]},
+      {"pad_token", kSpecialTokens[0]},
+      {"model_max_length", config["max_position_embeddings"]},
+      {"chat_template", kChatTemplate}};
+  if (is_tiktoken) files.tokenizer_config["added_tokens_decoder"] = make_tiktoken_specials();
   return files;
 }
 

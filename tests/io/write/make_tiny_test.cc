@@ -12,6 +12,7 @@
 #include "io/small_model.h"
 #include "io/status_matchers.h"
 #include "io/temp_folder.h"
+#include "io/tokenizer/tokenizer.h"
 
 namespace fp4moe {
 namespace {
@@ -150,6 +151,30 @@ TEST(MakeTiny, SameSeedSameBytesAndShardsDoNotMatter) {
   }
 }
 
+TEST(MakeTiny, BothTokenizersHaveTheBytesAndTheEndTokens) {
+  for (const char* kind : {"json", "tiktoken"}) {
+    const TempFolder folder;
+    MakeTinyOptions options = small_model("gpt-oss-tiny");
+    options.tokenizer = kind;
+    options.vocab_size = 512;
+    ASSERT_TRUE(is_ok(make_tiny(folder.path(), options)));
+    EXPECT_EQ(file_exists(folder.file("tiktoken.model")), options.tokenizer == "tiktoken");
+    const auto tokenizer = Tokenizer::load(folder.path());
+    ASSERT_TRUE(is_ok(tokenizer));
+    EXPECT_LE(tokenizer->vocab_size(), 512);
+    const auto config = load_model_config(folder.path());
+    ASSERT_TRUE(is_ok(config));
+    EXPECT_EQ(config->eos_token_ids, (std::vector<int32_t>{tokenizer->find_token("<|endoftext|>"),
+                                                           tokenizer->find_token("<|im_end|>")}));
+    std::string bytes;
+    for (int byte = 0; byte < 256; ++byte) bytes += static_cast<char>(byte);
+    const auto ids = tokenizer->encode(bytes + "<|im_start|>", false);
+    ASSERT_TRUE(is_ok(ids));
+    EXPECT_EQ(ids->back(), tokenizer->find_token("<|im_start|>"));
+    EXPECT_EQ(tokenizer->decode(*ids, true).substr(0, 128), bytes.substr(0, 128));
+  }
+}
+
 TEST(MakeTiny, RefusesWhatMakesNoModel) {
   const TempFolder folder;
   const std::string out = folder.file("out");
@@ -165,6 +190,9 @@ TEST(MakeTiny, RefusesWhatMakesNoModel) {
   EXPECT_TRUE(fails_with(make([](O& o) { o.dialect = "gguf"; }), kInvalid, {"'gguf'", "modelopt"}));
   EXPECT_TRUE(fails_with(make([](O& o) { o.dialect = "modelopt"; }), StatusCode::kUnsupported, {"gpt_oss"}));
   EXPECT_TRUE(fails_with(make([](O& o) { o.rope_style = "x"; }), kInvalid, {"'x'", "new, old"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.tokenizer = "x"; }), kInvalid, {"'x'", "json, tiktoken"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.tokenizer = "tiktoken", o.vocab_size = 511; }), kInvalid,
+                         {"vocab_size = 511", "512"}));
   EXPECT_TRUE(fails_with(make([](O& o) { o.hidden_size = 100; }), kInvalid, {"hidden_size = 100", "32"}));
   EXPECT_TRUE(fails_with(make([](O& o) { o.top_k = 5; }), kInvalid, {"num_experts_per_tok = 5"}));
   EXPECT_TRUE(fails_with(make([](O& o) { o.vocab_size = 258; }), kInvalid, {"vocab_size = 258", "259"}));
