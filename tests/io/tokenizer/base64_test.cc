@@ -33,7 +33,7 @@ TEST(Base64, EveryShortStringComesBack) {
       }
 }
 
-// Of all texts of up to four letters of a small alphabet, exactly those that encode something are accepted.
+// Every text of up to four letters of a small alphabet that is accepted is the encoding of its bytes.
 TEST(Base64, NothingElseIsAccepted) {
   const std::string letters = "ABQwxgz09+/=- \n";
   int num_accepted = 0;
