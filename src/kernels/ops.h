@@ -10,16 +10,15 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 
-#include "base/buffer.h"
 #include "base/cpu_info.h"
 #include "base/dtype.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
 #include "formats/bf16.h"
 #include "kernels/batch.h"
+#include "kernels/linear_weight.h"
 
 namespace fp4moe {
 
@@ -30,40 +29,15 @@ struct ActRows {
   int64_t rows = 0, cols = 0;
 };
 
-// How dense weights are stored.
-enum class DenseQuant : uint8_t { kNone, kQ8 };  // bf16, or the 8-bit blocks of formats/q8.h
-
-// Memory layout of a dense [N, K] weight.
-enum class LinearLayout : uint8_t {
-  kRowMajor,    // [N, K], as in the checkpoint; kernels/ref
-  kPanel16,     // [ceil(N/16)][ceil(K/2)][16][2]: 16 output rows side by side, pairs of k together (the
-                // operand order of vdpbf16ps); rows past N and the column past an odd K are zero
-  kRowMajorQ8,  // [N][ceil(K/32)] Q8Block; kernels/ref
-  kPanel16Q8,   // [ceil(N/16)] panels of kernels/cpu/q8_panel.h; rows past N and columns past K are zero
-};
-
-// Returns the size in bytes of an [N, K] weight in `layout`.
-int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
-// Packs src [N, K], row-major, into dst, which is linear_weight_bytes() long, 64-byte aligned and does not
-// overlap src. Exact for bf16 layouts; blocks of 8-bit layouts begin at column 0.
-void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, void* dst,
-                        ThreadPool& pool);
-
-struct DenseOps;
-// Returns a row-major [N, K] weight; if the call created the weight, `storage` owns its memory.
-using LinearSource = std::function<Result<const bf16*>(Buffer& storage)>;
-// Returns the weight in the memory and layout of `ops`; on a host, it may be loaded from a WeightStore
-// without a call to `source`.
-Result<Buffer> put_linear_weight(const LinearSource& source, int64_t n, int64_t k, const DenseOps& ops,
-                                 ThreadPool& pool);
-
 struct LinearArgs {              // out = x W^T + bias (+ out)
   ActRows x;                     // [T, K]
-  const void* weight = nullptr;  // [N, K] in the table's linear_layout
+  const void* weight = nullptr;  // [N, K] in the table's linear_layout; null with kFp8
   const float* bias = nullptr;   // [N] or null
   float* out = nullptr;          // [T, N]; must not overlap x
   int64_t n = 0;
-  bool accumulate = false;  // add the finished sum to out (residual)
+  bool accumulate = false;                    // add the finished sum to out (residual)
+  LinearFormat format = LinearFormat::kBf16;  // kFp8, or the format of the table's linear_layout
+  Fp8LinearView fp8;  // with kFp8: the weight in the table's fp8_layout. y = sum_k x[k] * (code * scale)
 };
 
 struct EmbedArgs {               // out[t] = table[id]; the caller has checked the ids against num_rows
@@ -210,6 +184,8 @@ struct DenseOps {
   // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx", "cuda"; with 8-bit weights "..._q8"
   const char* name;
   LinearLayout linear_layout;
+  LinearLayout fp8_layout = LinearLayout::kRowMajorFp8;
+  bool has_fp8 = false;  // whether linear and norm_linear take LinearFormat::kFp8
   LinearLayout head_linear_layout = LinearLayout::kRowMajor;  // always bf16
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
