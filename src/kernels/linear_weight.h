@@ -29,7 +29,7 @@ enum class LinearLayout : uint8_t {
                  // col_block)][16]; rows past N and columns past K are zero
 };
 
-// Returns the size in bytes of an [N, K] weight in `layout`.
+// Returns the size in bytes of an [N, K] weight in `layout`, which is no FP8 layout.
 int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
 // Packs src [N, K], row-major, into dst, which is linear_weight_bytes() long, 64-byte aligned and does not
 // overlap src. Exact for bf16 layouts; blocks of 8-bit layouts begin at column 0.
@@ -48,8 +48,8 @@ struct Fp8Shape {
   int64_t n = 0, k = 0;
   int64_t row_block = 0, col_block = 0;  // as in Fp8LinearView
 };
-// An FP8 weight in the memory and layout of a table of ops: scales, then codes, each part 256-byte aligned on
-// a GPU and 64-byte aligned on a host.
+// An FP8 weight in the memory and layout of a table of ops: scales, then codes, which start at a multiple of
+// 256 bytes.
 struct Fp8Weight {
   Buffer storage;
   Fp8LinearView view;  // of `storage`

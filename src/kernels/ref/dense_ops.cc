@@ -22,6 +22,7 @@ void ref::rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
 const DenseOps& ref_dense_ops(DenseQuant quant) {
   static constexpr DenseOps ops = {.name = "ref",
                                    .linear_layout = LinearLayout::kRowMajor,
+                                   .has_fp8 = true,
                                    .linear = ref::linear,
                                    .embed = ref::embed,
                                    .rms_norm = ref::rms_norm,
