@@ -12,10 +12,14 @@ namespace fp4moe {
 // kFp8ColumnStep.
 struct Fp8LinearView {
   const uint8_t* codes = nullptr;  // [N, K] e4m3, K contiguous; no NaN
-  const float* scales = nullptr;   // [ceil(N / row_block), ceil(K / col_block)], finite and positive
+  const float* scales = nullptr;   // [ceil(N / row_block), ceil(K / col_block)], finite, 0 or >= 2^-126
   int64_t row_block = 0, col_block = 0;
 };
 
 inline constexpr int64_t kFp8ColumnStep = 32;
+inline constexpr int64_t kFp8WeightBlock = 128;  // rows and columns of a block in checkpoints
+
+// out[c] = code * scale, rounded once, for the k columns of a row.
+void fp8_dequantize_row(const Fp8LinearView& w, int64_t k, int64_t row, float* out);
 
 }  // namespace fp4moe

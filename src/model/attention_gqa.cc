@@ -129,8 +129,8 @@ Status load_qkv(WeightLoader& loader, const std::string& prefix, GqaWeights& w) 
   FP4MOE_ASSIGN_OR_RETURN(const LinearPart q, part("q_proj", config.num_heads, w.heads.query));
   FP4MOE_ASSIGN_OR_RETURN(const LinearPart k, part("k_proj", config.num_kv_heads, w.heads.kv));
   FP4MOE_ASSIGN_OR_RETURN(const LinearPart v, part("v_proj", config.num_kv_heads, w.heads.kv));
-  if (!q.weights.is_fp4 && !k.weights.is_fp4 && !v.weights.is_fp4) {
-    FP4MOE_ASSIGN_OR_RETURN(w.qkv, loader.linear({q, k, v}));
+  if (const std::vector<LinearPart> all = {q, k, v}; can_stack(all)) {
+    FP4MOE_ASSIGN_OR_RETURN(w.qkv, loader.linear(all));
     return {};
   }
   FP4MOE_ASSIGN_OR_RETURN(w.q, loader.linear({q}));

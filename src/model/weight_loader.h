@@ -45,7 +45,7 @@ class WeightLoader {
 
   // A view of "<name>.weight" [n, k] and, if has_bias, "<name>.bias" [n].
   Result<LinearWeightsView> view(const std::string& name, const LinearShape& shape) const;
-  // Makes a layer of these parts, and releases the mapped pages of bf16 sources to the system.
+  // Makes a layer of these parts, and releases the mapped pages of bf16 and FP8 sources to the system.
   Result<LinearLayer> linear(const std::vector<LinearPart>& parts);
   // Makes a layer of one whole matrix.
   Result<LinearLayer> linear(const std::string& name, const LinearShape& shape);
@@ -65,8 +65,8 @@ class WeightLoader {
   Result<Buffer> put(Buffer host) const;
   // A bf16 matrix [rows, cols], row-major, in the ops' memory.
   Result<Buffer> matrix(const std::string& name, int64_t rows, int64_t cols);
-  // kDataLoss if a bf16 value of the part is NaN or infinite. Matrices that a weight store has already packed
-  // were checked when they were packed, and are not checked again.
+  // kDataLoss if a bf16 or FP8 value of the part is NaN or infinite. Matrices that a weight store has already
+  // packed were checked when they were packed, and are not checked again.
   Status check_part(const LinearPart& part) const;
   // Runs check_part() on the parts of an MLP's three matrices for this shard of I.
   Status check_mlp(const MlpWeightsView& mlp, Shard intermediate) const;
@@ -83,8 +83,5 @@ class WeightLoader {
   const ProgressSink& progress_;
   int64_t done_bytes_ = 0;
 };
-
-// The numbers first .. first + count - 1.
-std::vector<int64_t> row_range(int64_t first, int64_t count);
 
 }  // namespace fp4moe
