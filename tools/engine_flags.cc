@@ -112,7 +112,8 @@ void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
       .value("--chat-template", c.chat_template, "file with a Jinja chat template; default: the checkpoint's")
       ->type_name("FILE");
   add_served_names(subcommand, *path, c.served_model_name);
-  model.choice("--quantization", c.quantization, {"auto", "mxfp4", "modelopt_fp4", "compressed-tensors"},
+  model.choice("--quantization", c.quantization,
+               {"auto", "mxfp4", "modelopt_fp4", "compressed-tensors", "quark", "fp8"},
                "quantization of the experts; must agree with the checkpoint");
   model.choice("--dtype", c.dtype, {"auto", "bfloat16", "float32"}, "activation type; auto: bfloat16");
   model.choice("--dense-quant", c.dense_quant, {"none", "q8"},

@@ -100,9 +100,10 @@ Result<DType> resolve_dtype(const std::string& name) {
 
 Status check_quantization(const ModelConfig& model, const std::string& flag) {
   const std::string declared = quantization_name(model.quant);
-  if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4" && flag != "compressed-tensors")
+  if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4" && flag != "compressed-tensors" &&
+      flag != "quark" && flag != "fp8")
     return invalid_argument("--quantization " + flag +
-                            " is unknown; use auto, mxfp4, modelopt_fp4 or compressed-tensors");
+                            " is unknown; use auto, mxfp4, modelopt_fp4, compressed-tensors, quark or fp8");
   if (flag != "auto" && model.quant.method == QuantMethod::kNone)
     return unsupported(
         "--quantization " + flag +
@@ -226,6 +227,10 @@ const char* quantization_name(const QuantConfig& quant) {
     case QuantMethod::kCompressedNvfp4:
     case QuantMethod::kCompressedMxfp4:
       return "compressed-tensors";
+    case QuantMethod::kQuarkMxfp4:
+      return "quark";
+    case QuantMethod::kFp8Mxfp4:
+      return "fp8";
   }
   return "unknown";
 }

@@ -33,8 +33,8 @@ struct ModelPlan {
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given,
                              const std::optional<AbsentGpu>& absent_gpu = {});
 
-// Returns the --quantization value for the checkpoint's scheme: "mxfp4", "modelopt_fp4", "compressed-tensors"
-// or "none".
+// Returns the --quantization value for the checkpoint's scheme: "mxfp4", "modelopt_fp4",
+// "compressed-tensors", or "none".
 const char* quantization_name(const QuantConfig& quant);
 
 }  // namespace fp4moe

@@ -19,6 +19,8 @@ struct Fp4Projection {
 // Returns the name of the tensor with module `name`'s codes: "<name>.weight", or "<name>.weight_packed" in
 // compressed-tensors.
 std::string fp4_codes_name(QuantMethod method, const std::string& name);
+// Returns the name of its block scales: "<name>.weight_scale", or "<name>.scale" with kFp8Mxfp4.
+std::string fp4_scales_name(QuantMethod method, const std::string& name);
 // Whether the checkpoint holds FP4 tensors for the module.
 bool has_fp4_tensors(const Checkpoint& checkpoint, QuantMethod method, const std::string& name);
 

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "io/checkpoint/fp4_tensors.h"
+#include "io/checkpoint/fp8_tensors.h"
 #include "io/checkpoint/mtp_layers.h"
 #include "io/json_document.h"
 #include "io/write/make_tiny_tensors.h"
@@ -43,6 +44,8 @@ class UsedNames {
       names_.insert(std::move(name));
     } else if (has_fp4_tensors(checkpoint_, method_, module)) {
       add_fp4(module);
+    } else if (const TensorEntry* scales = find_fp8_scales(checkpoint_, module); scales != nullptr) {
+      names_.insert({module + ".weight", scales->name, module + ".input_scale"});
     } else {
       names_.insert(module + ".weight");
     }
@@ -57,7 +60,8 @@ class UsedNames {
     return checkpoint_.find(prefix + "gate_up_proj.weight") != nullptr ? prefix : std::string();
   }
 
-  // Returns the linear layer, FP4 or bf16, to which a listed tensor belongs; empty if it belongs to none.
+  // Returns the linear layer, FP4, FP8 or bf16, to which a listed tensor belongs; empty if it belongs to
+  // none.
   static std::string linear_module(const std::string& name) {
     for (const std::string_view suffix : {"_proj.weight", "_proj.weight_packed", "_mqa.weight"})
       if (name.ends_with(suffix)) return name.substr(0, name.rfind('.'));
@@ -65,15 +69,15 @@ class UsedNames {
   }
 
   static bool is_scale_of_linear(const std::string& name) {
-    for (const std::string_view suffix :
-         {".weight_scale", ".weight_scale_2", ".input_scale", ".weight_global_scale", ".input_global_scale"})
+    for (const std::string_view suffix : {".weight_scale", ".weight_scale_2", ".weight_scale_inv", ".scale",
+                                          ".input_scale", ".weight_global_scale", ".input_global_scale"})
       if (name.ends_with(suffix)) return true;
     return false;
   }
 
   void add_fp4(const std::string& module) {
     names_.insert(fp4_codes_name(method_, module));
-    names_.insert(module + ".weight_scale");
+    names_.insert(fp4_scales_name(method_, module));
     if (method_ == QuantMethod::kModelOptNvfp4)
       names_.insert({module + ".weight_scale_2", module + ".input_scale"});
     if (method_ == QuantMethod::kCompressedNvfp4)

@@ -158,14 +158,21 @@ Status check_quant(const FamilyRow& row, const ModelConfig& config) {
   if (quant.method == QuantMethod::kNone) return {};
   const bool is_gpt_oss = row.family == ModelFamily::kGptOss;
   if (is_gpt_oss != (quant.method == QuantMethod::kMxfp4GptOss))
-    return unsupported(quant.declared_by + " declares " +
-                       (is_gpt_oss ? "a format other than mxfp4 for gpt_oss; supported: quant_method 'mxfp4'"
-                                   : std::string("mxfp4 for ") + row.model_type +
-                                         "; supported: quant_method 'modelopt' or 'compressed-tensors'"));
+    return unsupported(
+        quant.declared_by + " declares " +
+        (is_gpt_oss ? "a format other than mxfp4 for gpt_oss; supported: quant_method 'mxfp4'"
+                    : std::string("mxfp4 for ") + row.model_type +
+                          "; supported: quant_method 'modelopt', 'compressed-tensors', 'quark' or 'fp8'"));
   for (const ModuleAlgorithm& other : quant.other_modules)
     if (!is_mtp_name(config, other.pattern))
       return unsupported(quant.declared_by + " declares " + other.algorithm + " for modules '" +
-                         other.pattern + "'; supported: linear layers in FP4 and unquantised ones");
+                         other.pattern +
+                         "'; supported: linear layers in FP4, FP8 (E4M3) and unquantised ones");
+  const std::string expert =
+      "model.layers." + std::to_string(config.num_layers - 1) + ".mlp.experts.0.up_proj";
+  if (is_declared_fp8(quant, expert))
+    return unsupported(quant.declared_by + " declares FP8 for '" + expert +
+                       "'; supported: routed experts in FP4");
   FP4MOE_RETURN_IF_ERROR(check_width(quant, "hidden_size", config.hidden_size));
   return check_width(quant, row.expert_width_key, config.intermediate_size);
 }

@@ -22,14 +22,17 @@ enum class QuantMethod {
   kModelOptNvfp4,    // dialect A: per expert or fused, decode-direction scales
   kCompressedNvfp4,  // compressed-tensors nvfp4-pack-quantized: global scales are divisors
   kCompressedMxfp4,  // compressed-tensors mxfp4-pack-quantized
+  kQuarkMxfp4,       // AMD Quark: U8 weight, U8 weight_scale
+  kFp8Mxfp4,         // quant_method fp8 with FP4 experts (DeepSeek): I8 weight, E8M0 scale
 };
 
 // Whether the checkpoint's FP4 tensors use MXFP4 blocks; false for kNone.
 constexpr bool is_mxfp4(QuantMethod method) {
-  return method == QuantMethod::kMxfp4GptOss || method == QuantMethod::kCompressedMxfp4;
+  return method == QuantMethod::kMxfp4GptOss || method == QuantMethod::kCompressedMxfp4 ||
+         method == QuantMethod::kQuarkMxfp4 || method == QuantMethod::kFp8Mxfp4;
 }
 
-// A pattern of modules quantised to a format other than FP4.
+// A pattern of modules quantised to a format other than FP4 and FP8.
 struct ModuleAlgorithm {
   std::string pattern, algorithm;
 };
@@ -39,8 +42,9 @@ struct QuantConfig {
   int group_size = 0;       // 32 for MXFP4, 16 for NVFP4
   std::string declared_by;  // the declaring file and key, for messages
   // Patterns for names_module() in quant_config.h; callers use is_excluded() instead.
-  std::vector<std::string> exclude_modules;    // kept in bf16
+  std::vector<std::string> exclude_modules;    // not in FP4: bf16, or FP8 if their tensors are
   std::vector<std::string> include_modules;    // in FP4; empty: all linear layers that are not excluded
+  std::vector<std::string> fp8_modules;        // declared as FP8; "Linear": all linear layers not in FP4
   std::vector<ModuleAlgorithm> other_modules;  // refused, unless they belong to MTP layers
   std::string kv_cache_note;  // a declared KV cache type that is served as bf16; empty: none declared
 };

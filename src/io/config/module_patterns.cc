@@ -85,4 +85,12 @@ bool is_excluded(const QuantConfig& quant, std::string_view module) {
          std::none_of(quant.include_modules.begin(), quant.include_modules.end(), names);
 }
 
+bool is_declared_fp8(const QuantConfig& quant, std::string_view module) {
+  const auto names = [&](const std::string& pattern) { return names_module(pattern, module); };
+  if (std::any_of(quant.exclude_modules.begin(), quant.exclude_modules.end(), names)) return false;
+  if (std::any_of(quant.fp8_modules.begin(), quant.fp8_modules.end(), names)) return true;
+  const auto linear = std::find(quant.fp8_modules.begin(), quant.fp8_modules.end(), "Linear");
+  return linear != quant.fp8_modules.end() && module != "lm_head" && is_excluded(quant, module);
+}
+
 }  // namespace fp4moe

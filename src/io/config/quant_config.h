@@ -23,7 +23,11 @@ Result<QuantConfig> parse_quant_config(const Json& config, const Json& hf_quant)
 // projections also matches the fused module that contains it.
 bool names_module(const std::string& pattern, std::string_view module);
 
-// Whether the declaration leaves the linear layer `module` unquantised.
+// Whether the declaration leaves the linear layer `module` out of FP4.
 bool is_excluded(const QuantConfig& quant, std::string_view module);
+
+// Whether the declaration says that the linear layer `module` is FP8. Checkpoints may hold other modules in
+// FP8, or these in bf16: the tensors decide.
+bool is_declared_fp8(const QuantConfig& quant, std::string_view module);
 
 }  // namespace fp4moe
