@@ -145,7 +145,7 @@ TEST(DenseMlpTest, RefusesAMixOfFp4AndBf16) {
   ThreadPool pool(1);
   EXPECT_EQ(
       DenseMlp::make(plan_of("w4a16"), ref_dense_ops(), c.view, {0, kIntermediate}, pool).status().message(),
-      "down is bf16, but gate is not; the matrices of an MLP must be all FP4 or all bf16");
+      "down is bf16, but gate is FP4; the matrices of an MLP must be all FP4, all FP8 or all bf16");
 }
 
 // ---- as a shared expert ---------------------------------------------------------------------------
