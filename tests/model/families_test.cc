@@ -13,6 +13,7 @@
 #include "formats/nvfp4.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/safetensors.h"
+#include "io/config/model_config.h"
 #include "reference_prompt.h"
 #include "support/compare.h"
 
@@ -107,8 +108,11 @@ TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
 }
 
 TEST_P(Fixture, ChunksPagesAndThreadsChangeNoBit) {
+  const auto config = load_model_config(folder());
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
   std::vector<int32_t> ids(19);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 37 % 97);
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int32_t>(static_cast<int64_t>(i) * 37 % std::min<int64_t>(97, config->vocab_size));
   for (const char* compute : {"w4a16", "w4a8"}) {
     const auto whole = compute_logits({folder(), flags_of(compute, false)}, ids);
     ASSERT_TRUE(whole.ok()) << whole.status().to_string();
@@ -122,13 +126,14 @@ TEST_P(Fixture, ChunksPagesAndThreadsChangeNoBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Fixture,
-                         testing::Values(Case{"dsv3_h96_modelopt_yarn", true},
-                                         Case{"dsv3_h64_compressed_sharded", true},
-                                         Case{"qwen3_h96_fused_old_rope", true},
-                                         Case{"qwen3_h96_compressed_mxfp4_tied", false},
-                                         Case{"qwen2_h64_shared_expert", true}),
-                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Families, Fixture,
+    testing::Values(Case{"dsv3_h96_modelopt_yarn", true}, Case{"dsv3_h64_compressed_sharded", true},
+                    Case{"qwen3_h96_fused_old_rope", true}, Case{"qwen3_h96_compressed_mxfp4_tied", false},
+                    Case{"qwen2_h64_shared_expert", true}, Case{"dsv3_h160_fp8_blocks", false},
+                    Case{"dsv3_h64_quark", false}, Case{"qwen3_h64_modelopt_mixed", true},
+                    Case{"qwen3_h64_compressed_mixed", true}),
+    [](const auto& test) { return std::string(test.param.name); });
 
 // Latent attention splits its up-projections, so an FP4 up-projection is dequantised. This is exact: the
 // tensor scale (here a power of two, which bf16 weights can represent too) is applied to the products.

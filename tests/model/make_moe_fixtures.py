@@ -4,11 +4,12 @@ stock class's logits.
 Each fixture is a folder with config.json, safetensors in a native FP4 dialect and expected.safetensors: ids I64 [T],
 logits_w4a16 F32 [T, V], computed in float32 by transformers' class on the dequantised weights, and for NVFP4 also
 logits_w4a4, for which the inputs of all FP4 layers go through the NVFP4 rule of docs/formats.md with the calibrated
-input scales (routed experts: the layer's largest). Needs torch, transformers >= 5 and safetensors; a CPU is enough.
+input scales (routed experts: the layer's largest). FP8 layers have unquantised inputs. Needs torch, transformers >= 5 and safetensors; a CPU is enough.
 
-    python3 make_moe_fixtures.py OUTPUT_FOLDER
+    python3 make_moe_fixtures.py OUTPUT_FOLDER [FIXTURE...]
 """
 import contextlib
+import fnmatch
 import json
 import pathlib
 import sys
@@ -68,6 +69,39 @@ FIXTURES = {
                     shared_expert_intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, num_experts=5,
                     num_experts_per_tok=2, norm_topk_prob=False, mlp_only_layers=[0], max_position_embeddings=128,
                     rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    # FP8 beside FP4, one fixture for each way to declare it. "fp8": patterns of modules and their granularity.
+    "dsv3_h160_fp8_blocks": dict(
+        classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="fp8_mxfp4", num_tokens=17,
+        fp8={"*_proj": "block", "*_mqa": "block"},
+        config=dict(num_hidden_layers=1, vocab_size=31, hidden_size=160, intermediate_size=32, moe_intermediate_size=32,
+                    num_attention_heads=2, num_key_value_heads=2, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=48,
+                    qk_rope_head_dim=16, v_head_dim=32, n_routed_experts=3, n_group=1, topk_group=1,
+                    num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.5, norm_topk_prob=True,
+                    first_k_dense_replace=0, tie_word_embeddings=True, max_position_embeddings=64,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "dsv3_h64_quark": dict(
+        classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="quark_mxfp4", num_tokens=19,
+        fp8={"*.self_attn.*": "tensor"}, kept=("kv_a_proj_with_mqa", "q_b_proj"),
+        config=dict(num_hidden_layers=2, vocab_size=61, hidden_size=64, intermediate_size=64, moe_intermediate_size=32,
+                    num_attention_heads=3, num_key_value_heads=3, q_lora_rank=24, kv_lora_rank=24, qk_nope_head_dim=16,
+                    qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=4, n_group=1, topk_group=1,
+                    num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.5, norm_topk_prob=True,
+                    first_k_dense_replace=1, max_position_embeddings=64,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "qwen3_h64_modelopt_mixed": dict(
+        classes=(Qwen3MoeConfig, Qwen3MoeForCausalLM), dialect="modelopt_mixed", num_tokens=23,
+        fp8={"*.self_attn.*": "tensor"}, quantised_attention=("lm_head",),
+        config=dict(num_hidden_layers=2, vocab_size=67, hidden_size=64, intermediate_size=64, moe_intermediate_size=32,
+                    num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                    norm_topk_prob=True, max_position_embeddings=64,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "qwen3_h64_compressed_mixed": dict(
+        classes=(Qwen3MoeConfig, Qwen3MoeForCausalLM), dialect="compressed_nvfp4_fp8", num_tokens=23,
+        fp8={"*.self_attn.*": "row", "lm_head": "row"},
+        config=dict(num_hidden_layers=2, vocab_size=67, hidden_size=64, intermediate_size=96, moe_intermediate_size=48,
+                    num_attention_heads=3, num_key_value_heads=1, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                    norm_topk_prob=True, decoder_sparse_step=2, attention_bias=True, max_position_embeddings=64,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
 }
 
 
@@ -118,6 +152,29 @@ class Fp4Weight:
         return self
 
 
+class Fp8Weight:
+    """One matrix [N, K] in E4M3 with one scale for the matrix, each row, or each block of 128 x 128 (a power of two)."""
+
+    def __init__(self, weight, granularity):
+        n, k = weight.shape
+        rows, cols = {"tensor": (n, k), "row": (1, k), "block": (128, 128)}[granularity]
+        padded = torch.nn.functional.pad(weight.float(), (0, -k % cols, 0, -n % rows))
+        amax = padded.unflatten(1, (-1, cols)).unflatten(0, (-1, rows)).abs().amax((1, 3))
+        scales = amax / 448
+        if granularity == "block":
+            scales = torch.exp2(torch.ceil(torch.log2(scales)))
+        if granularity == "row":
+            scales = (scales * 1.01).bfloat16().float()  # does not round below amax / 448
+        spread = scales.repeat_interleave(rows, 0).repeat_interleave(cols, 1)[:n, :k]
+        self.codes = (weight.float() / spread).to(torch.float8_e4m3fn)
+        self.values = self.codes.float() * spread
+        if granularity == "block":
+            scales = (torch.log2(scales) + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+        elif granularity == "row":
+            scales = scales.bfloat16()
+        self.scales = scales[0, 0].clone() if granularity == "tensor" else scales
+
+
 def quantise_activations(x, decode_scale):
     """The NVFP4 rule of docs/formats.md, in IEEE float32."""
     one_sixth = torch.tensor(1, dtype=torch.float32) / 6
@@ -143,6 +200,7 @@ class Fixture:
         self.model = model_class(self.config).float().eval()
         self.experts = {}  # layer -> [(gate, up, down)] of Fp4Weight
         self.linears = {}  # module name -> Fp4Weight
+        self.fp8 = {}  # module name -> Fp8Weight
         self.input_scales = {}  # module name, or (layer, expert, "gate" | "up" | "down") -> decode scale
         self.margin = float("inf")
         self.looped = set()  # layers whose patched experts ran
@@ -174,7 +232,12 @@ class Fixture:
 
     def fp4(self, weight):
         fp4 = Fp4Weight(weight, is_mxfp4=self.dialect.endswith("mxfp4"))
-        return fp4.use_divisor() if self.dialect == "compressed_nvfp4" else fp4
+        return fp4.use_divisor() if self.dialect.startswith("compressed_nvfp4") else fp4
+
+    def fp8_granularity(self, name):
+        if name.split(".")[-1] in self.spec.get("kept", ()):
+            return None
+        return next((g for p, g in self.spec.get("fp8", {}).items() if fnmatch.fnmatch(name, p)), None)
 
     def is_quantised(self, name):
         parts = name.split(".")
@@ -189,7 +252,12 @@ class Fixture:
     def quantise(self):
         """Sets the model's weights to the dequantised values."""
         for name, module in self.model.named_modules():
-            if isinstance(module, torch.nn.Linear) and module.weight.numel() > 0 and self.is_quantised(name):
+            if not isinstance(module, torch.nn.Linear) or module.weight.numel() == 0:
+                continue
+            if granularity := self.fp8_granularity(name):
+                self.fp8[name] = Fp8Weight(module.weight.detach(), granularity)
+                module.weight.copy_(self.fp8[name].values)
+            elif self.is_quantised(name):
                 self.linears[name] = self.fp4(module.weight.detach())
                 module.weight.copy_(self.linears[name].values)
         for i, mlp in self.moe_layers():
@@ -275,7 +343,7 @@ class Fixture:
                 for name, source in (("gate", "a1"), ("up", "a1"), ("down", "a2")):
                     part = 0.4 + 0.5 * float(torch.rand((), generator=self.generator))
                     self.input_scales[i, e, name] = amax[i, source] / 2688 * part
-        if self.dialect == "compressed_nvfp4":  # the file stores its reciprocal
+        if self.dialect.startswith("compressed_nvfp4"):  # the file stores its reciprocal
             self.input_scales = {k: 1 / (1 / v) for k, v in self.input_scales.items()}
         return patched
 
@@ -295,13 +363,23 @@ class Fixture:
     def fp4_tensors(self, name, fp4, input_scale):
         if self.dialect == "compressed_mxfp4":
             return {name + ".weight_packed": fp4.packed, name + ".weight_scale": fp4.scales}
-        if self.dialect == "compressed_nvfp4":
+        if self.dialect == "quark_mxfp4":
+            return {name + ".weight": fp4.packed, name + ".weight_scale": fp4.scales}
+        if self.dialect == "fp8_mxfp4":
+            return {name + ".weight": fp4.packed.view(torch.int8), name + ".scale": fp4.scales.view(torch.float8_e8m0fnu)}
+        if self.dialect.startswith("compressed_nvfp4"):
             return {name + ".weight_packed": fp4.packed, name + ".weight_scale": fp4.scales,
                     name + ".weight_global_scale": fp4.divisor.reshape(1),
                     name + ".input_global_scale": (1 / input_scale).reshape(1)}
         return {name + ".weight": fp4.packed, name + ".weight_scale": fp4.scales,
                 name + ".weight_scale_2": fp4.tensor_scale.reshape(()).clone(),
                 name + ".input_scale": input_scale.reshape(()).clone()}
+
+    def fp8_tensors(self, name, fp8):
+        result = {name + ".weight": fp8.codes, name + (".scale" if self.dialect == "fp8_mxfp4" else ".weight_scale"): fp8.scales}
+        if self.dialect == "modelopt_mixed":
+            result[name + ".input_scale"] = torch.tensor(0.01)
+        return result
 
     def expert_tensors(self, layer):
         prefix = f"model.layers.{layer}.mlp.experts."
@@ -327,7 +405,8 @@ class Fixture:
         result = {}
         for name, value in self.model.state_dict().items():
             module = name.rsplit(".", 1)[0]
-            if value.numel() == 0 or ".mlp.experts." in name or (module in self.linears and name.endswith("weight")):
+            if value.numel() == 0 or ".mlp.experts." in name or (
+                    (module in self.linears or module in self.fp8) and name.endswith("weight")):
                 continue
             if name == "lm_head.weight" and self.config.tie_word_embeddings:
                 continue
@@ -335,12 +414,39 @@ class Fixture:
             result[name] = (value.float() if keep else value.bfloat16()).contiguous().clone()
         for name, fp4 in self.linears.items():
             result.update(self.fp4_tensors(name, fp4, self.input_scales[name]))
+        for name, fp8 in self.fp8.items():
+            result.update(self.fp8_tensors(name, fp8))
         for layer in self.experts:
             result.update(self.expert_tensors(layer))
         return result
 
+    def quark_declaration(self):
+        mxfp4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "ch_axis": -1, "scale_format": "e8m0"}
+        fp8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "group_size": None, "ch_axis": None, "scale_format": None}
+        return {"quant_method": "quark", "quant_mode": "eager_mode",
+                "global_quant_config": {"weight": mxfp4, "input_tensors": {**mxfp4, "is_dynamic": True}},
+                "layer_quant_config": {p: {"weight": fp8, "input_tensors": fp8} for p in self.spec["fp8"]},
+                "exclude": ["lm_head", "*.mlp.gate"] + [f"*.{n}" for n in self.spec["kept"]],
+                "export": {"pack_method": "reorder", "weight_format": "real_quantized"}}
+
+    def mixed_declaration(self):
+        """ModelOpt's map of modules."""
+        layers = {f"model.layers.{i}.mlp.experts.{e}.{n}_proj": {"quant_algo": "NVFP4", "group_size": 16}
+                  for i, experts in self.experts.items() for e in range(len(experts)) for n in ("gate", "up", "down")}
+        layers.update({n: {"quant_algo": "W4A16_NVFP4", "group_size": 16} for n in self.linears})
+        layers.update({n: {"quant_algo": "FP8"} for n in self.fp8})
+        return {"producer": {"name": "modelopt", "version": "0.41.0"}, "quantization": {
+            "quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": layers}}
+
     def declaration(self):
         """(quantization_config, hf_quant_config.json), one of which is None."""
+        if self.dialect == "quark_mxfp4":
+            return self.quark_declaration(), None
+        if self.dialect == "fp8_mxfp4":
+            return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "ue8m0",
+                    "weight_block_size": [128, 128]}, None
+        if self.dialect == "modelopt_mixed":
+            return None, self.mixed_declaration()
         kept = [f"model.layers.{i}.self_attn*" for i in range(self.config.num_hidden_layers)]
         if "quantised_attention" in self.spec:
             kept = ["*.k_proj", "*.v_proj"]
@@ -355,6 +461,15 @@ class Fixture:
         is_mxfp4 = self.dialect.endswith("mxfp4")
         weights = {"num_bits": 4, "type": "float", "strategy": "group" if is_mxfp4 else "tensor_group",
                    "group_size": 32 if is_mxfp4 else 16, "symmetric": True, "dynamic": False}
+        if "fp8" in self.spec:
+            fp8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+            return {"quant_method": "compressed-tensors", "quantization_status": "compressed", "format": "mixed-precision",
+                    "config_groups": {
+                        "group_0": {"format": "float-quantized", "targets": ["re:.*self_attn.*", "re:lm_head"],
+                                    "weights": fp8, "input_activations": None},
+                        "group_1": {"format": "nvfp4-pack-quantized", "targets": ["Linear"], "weights": weights,
+                                    "input_activations": weights}},
+                    "ignore": ["re:.*mlp.gate$"], "kv_cache_scheme": None}, None
         return {"quant_method": "compressed-tensors", "quantization_status": "compressed",
                 "format": "mxfp4-pack-quantized" if is_mxfp4 else "nvfp4-pack-quantized",
                 "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights,
@@ -366,6 +481,8 @@ class Fixture:
         d.update(architectures=[self.spec["classes"][1].__name__], torch_dtype="bfloat16")
         if declaration is not None:
             d["quantization_config"] = declaration
+        if self.dialect == "fp8_mxfp4":
+            d["expert_dtype"] = "fp4"
         if self.spec.get("old_rope_spelling"):
             rope = dict(d.pop("rope_parameters"))
             d["rope_theta"] = rope.pop("rope_theta")
@@ -408,4 +525,6 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     with torch.no_grad():
         for fixture_name, fixture_spec in FIXTURES.items():
+            if sys.argv[2:] and fixture_name not in sys.argv[2:]:
+                continue
             make_fixture(fixture_name, fixture_spec, pathlib.Path(sys.argv[1]) / fixture_name)

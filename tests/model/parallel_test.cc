@@ -47,7 +47,7 @@ std::vector<std::vector<int32_t>> prompts_of(int dp) {
   for (int g = 0; g < dp; ++g) {
     std::vector<int32_t> ids;
     const int length = dp > 2 && g == 1 ? 0 : 21 - 5 * g;
-    for (int i = 0; i < length; ++i) ids.push_back((i * 37 + g * 11 + 3) % 97);
+    for (int i = 0; i < length; ++i) ids.push_back((i * 37 + g * 11 + 3) % 67);  // the smallest vocabulary
     prompts.push_back(std::move(ids));
   }
   return prompts;
@@ -108,6 +108,9 @@ TEST_F(Parallel, Float32AgreesWithOneRank) {
            Case{"qwen2_h64_shared_expert", {5, 5, 5, "deepep"}},
            Case{"qwen2_h64_shared_expert", {5, 5, 5, "flashinfer", true}},
            Case{"qwen2_h64_shared_expert", {2, 1, 1, "none"}}, Case{"h192_i96_yarn", {2, 2, 1, "flashinfer"}},
+           Case{"qwen3_h64_modelopt_mixed", {2, 1, 1, "none"}},
+           Case{"qwen3_h64_modelopt_mixed", {2, 2, 2, "flashinfer"}},
+           Case{"qwen3_h64_compressed_mixed", {3, 1, 1, "none"}},
            Case{"h160_i224_sharded_old_rope", {2, 1, 1, "none"}},  // 7 blocks of I: 4 and 3
            Case{"h160_i224_sharded_old_rope", {4, 1, 2, "none"}},  // 2, 2, 2 and 1; one KV head
        }) {

@@ -113,6 +113,11 @@ int64_t head_bytes(const TensorEntry& embedding, DenseQuant quant) {
 int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant) {
   const auto has = [&tensor](std::string_view part) { return tensor.name.find(part) != std::string::npos; };
   // MLA's up-projections multiply f32 rows per head, so they stay bf16.
+  const TensorView& view = tensor.view;
+  if (view.dtype == DType::kF8E4M3 && view.shape.size() == 2 && tensor.name.ends_with(".weight"))
+    return has("kv_b_proj") ? 2 * view.num_elems()
+                            : fp8_weight_bytes({view.shape[0], view.shape[1], 1, kFp8WeightBlock},
+                                               LinearLayout::kPanel16Fp8);
   const bool is_dense = !has(".experts.") && (has("lm_head") || (has("_proj") && !has("kv_b_proj")));
   return is_dense ? head_bytes(tensor, quant) : tensor.view.num_bytes();
 }
