@@ -64,7 +64,7 @@ TEST(WeightChecks, AllTensorsOfDemosAndFixturesAreUsed) {
   }
 }
 
-// Of a small model; a shape without a dialect is a fixture.
+// The tensors of a small model; a shape without a dialect is a fixture.
 class EveryTensor : public testing::TestWithParam<Shape> {
  protected:
   void SetUp() override {
