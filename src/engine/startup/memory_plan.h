@@ -25,7 +25,7 @@ struct MemoryProblem {
 };
 
 // Returns the bytes of a checkpoint tensor as a CPU stores it: bf16 matrices of dense layers according to
-// `quant`.
+// `quant`, FP8 ones with their scales for each row (an upper bound).
 int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant);
 
 // Returns the bytes of the LM head's copy of an embedding that is also used as the LM head.

@@ -22,6 +22,19 @@ EngineConfig flags() {
   return flags;
 }
 
+// FP8 stays 8 bits with f32 scales for 128 columns of each row, except MLA's up-projections, which become
+// bf16.
+TEST(HeldBytes, OfFp8Weights) {
+  const auto bytes = [](const std::string& name) {
+    return held_bytes({.name = name, .view = {nullptr, DType::kF8E4M3, {512, 256}}, .file = ""},
+                      DenseQuant::kQ8);
+  };
+  EXPECT_EQ(bytes("model.layers.0.self_attn.o_proj.weight"), 512 * 256 + 512 * 2 * 4);
+  EXPECT_EQ(bytes("lm_head.weight"), 512 * 256 + 512 * 2 * 4);
+  EXPECT_EQ(bytes("model.layers.0.self_attn.kv_b_proj.weight"), 2 * 512 * 256);
+  EXPECT_EQ(bytes("model.layers.0.mlp.experts.0.up_proj.weight_scale"), 512 * 256);  // NVFP4's
+}
+
 TEST(MemoryPlan, ThePoolNeedsNoMoreThanAContextForEveryRequest) {
   const Result<MemoryPlan> plan = plan_memory(problem(), flags());
   ASSERT_TRUE(plan.ok());
