@@ -11,10 +11,11 @@
 
 namespace fp4moe {
 
-// How a checkpoint's bf16 dense weights are stored: bf16, or the 8-bit blocks of formats/q8.h.
-enum class DenseQuant : uint8_t { kNone, kQ8 };
+// How a checkpoint's bf16 dense weights are stored: bf16, the 8-bit blocks of formats/q8.h, or FP8 with one
+// scale per row.
+enum class DenseQuant : uint8_t { kNone, kQ8, kFp8 };
 
-// The format of one linear op's weight. FP8 weights stay as they are in the checkpoint.
+// The format of one linear op's weight. A checkpoint's FP8 weights stay as they are.
 enum class LinearFormat : uint8_t { kBf16, kQ8, kFp8 };
 
 // Memory layout of a dense [N, K] weight.
@@ -28,6 +29,19 @@ enum class LinearLayout : uint8_t {
   kPanel16Fp8,   // codes: [ceil(N/16)] panels as kPanel16Q8's, without scales; scales: [ceil(N/16)][ceil(K /
                  // col_block)][16]; rows past N and columns past K are zero
 };
+
+constexpr LinearFormat linear_format(LinearLayout layout) {
+  switch (layout) {
+    case LinearLayout::kRowMajorQ8:
+    case LinearLayout::kPanel16Q8:
+      return LinearFormat::kQ8;
+    case LinearLayout::kRowMajorFp8:
+    case LinearLayout::kPanel16Fp8:
+      return LinearFormat::kFp8;
+    default:
+      return LinearFormat::kBf16;
+  }
+}
 
 // Returns the size in bytes of an [N, K] weight in `layout`, which is no FP8 layout.
 int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
@@ -59,7 +73,13 @@ int64_t fp8_weight_bytes(const Fp8Shape& shape, LinearLayout layout);
 // Returns a row-major weight; if the call created it, `storage` owns its memory.
 using Fp8Source = std::function<Result<Fp8LinearView>(Buffer& storage)>;
 // The same as put_linear_weight() for an FP8 weight, in ops.fp8_layout.
+// kUnsupported if shape.k is not a multiple of ops.fp8_column_step.
 Result<Fp8Weight> put_fp8_weight(const Fp8Source& source, const Fp8Shape& shape, const DenseOps& ops,
                                  ThreadPool& pool);
+// The shape of an [N, K] bf16 weight that is quantised to FP8.
+constexpr Fp8Shape quantized_fp8_shape(int64_t n, int64_t k) { return {n, k, 1, k}; }
+// Quantises a bf16 weight (fp8_quantize_token() of each row), and puts it like put_fp8_weight().
+Result<Fp8Weight> put_quantized_fp8_weight(const LinearSource& source, int64_t n, int64_t k,
+                                           const DenseOps& ops, ThreadPool& pool);
 
 }  // namespace fp4moe

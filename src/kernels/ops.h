@@ -181,11 +181,12 @@ struct SiluMulArgs {
 // runs work in parallel. GPU ops read and write device memory only, are enqueued on the calling thread's
 // current stream (device/stream.h), ignore the pool, and can be captured into a graph.
 struct DenseOps {
-  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx", "cuda"; with 8-bit weights "..._q8"
+  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx", "cuda"; with 8-bit weights "..._q8", "..._fp8"
   const char* name;
-  LinearLayout linear_layout;
+  LinearLayout linear_layout;  // of bf16 weights; an FP8 layout: they are quantised to FP8
   LinearLayout fp8_layout = LinearLayout::kRowMajorFp8;
-  bool has_fp8 = false;  // whether linear and norm_linear take LinearFormat::kFp8
+  bool has_fp8 = false;         // whether linear and norm_linear take LinearFormat::kFp8
+  int64_t fp8_column_step = 1;  // K of an FP8 weight is a multiple of this
   LinearLayout head_linear_layout = LinearLayout::kRowMajor;  // always bf16
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
@@ -213,11 +214,12 @@ const DenseOps& ref_dense_ops(DenseQuant quant = DenseQuant::kNone);
 // Returns the ops of one ISA level, which accept both activation types; bf16 is faster. Precondition:
 // isa_available(isa).
 const DenseOps& cpu_dense_ops(Isa isa, DenseQuant quant = DenseQuant::kNone);
-// Returns the GPU's ops, which take only bf16 activations, or null in a build without CUDA.
-const DenseOps* cuda_dense_ops();
+// Returns the GPU's ops, which take only bf16 activations, or null in a build without CUDA. There is no table
+// for kQ8.
+const DenseOps* cuda_dense_ops(DenseQuant quant = DenseQuant::kNone);
 // Returns the same ops with one algorithm for any batch: a row's bits depend neither on the other rows nor on
 // how its sequence was split into steps. Slower; norm_linear runs a norm, then a linear op.
-const DenseOps* cuda_invariant_dense_ops();
+const DenseOps* cuda_invariant_dense_ops(DenseQuant quant = DenseQuant::kNone);
 // Opens the libraries that the current GPU's ops call and creates their handles and workspaces. Call it
 // before the first op on each GPU and not during graph capture. Returns kUnsupported if a library is missing
 // and kDoesNotFit if there is no memory for a workspace. Later calls on the same GPU return the same status.

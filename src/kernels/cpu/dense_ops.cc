@@ -171,16 +171,27 @@ constexpr DenseOps make_q8_ops(const char* name) {
   return ops;
 }
 
+template <const DenseChunks& chunks>
+constexpr DenseOps make_fp8_ops(const char* name) {
+  DenseOps ops = make_ops<chunks>(name);
+  ops.linear_layout = ops.fp8_layout;
+  return ops;
+}
+
 // Indexed by DenseQuant.
 constexpr DenseOps kScalarOps[] = {make_ops<cpu_scalar::dense_chunks>("cpu_scalar"),
-                                   make_q8_ops<cpu_scalar::dense_chunks>("cpu_scalar_q8")};
+                                   make_q8_ops<cpu_scalar::dense_chunks>("cpu_scalar_q8"),
+                                   make_fp8_ops<cpu_scalar::dense_chunks>("cpu_scalar_fp8")};
 #if defined(__x86_64__)
 constexpr DenseOps kAvx2Ops[] = {make_ops<cpu_avx2::dense_chunks>("cpu_avx2"),
-                                 make_q8_ops<cpu_avx2::dense_chunks>("cpu_avx2_q8")};
+                                 make_q8_ops<cpu_avx2::dense_chunks>("cpu_avx2_q8"),
+                                 make_fp8_ops<cpu_avx2::dense_chunks>("cpu_avx2_fp8")};
 constexpr DenseOps kAvx512Ops[] = {make_ops<cpu_avx512::dense_chunks>("cpu_avx512"),
-                                   make_q8_ops<cpu_avx512::dense_chunks>("cpu_avx512_q8")};
+                                   make_q8_ops<cpu_avx512::dense_chunks>("cpu_avx512_q8"),
+                                   make_fp8_ops<cpu_avx512::dense_chunks>("cpu_avx512_fp8")};
 constexpr DenseOps kAmxOps[] = {make_ops<cpu_amx::dense_chunks>("cpu_amx"),
-                                make_q8_ops<cpu_amx::dense_chunks>("cpu_amx_q8")};
+                                make_q8_ops<cpu_amx::dense_chunks>("cpu_amx_q8"),
+                                make_fp8_ops<cpu_amx::dense_chunks>("cpu_amx_fp8")};
 #endif
 
 }  // namespace

@@ -3,12 +3,14 @@
 
 #include "base/check.h"
 #include "base/weight_store.h"
+#include "formats/fp8.h"
 #include "kernels/cpu/q8_panel.h"
 #include "kernels/ops.h"
 
 namespace fp4moe {
 namespace {
 
+constexpr int64_t kQuantizedRows = 16;  // per chunk of work
 constexpr int64_t kFp8PanelRows = 16, kFp8PanelColumns = 32, kPartAlignment = 256;
 
 constexpr int64_t blocks_of(int64_t size, int64_t block) { return (size + block - 1) / block; }
@@ -77,6 +79,10 @@ int64_t fp8_weight_bytes(const Fp8Shape& shape, LinearLayout layout) {
 Result<Fp8Weight> put_fp8_weight(const Fp8Source& source, const Fp8Shape& shape, const DenseOps& ops,
                                  ThreadPool& pool) {
   FP4MOE_CHECK(ops.has_fp8, std::string("the ops '") + ops.name + "' have no FP8 weights");
+  if (shape.k % ops.fp8_column_step != 0)
+    return unsupported("an FP8 weight of " + std::to_string(shape.k) + " columns is not supported by '" +
+                       ops.name + "'; legal: a multiple of " + std::to_string(ops.fp8_column_step) +
+                       " columns");
   const Fp8Parts parts(shape, ops.fp8_layout);
   const auto pack = [&](uint8_t* to) -> Status {
     Buffer storage;
@@ -96,6 +102,25 @@ Result<Fp8Weight> put_fp8_weight(const Fp8Source& source, const Fp8Shape& shape,
   weight.view = {weight.storage.data() + parts.codes_at(), weight.storage.as<float>(), shape.row_block,
                  shape.col_block};
   return weight;
+}
+
+Result<Fp8Weight> put_quantized_fp8_weight(const LinearSource& source, int64_t n, int64_t k,
+                                           const DenseOps& ops, ThreadPool& pool) {
+  const Fp8Shape shape = quantized_fp8_shape(n, k);
+  const Fp8Source quantized = [&](Buffer& storage) -> Result<Fp8LinearView> {
+    Buffer values;
+    FP4MOE_ASSIGN_OR_RETURN(const bf16* src, source(values));
+    const Fp8Parts parts(shape, LinearLayout::kRowMajorFp8);
+    FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(parts.num_bytes()));
+    float* scales = storage.as<float>();
+    uint8_t* codes = storage.data() + parts.codes_at();
+    pool.run(blocks_of(n, kQuantizedRows), [&](int64_t chunk, int) {
+      for (int64_t r = chunk * kQuantizedRows; r < std::min(n, (chunk + 1) * kQuantizedRows); ++r)
+        scales[r] = fp8_quantize_token(src + r * k, k, codes + r * k);
+    });
+    return Fp8LinearView{codes, scales, shape.row_block, shape.col_block};
+  };
+  return put_fp8_weight(quantized, shape, ops, pool);
 }
 
 }  // namespace fp4moe

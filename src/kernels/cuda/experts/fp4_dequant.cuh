@@ -2,24 +2,13 @@
 // steps. Device code only.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "formats/fp4_matrix.h"
 #include "kernels/cuda/layout/tile_layout.h"
+#include "kernels/cuda/ptx/bf16_pair.cuh"
 
 namespace fp4moe {
-
-__device__ __forceinline__ uint32_t bf16x2_mul(uint32_t a, uint32_t b) {
-  uint32_t d;
-#if __CUDA_ARCH__ >= 900
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-#else
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
-#endif
-  return d;
-}
 
 // Sets a[r] to A register r of step `step` (0 or 1, of the two steps that share the words): codes * 2^-126.
 // Like tile_code_pair(), but with one instruction for the word of remaining bits.
