@@ -116,8 +116,10 @@ void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
                {"auto", "mxfp4", "modelopt_fp4", "compressed-tensors", "quark", "fp8"},
                "quantization of the experts; must agree with the checkpoint");
   model.choice("--dtype", c.dtype, {"auto", "bfloat16", "float32"}, "activation type; auto: bfloat16");
-  model.choice("--dense-quant", c.dense_quant, {"none", "q8"},
-               "format for dense weights that are bf16 in the checkpoint; none: bf16; q8: 8 bits, CPU only");
+  model.choice(
+      "--dense-quant", c.dense_quant, {"none", "q8", "fp8"},
+      "format for dense weights that are bf16 in the checkpoint; none: bf16; q8: 8-bit integers, CPU "
+      "only; fp8: E4M3, less exact than q8");
   model.choice("--kv-cache-dtype", c.kv_cache_dtype, {"auto", "bfloat16"},
                "type of the KV cache; if the checkpoint declares an FP8 cache, bfloat16 is used");
   model.choice("--grammar-backend", c.grammar_backend, {"auto", "xgrammar", "none"},

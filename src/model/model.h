@@ -29,7 +29,7 @@ struct ModelOptions {
   // dp > 1: each group has its own LM head; false: all ranks share one.
   bool dp_lm_head = false;
   RankContext rank;
-  DenseQuant dense_quant = DenseQuant::kNone;  // CPU only
+  DenseQuant dense_quant = DenseQuant::kNone;  // kQ8: CPU only
 };
 
 // T rows, sequence after sequence. The caller has checked ids and positions.

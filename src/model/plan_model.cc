@@ -254,6 +254,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   FP4MOE_ASSIGN_OR_RETURN(plan.act_dtype, resolve_dtype(flags.dtype));
   plan.isa = best_isa();
   if (flags.dense_quant == "q8") plan.dense_quant = DenseQuant::kQ8;
+  if (flags.dense_quant == "fp8") plan.dense_quant = DenseQuant::kFp8;
   MoeProblem problem{
       .hidden_size = model.hidden_size,
       .intermediate_size = model.intermediate_size,

@@ -81,7 +81,7 @@ class Resolver {
         check_word("--load-format", given_.load_format, {"auto", "safetensors", "dummy"},
                    {"pt", "npcache", "sharded_state", "gguf", "bitsandbytes", "mistral", "layered",
                     "flash_rl", "fastsafetensors", "remote", "remote_instance"}));
-    FP4MOE_RETURN_IF_ERROR(check_word("--dense-quant", given_.dense_quant, {"none", "q8"}));
+    FP4MOE_RETURN_IF_ERROR(check_word("--dense-quant", given_.dense_quant, {"none", "q8", "fp8"}));
     FP4MOE_RETURN_IF_ERROR(
         check_word("--fp4-act-scales", given_.fp4_act_scales, {"auto", "static", "per_token"}));
     FP4MOE_RETURN_IF_ERROR(

@@ -14,8 +14,9 @@ const DenseOps& dense_ops_for(const ModelOptions& options) {
   if (options.moe_plan.problem().device == DeviceKind::kCpu)
     return options.act_dtype == DType::kF32 ? ref_dense_ops(options.dense_quant)
                                             : cpu_dense_ops(options.isa, options.dense_quant);
-  const DenseOps* ops =
-      options.moe_plan.a2a_settings().deterministic ? cuda_invariant_dense_ops() : cuda_dense_ops();
+  const DenseOps* ops = options.moe_plan.a2a_settings().deterministic
+                            ? cuda_invariant_dense_ops(options.dense_quant)
+                            : cuda_dense_ops(options.dense_quant);
   FP4MOE_CHECK(ops != nullptr, "a plan for a GPU needs a build with CUDA");
   return *ops;
 }

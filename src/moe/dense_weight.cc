@@ -140,9 +140,6 @@ Result<DenseWeight> DenseWeight::make(const DenseOps& ops, std::span<const Linea
     FP4MOE_ASSIGN_OR_RETURN(weight.fp8_, put_fp8(ops, parts, pool));
     return weight;
   }
-  const bool is_q8 =
-      ops.linear_layout == LinearLayout::kRowMajorQ8 || ops.linear_layout == LinearLayout::kPanel16Q8;
-  weight.format_ = is_q8 ? LinearFormat::kQ8 : LinearFormat::kBf16;
   const LinearSource source = [&](Buffer& storage) -> Result<const bf16*> {
     const auto values_of = [](const LinearPart& part) {
       return reinterpret_cast<const uint8_t*>(part.weights.weight);
@@ -150,7 +147,12 @@ Result<DenseWeight> DenseWeight::make(const DenseOps& ops, std::span<const Linea
     FP4MOE_ASSIGN_OR_RETURN(const uint8_t* rows, stack_rows(parts, sizeof(bf16), values_of, storage));
     return reinterpret_cast<const bf16*>(rows);
   };
-  FP4MOE_ASSIGN_OR_RETURN(weight.bf16_, put_linear_weight(source, weight.n_, weight.k_, ops, pool));
+  weight.format_ = linear_format(ops.linear_layout);
+  if (weight.format_ == LinearFormat::kFp8) {
+    FP4MOE_ASSIGN_OR_RETURN(weight.fp8_, put_quantized_fp8_weight(source, weight.n_, weight.k_, ops, pool));
+  } else {
+    FP4MOE_ASSIGN_OR_RETURN(weight.bf16_, put_linear_weight(source, weight.n_, weight.k_, ops, pool));
+  }
   return weight;
 }
 

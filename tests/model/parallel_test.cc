@@ -277,13 +277,15 @@ TEST_F(Parallel, WithoutTheFlagAGroupsPartialSumsMoveTheLogits) {
   EXPECT_GE(largest, 1e-6);
 }
 
-// 8-bit dense weights: blocks of 32 along K start at a shard's first column, so K must not be split.
+// 8-bit dense weights: scales are for blocks of 32 along K or a whole row, so K must not be split.
 TEST_F(Parallel, DeterministicModeHoldsForDenseLayersIn8Bits) {
   EngineConfig flags = flags_of({2, 1, 1, "none"}, "bfloat16", "w4a16");
   flags.enable_deterministic_inference = true;
-  flags.dense_quant = "q8";
-  for (const char* name : {"demo-dsv3-nvfp4", "qwen3_h96_fused_old_rope"})
-    EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name;
+  for (const char* quant : {"q8", "fp8"}) {
+    flags.dense_quant = quant;
+    for (const char* name : {"demo-dsv3-nvfp4", "qwen3_h96_fused_old_rope"})
+      EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name << " " << quant;
+  }
 }
 
 // The oracle's ops sum in double and round once, including the residual.

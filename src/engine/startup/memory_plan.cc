@@ -107,7 +107,9 @@ int64_t head_bytes(const TensorEntry& embedding, DenseQuant quant) {
   const TensorView& view = embedding.view;
   if (quant == DenseQuant::kNone || view.dtype != DType::kBF16 || view.shape.size() != 2)
     return view.num_bytes();
-  return linear_weight_bytes(view.shape[0], view.shape[1], LinearLayout::kPanel16Q8);
+  const int64_t n = view.shape[0], k = view.shape[1];
+  return quant == DenseQuant::kFp8 ? fp8_weight_bytes(quantized_fp8_shape(n, k), LinearLayout::kPanel16Fp8)
+                                   : linear_weight_bytes(n, k, LinearLayout::kPanel16Q8);
 }
 
 int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant) {
@@ -165,7 +167,7 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
 }
 
 int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
-  const int64_t dense = shard_bytes(checkpoint, config, plan, DenseQuant::kNone, [](std::string_view name) {
+  const int64_t dense = shard_bytes(checkpoint, config, plan, plan.dense_quant, [](std::string_view name) {
     return name.find(".experts.") == name.npos;
   });
   const MoeProblem& moe = plan.moe.problem();

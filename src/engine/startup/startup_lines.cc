@@ -29,9 +29,17 @@ std::string experts_line(const StartupFacts& facts) {
 
 std::string numerics_line(const ModelPlan& plan) {
   const std::string activations = plan.act_dtype == DType::kF32 ? "float32" : "bfloat16";
-  const bool q8 = plan.dense_quant == DenseQuant::kQ8;
-  return "numerics   activations " + activations + ", dense layers " +
-         (q8 ? "q8: 8 bits and a bfloat16 scale per block of 32 (--dense-quant none: bfloat16)" : "bfloat16");
+  const auto dense = [&] {
+    switch (plan.dense_quant) {
+      case DenseQuant::kQ8:
+        return "q8: 8 bits and a bfloat16 scale per block of 32 (--dense-quant none: bfloat16)";
+      case DenseQuant::kFp8:
+        return "fp8: E4M3 and a float32 scale per output row (--dense-quant none: bfloat16)";
+      default:
+        return "bfloat16";
+    }
+  };
+  return "numerics   activations " + activations + ", dense layers " + dense();
 }
 
 std::string context_line(const StartupFacts& facts) {

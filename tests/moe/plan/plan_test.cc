@@ -351,15 +351,16 @@ TEST(PlanRefusalTest, SizesThatMakeNoSense) {
             "activation type F16 is not supported; use BF16 or F32");
 }
 
-TEST(PlanRefusalTest, EightBitDenseLayersOnAGpu) {
+TEST(PlanRefusalTest, Q8DenseLayersOnAGpu) {
   MoeProblem p = problem();
-  EXPECT_TRUE(plan_moe(p, {.dense_quant = "q8"}).ok());
+  for (const char* quant : {"none", "q8", "fp8"}) EXPECT_TRUE(plan_moe(p, {.dense_quant = quant}).ok());
   p.device = DeviceKind::kCuda;
   p.compute_capability = 90;
+  for (const char* quant : {"none", "fp8"}) EXPECT_TRUE(plan_moe(p, {.dense_quant = quant}).ok());
   EXPECT_EQ(
       refusal(p, {.dense_quant = "q8"}),
-      "dense_quant=q8 is not supported on device=cuda, where dense layers are bf16; nearest legal choice: "
-      "--dense-quant none");
+      "dense_quant=q8 is not supported on device=cuda, where dense layers are bf16 or fp8; nearest legal "
+      "choice: --dense-quant fp8");
 }
 
 // Under a launcher, --fabric auto means mpi too.
