@@ -17,6 +17,7 @@ const DenseOps* cuda_invariant_dense_ops(DenseQuant) { return nullptr; }
 Status prepare_cuda_dense_ops() { return unsupported("built without CUDA"); }
 const DeviceMoeOps* fallback_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_moe_ops() { return nullptr; }
+const DeviceMoeOps* sm90_bf16_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_fp8_moe_ops() { return nullptr; }
 const DevicePeakOps* sm90_peak_ops() { return nullptr; }
 const DeviceCommOps* cuda_comm_ops() { return nullptr; }

@@ -1,5 +1,5 @@
-// Converts FP4 tile codes (kernels/cuda/layout/tile_layout.h) to bf16 A fragments for m64nNk16 or m16n8k16
-// steps. Device code only.
+// Converts tiles (kernels/cuda/layout/tile_layout.h) to bf16 A fragments for m64nNk16 or m16n8k16 steps.
+// Device code only.
 #pragma once
 
 #include <cstdint>
@@ -54,6 +54,20 @@ struct TileWords {
     const uint32_t low = scale(step, 0), high = scale(step, 1);
 #pragma unroll
     for (int r = 0; r < 4; ++r) a[r] = bf16x2_mul(a[r], r % 2 == 0 ? low : high);
+  }
+};
+
+// bf16 weights: the registers are in the tile, which must stay in memory until the last decode().
+template <>
+struct TileWords<Fp4Format::kNone> {
+  const uint4* steps;
+
+  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
+    steps = reinterpret_cast<const uint4*>(tile) + warp * 128 + lane;
+  }
+  __device__ __forceinline__ void decode(int step, uint32_t (&a)[4]) const {
+    const uint4 words = steps[step * 32];
+    a[0] = words.x, a[1] = words.y, a[2] = words.z, a[3] = words.w;
   }
 };
 
