@@ -3,7 +3,7 @@
 // page size and the placement of a sequence's pages, because a server's pool is larger than the L2 and its
 // pages are scattered.
 //
-//   attention_cuda_bench [gpt-oss|qwen3|mla]...
+//   attention_cuda_bench [gpt-oss|qwen3|mla|bf16|fp8]...      (default: all heads, both types of pages)
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -49,7 +49,9 @@ struct Case {
   double pool = 1;  // size of the pool, as a multiple of the sequences' pages
   Order order = Order::kInOrder;
   int64_t window = 0;
+  DType kv = DType::kBF16;
 
+  int64_t elem_bytes() const { return dtype_bits(kv) / 8; }
   int num_tensors() const { return heads.k_dim == heads.v_dim ? 2 : 1; }  // MLA's values are part of the keys
   int64_t pages_of_sequence() const { return (context + page_size) / page_size; }
   int64_t num_pages() const {
@@ -58,7 +60,7 @@ struct Case {
   int64_t tensor_elements() const { return num_pages() * heads.kv * page_size * heads.k_dim; }
   double read_bytes() const {
     const int64_t keys = window > 0 ? std::min(window, context + 1) : context + 1;
-    return 2.0 * static_cast<double>(batch * keys * heads.kv * num_tensors() * heads.k_dim);
+    return static_cast<double>(elem_bytes() * batch * keys * heads.kv * num_tensors() * heads.k_dim);
   }
 };
 
@@ -111,11 +113,12 @@ struct Rows {
 
 void bench(Stream& stream, const Case& c) {
   const int64_t tensor = c.tensor_elements(), layer = tensor * c.num_tensors();
-  const Buffer pool = device_buffer(2 * layer * c.layers);
+  const Buffer pool = device_buffer(c.elem_bytes() * layer * c.layers);
   const Heads& heads = c.heads;
   const int64_t q_cols = int64_t{heads.query} * heads.k_dim, out_cols = int64_t{heads.query} * heads.v_dim;
   const Buffer q = device_buffer(c.batch * q_cols * 4), out = device_buffer(c.batch * out_cols * 2);
-  sm90_peak_ops()->fill_normal(pool.as<bf16>(), layer * c.layers, 1);
+  // As codes, the bytes of these numbers; the time does not depend on them.
+  sm90_peak_ops()->fill_normal(pool.as<bf16>(), pool.num_bytes() / 2, 1);
   must(stream.synchronize());
   std::vector<float> queries(static_cast<size_t>(c.batch * q_cols));
   std::mt19937 random(2);
@@ -124,10 +127,10 @@ void bench(Stream& stream, const Case& c) {
   const Rows rows(c);
   ThreadPool threads(1);
   const double us = median_us(stream, c.layers, [&](int64_t i) {
-    bf16* keys = pool.as<bf16>() + i * layer;
-    const KvPages k = {keys, DType::kBF16, heads.kv, c.page_size, heads.k_dim, heads.k_dim};
-    const KvPages v = {
-        keys + (c.num_tensors() - 1) * tensor, DType::kBF16, heads.kv, c.page_size, heads.v_dim, heads.k_dim};
+    uint8_t* keys = pool.data() + i * layer * c.elem_bytes();
+    uint8_t* values = keys + (c.num_tensors() - 1) * tensor * c.elem_bytes();
+    const KvPages k = {keys, c.kv, heads.kv, c.page_size, heads.k_dim, heads.k_dim};
+    const KvPages v = {values, c.kv, heads.kv, c.page_size, heads.v_dim, heads.k_dim};
     cuda_dense_ops()->attention({.q = q.as<float>(),
                                  .q_stride = q_cols,
                                  .k_pages = k,
@@ -140,25 +143,29 @@ void bench(Stream& stream, const Case& c) {
                                 threads);
   });
   std::printf(
-      "%-7s batch %-3lld context %-5lld window %-3lld page %-3d pool %6.1f GB, %-8s %8.1f us %6.0f GB/s\n",
-      heads.name, static_cast<long long>(c.batch), static_cast<long long>(c.context),
+      "%-7s %-7s batch %-3lld context %-5lld window %-3lld page %-3d pool %6.1f GB, %-8s %8.1f us %6.0f "
+      "GB/s\n",
+      heads.name, dtype_name(c.kv), static_cast<long long>(c.batch), static_cast<long long>(c.context),
       static_cast<long long>(c.window), c.page_size, static_cast<double>(pool.num_bytes()) * 1e-9,
       name_of(c.order), us, c.read_bytes() / us * 1e-3);
   std::fflush(stdout);
 }
 
 // Uses enough layers that their keys and values exceed the L2, except with the shortest context.
-void bench_sizes(Stream& stream, const Heads& heads) {
+void bench_sizes(Stream& stream, const Heads& heads, DType kv) {
   for (const int64_t batch : {1, 8, 64})
     for (const int64_t context : {128, 1024, 8192})
-      bench(
-          stream,
-          {.heads = heads, .layers = batch * context < 65536 ? 96 : 12, .batch = batch, .context = context});
-  bench(stream, {.heads = heads, .layers = 12, .batch = 64, .context = 8192, .window = 128});
+      bench(stream, {.heads = heads,
+                     .layers = batch * context < 65536 ? 96 : 12,
+                     .batch = batch,
+                     .context = context,
+                     .kv = kv});
+  bench(stream, {.heads = heads, .layers = 4, .batch = 64, .context = 32768, .kv = kv});
+  bench(stream, {.heads = heads, .layers = 12, .batch = 64, .context = 8192, .window = 128, .kv = kv});
 }
 
-void bench_pools(Stream& stream, const Heads& heads) {
-  Case c = {.heads = heads, .layers = 12, .batch = 64, .context = 8192};
+void bench_pools(Stream& stream, const Heads& heads, DType kv) {
+  Case c = {.heads = heads, .layers = 12, .batch = 64, .context = 8192, .kv = kv};
   for (const Order order : {Order::kInOrder, Order::kRuns, Order::kShuffled})
     for (const double pool : {1.0, 8.0}) {
       c.pool = pool, c.order = order;
@@ -170,8 +177,8 @@ void bench_pools(Stream& stream, const Heads& heads) {
   }
 }
 
-bool is_chosen(const Heads& heads, std::span<char*> names) {
-  return names.empty() || std::ranges::find(names, std::string_view(heads.name)) != names.end();
+bool has(std::span<char*> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
 }
 
 int run(std::span<char*> names) {
@@ -180,10 +187,15 @@ int run(std::span<char*> names) {
   Stream stream = must(Stream::make());
   const StreamScope scope(stream);
   must(prepare_cuda_dense_ops());
+  const bool all_heads = std::ranges::none_of(kHeads, [&](const Heads& h) { return has(names, h.name); });
+  const bool both_types = has(names, "bf16") == has(names, "fp8");
   for (const Heads& heads : kHeads) {
-    if (!is_chosen(heads, names)) continue;
-    bench_sizes(stream, heads);
-    bench_pools(stream, heads);
+    if (!all_heads && !has(names, heads.name)) continue;
+    for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
+      if (!both_types && !has(names, kv == DType::kBF16 ? "bf16" : "fp8")) continue;
+      bench_sizes(stream, heads, kv);
+      bench_pools(stream, heads, kv);
+    }
   }
   return 0;
 }

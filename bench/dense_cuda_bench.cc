@@ -16,27 +16,33 @@ namespace {
 
 constexpr int64_t kColdBytes = 200'000'000;
 
-void bench_linear(Stream& stream, int64_t t, int64_t n, int64_t k) {
+void bench_linear(Stream& stream, LinearFormat format, int64_t t, int64_t n, int64_t k) {
   const DenseOps& ops = *cuda_dense_ops();
   ThreadPool pool(1);
-  const int64_t weight_bytes = n * k * 2, copies = std::max<int64_t>(2, kColdBytes / weight_bytes + 1);
+  const bool is_fp8 = format == LinearFormat::kFp8;
+  const int64_t weight_bytes = n * k * (is_fp8 ? 1 : 2),
+                copies = std::max<int64_t>(2, kColdBytes / weight_bytes + 1);
   const Buffer weights = device_buffer(weight_bytes * copies), x = device_buffer(t * k * 2),
-               out = device_buffer(t * n * 4);
-  sm90_peak_ops()->fill_normal(weights.as<bf16>(), n * k * copies, 1);
+               out = device_buffer(t * n * 4), scales = device_buffer(n * 4);
+  sm90_peak_ops()->fill_normal(weights.as<bf16>(), weight_bytes * copies / 2, 1);  // any codes are as fast
   sm90_peak_ops()->fill_normal(x.as<bf16>(), t * k, 2);
   const int num_calls = weight_bytes > kColdBytes ? 4 : t >= 512 ? 6 : 24;
   const double us = median_us(stream, num_calls, [&](int64_t i) {
+    const uint8_t* weight = weights.data() + i % copies * weight_bytes;
     ops.linear({.x = {x.as<bf16>(), DType::kBF16, t, k},
-                .weight = weights.as<bf16>() + i % copies * n * k,
+                .weight = is_fp8 ? nullptr : weight,
                 .bias = nullptr,
                 .out = out.as<float>(),
                 .n = n,
-                .accumulate = false},
+                .accumulate = false,
+                .format = format,
+                .fp8 = is_fp8 ? Fp8LinearView{weight, scales.as<float>(), 1, k} : Fp8LinearView()},
                pool);
   });
-  std::printf("linear  %6lld x %-5lld T=%-5lld %9.2f us %6.0f GB/s %6.0f TFLOP/s\n",
-              static_cast<long long>(n), static_cast<long long>(k), static_cast<long long>(t), us,
-              static_cast<double>(weight_bytes) / us * 1e-3, 2e-6 * static_cast<double>(t * n * k) / us);
+  std::printf("linear %s %6lld x %-5lld T=%-5lld %9.2f us %6.0f GB/s %6.0f TFLOP/s\n",
+              is_fp8 ? "fp8 " : "bf16", static_cast<long long>(n), static_cast<long long>(k),
+              static_cast<long long>(t), us, static_cast<double>(weight_bytes) / us * 1e-3,
+              2e-6 * static_cast<double>(t * n * k) / us);
 }
 
 struct SamplingCase {
@@ -86,8 +92,9 @@ void run() {
   };
   for (const Shape& s :
        {Shape{5120, 2880}, {2880, 4096}, {201088, 2880}, {24576, 1536}, {576, 7168}, {2048, 4096}})
-    for (int64_t t : {1, 2, 4, 8, 16, 32, 64, 512, 8192})
-      if (t <= 64 || s.n < 100000) bench_linear(stream, t, s.n, s.k);
+    for (int64_t t : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 8192})
+      for (const LinearFormat format : {LinearFormat::kBf16, LinearFormat::kFp8})
+        if (t <= 64 || s.n < 100000) bench_linear(stream, format, t, s.n, s.k);
   constexpr SamplingCase kCases[] = {
       {"greedy", {0.5, 0, 1, -1, -1}},      {"greedy, 5 logprobs", {0.5, 0, 1, -1, 5}},
       {"temperature", {0.5, 1, 1, -1, -1}}, {"top_p 0.95", {0.5, 1, 0.95f, -1, -1}},

@@ -46,6 +46,44 @@ void linear(benchmark::State& state, const DenseOps& ops, DType dtype) {
   state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(t * n * k), per_second);
 }
 
+// The same with FP8 weights, one scale for 128 x 128 values.
+void linear_fp8(benchmark::State& state, const DenseOps& ops) {
+  const int64_t t = state.range(0), n = state.range(1), k = state.range(2);
+  ThreadPool pool(static_cast<int>(state.range(3)));
+  const Fp8Shape shape{n, k, 128, 128};
+  const int64_t weight_bytes = fp8_weight_bytes(shape, ops.fp8_layout);
+  const std::vector<uint8_t> codes(static_cast<size_t>(n * k), 0x3a);
+  const std::vector<float> scales(static_cast<size_t>(((n + 127) / 128) * ((k + 127) / 128)), 0.01f);
+  std::vector<Fp8Weight> weights;
+  for (int64_t copy = 0; copy <= kColdBytes / weight_bytes; ++copy)
+    weights.push_back(*put_fp8_weight(
+        [&](Buffer&) -> Result<Fp8LinearView> {
+          return Fp8LinearView{codes.data(), scales.data(), 128, 128};
+        },
+        shape, ops, pool));
+  Buffer x = *Buffer::make(t * k * 2), out = *Buffer::make(t * n * 4);
+  fill(x.as<bf16>(), t * k);
+  size_t copy = 0;
+  for (auto _ : state) {
+    ops.linear({.x = {x.data(), DType::kBF16, t, k},
+                .out = out.as<float>(),
+                .n = n,
+                .format = LinearFormat::kFp8,
+                .fp8 = weights[copy].view},
+               pool);
+    copy = (copy + 1) % weights.size();
+  }
+  const auto per_second = benchmark::Counter::kIsIterationInvariantRate;
+  state.counters["GB/s"] = benchmark::Counter(static_cast<double>(weight_bytes) * 1e-9, per_second);
+  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(t * n * k), per_second);
+}
+
+void set_sizes(benchmark::internal::Benchmark& bench) {
+  bench.UseRealTime()->ArgNames({"T", "N", "K", "threads"});
+  for (int64_t t : {1, 2, 4, 8, 12, 32, 128, 512})
+    for (int threads : {1, available_cores()}) bench.Args({t, 4096, 2880, threads});
+}
+
 void register_all() {
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAmx}) {
     if (!isa_available(isa)) continue;
@@ -56,10 +94,11 @@ void register_all() {
       auto* bench =
           benchmark::RegisterBenchmark((std::string("linear/") + ops.name + "/" + dtype_name(dtype)).c_str(),
                                        [&ops, dtype = dtype](benchmark::State& s) { linear(s, ops, dtype); });
-      bench->UseRealTime()->ArgNames({"T", "N", "K", "threads"});
-      for (int64_t t : {1, 2, 4, 8, 12, 32, 128, 512})
-        for (int threads : {1, available_cores()}) bench->Args({t, 4096, 2880, threads});
+      set_sizes(*bench);
     }
+    const DenseOps& ops = cpu_dense_ops(isa);
+    set_sizes(*benchmark::RegisterBenchmark((std::string("linear/") + ops.name + "_fp8/BF16").c_str(),
+                                            [&ops](benchmark::State& s) { linear_fp8(s, ops); }));
   }
 }
 

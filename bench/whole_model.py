@@ -47,9 +47,9 @@ class GptOss:
         experts = active * 3 * self.hidden * self.hidden * 17 / 32
         return self.layers * (2 * self.dense_weights_of_layer() + experts) + 2 * self.vocabulary * self.hidden
 
-    def context_bytes(self, batch, context):
-        """Bytes read by the layers without a window; the other layers read the same bytes at any context of at least a window."""
-        return self.layers // 2 * batch * context * 2 * self.kv_heads * self.head_dim * 2
+    def context_elements(self, batch, context):
+        """Elements read by the layers without a window; the other layers read the same bytes at any context of at least a window."""
+        return self.layers // 2 * batch * context * 2 * self.kv_heads * self.head_dim
 
     def flops_of_token(self):
         """Flops per token of a long prompt: all matrix products except attention and the head."""
@@ -69,8 +69,8 @@ class DeepSeek:
     def step_bytes(self, batch):
         return None
 
-    def context_bytes(self, batch, context):
-        return self.layers * batch * context * self.latent * 2
+    def context_elements(self, batch, context):
+        return self.layers * batch * context * self.latent
 
     def flops_of_token(self):
         return None
@@ -135,14 +135,15 @@ def report_prefill(latency, options, shape):
 def report_contexts(latency, options, shape):
     """Reports each context's steps, and their growth compared with the first context."""
     first = {}
+    kv_bytes = 1 if options.kv_cache_dtype == "fp8_e4m3" else 2
     for row in rows_of([*latency, "-p", "0", "-n", "128", "-d", options.contexts, "-b", options.context_batches]):
         batch, rate, context = row["n_batch"], row["avg_ts"], row["n_depth"]
         ms, weights = 1e3 * batch / rate, shape.step_bytes(batch)
-        floor = of_floor(ms, weights and weights + shape.context_bytes(batch, context), options)
+        floor = of_floor(ms, weights and weights + kv_bytes * shape.context_elements(batch, context), options)
         start, start_ms = first.setdefault(batch, (context, ms))
         grown = ""
         if context != start:
-            wanted = shape.context_bytes(batch, context - start) / options.gbps * 1e-6
+            wanted = kv_bytes * shape.context_elements(batch, context - start) / options.gbps * 1e-6
             grown = f": + {ms - start_ms:.2f} ms, keys and values {wanted:.2f}"
         print(f"| decode, {batch} at a time behind {context}{grown} | {rate:.0f} | {ms:.2f} | {floor} | |", flush=True)
 
@@ -161,7 +162,8 @@ def report(options, folder):
         serve = [options.binary, "serve", model, "--device", options.device, "--host", "127.0.0.1", "--port", "0"]
         first, second = seconds_to_ready(serve), seconds_to_ready(serve)
         print(f"{title}; first start to ready {first:.1f} s, second {second:.1f} s\n")
-    latency = [options.binary, "bench", "latency", model, "--device", options.device, "-o", "jsonl", "-r", options.repetitions]
+    latency = [options.binary, "bench", "latency", model, "--device", options.device, "-o", "jsonl", "-r", options.repetitions,
+               "--kv-cache-dtype", options.kv_cache_dtype]
     if options.dummy:
         latency += ["--load-format", "dummy"]
     print("| test | tokens/s | ms per step | times the byte floor | share of the bf16 rate |\n| --- | ---: | ---: | ---: | ---: |")
@@ -188,6 +190,7 @@ def main():
     parser.add_argument("--prompts", default="512,8192", help="empty: none")
     parser.add_argument("--contexts", default="128,8192", help="empty: none")
     parser.add_argument("--context-batches", default="1,64")
+    parser.add_argument("--kv-cache-dtype", default="auto")
     options = parser.parse_args()
     try:
         if options.folder is not None:

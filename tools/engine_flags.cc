@@ -106,19 +106,24 @@ void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
           "none: no cache")
       ->type_name("FOLDER");
   model
-      .value("--tokenizer-path", c.tokenizer_path, "folder or tokenizer.json file; default: the checkpoint's")
+      .value("--tokenizer-path", c.tokenizer_path,
+             "folder, tokenizer.json or tiktoken.model; default: the checkpoint's")
       ->type_name("FILE");
   model
       .value("--chat-template", c.chat_template, "file with a Jinja chat template; default: the checkpoint's")
       ->type_name("FILE");
   add_served_names(subcommand, *path, c.served_model_name);
-  model.choice("--quantization", c.quantization, {"auto", "mxfp4", "modelopt_fp4", "compressed-tensors"},
+  model.choice("--quantization", c.quantization,
+               {"auto", "mxfp4", "modelopt_fp4", "compressed-tensors", "quark", "fp8"},
                "quantization of the experts; must agree with the checkpoint");
   model.choice("--dtype", c.dtype, {"auto", "bfloat16", "float32"}, "activation type; auto: bfloat16");
-  model.choice("--dense-quant", c.dense_quant, {"none", "q8"},
-               "format for dense weights that are bf16 in the checkpoint; none: bf16; q8: 8 bits, CPU only");
-  model.choice("--kv-cache-dtype", c.kv_cache_dtype, {"auto", "bfloat16"},
-               "type of the KV cache; if the checkpoint declares an FP8 cache, bfloat16 is used");
+  model.choice(
+      "--dense-quant", c.dense_quant, {"none", "q8", "fp8"},
+      "format for dense weights that are bf16 in the checkpoint; none: bf16; q8: 8-bit integers, CPU "
+      "only; fp8: E4M3, less exact than q8");
+  model.choice("--kv-cache-dtype", c.kv_cache_dtype, {"auto", "bfloat16", "fp8_e4m3"},
+               "type of the KV cache; auto: bfloat16, even if the checkpoint declares FP8; fp8_e4m3: 8 bits, "
+               "with the checkpoint's scales");
   model.choice("--grammar-backend", c.grammar_backend, {"auto", "xgrammar", "none"},
                "library for structured output; auto: xgrammar if the build has it");
   model.value("--grammar-compile-timeout", c.grammar_compile_timeout,
@@ -192,6 +197,12 @@ void add_execution_flags(CLI::App& subcommand, EngineConfig& c) {
   memory.value("--mem-fraction-static", c.mem_fraction_static,
                "fraction of free memory for weights, KV pool and workspaces; -1: 0.6 on a CPU, 0.9 on a GPU");
   memory.value("--page-size", c.page_size, "tokens per KV page");
+  memory.value(
+      "--swa-full-tokens-ratio", c.swa_full_tokens_ratio,
+      "tokens held by layers with a sliding window, as a fraction of the KV pool's tokens; 0: as many "
+      "as running requests need, and some for reused prefixes");
+  memory.on("--disable-hybrid-swa-memory", c.disable_hybrid_swa_memory,
+            "layers with a sliding window hold all tokens, like other layers");
   memory.on("--disable-radix-cache", c.disable_radix_cache,
             "compute every prompt in full; do not reuse prefixes of earlier requests");
   memory.value("--max-running-requests", c.max_running_requests, "maximum requests in one batch");

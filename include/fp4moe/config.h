@@ -21,13 +21,13 @@ struct EngineConfig {
   // auto (= safetensors) | safetensors | dummy (random weights in config.json's shapes; needs no other file)
   std::string load_format = "auto";
   bool allow_unused_tensors = false;  // false: a model tensor that is not read is an error
-  std::string tokenizer_path;         // folder or tokenizer.json; empty: model_path
+  std::string tokenizer_path;         // folder, tokenizer.json or tiktoken.model; empty: model_path
   std::string chat_template;          // path of a Jinja template; empty: the checkpoint's template
   // Names that requests may use, the first in responses; empty: the last component of model_path
   std::vector<std::string> served_model_name;
   // auto | mxfp4 | modelopt_fp4 | compressed-tensors; must match the checkpoint
   std::string quantization = "auto";
-  std::string kv_cache_dtype = "auto";  // auto (= bfloat16) | bfloat16
+  std::string kv_cache_dtype = "auto";  // auto (= dtype's) | bfloat16 (the same) | fp8_e4m3 (8 bits)
   std::string dtype = "auto";           // activations: auto (= bfloat16) | bfloat16 | float32
   std::string dense_quant = "none";     // weights of dense layers: none (= bf16) | q8 (8 bits; CPU only)
   // CPU: folder of the packed-weight cache; empty: in the user's cache folder; "none": no cache
@@ -79,7 +79,11 @@ struct EngineConfig {
   int64_t max_total_tokens = 0;  // KV pool size of each group in tokens; 0: from mem_fraction_static
   // Fraction of free memory for weights, KV pool and, on a GPU, work memory; -1: 0.6 on a CPU, 0.9 on a GPU
   double mem_fraction_static = -1;
-  int page_size = 16;                // tokens per KV page
+  int page_size = 16;  // tokens per KV page
+  // Tokens held by layers with a sliding window, as a fraction of those held by other layers; 0: as many as
+  // the running requests need, and some for the prefix cache.
+  double swa_full_tokens_ratio = 0;
+  bool disable_hybrid_swa_memory = false;  // layers with a sliding window hold all tokens too
   bool disable_radix_cache = false;  // do not reuse the KV pages of earlier requests with a common prefix
   int max_running_requests = 64;     // maximum in one batch
   int max_queued_requests = 4096;    // maximum waiting; if it is reached, submit() returns kUnavailable

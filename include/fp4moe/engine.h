@@ -51,6 +51,9 @@ struct EngineStats {
   int64_t num_used_tokens = 0, max_total_num_tokens = 0;
   // KV pages; each is used by a request, cached (its prefix may be reused) or free.
   int64_t num_used_pages = 0, num_cached_pages = 0, num_free_pages = 0, num_pages = 0;
+  // The same for the pages of window layers; 0 if the model has none or they share the pages above.
+  int64_t num_used_window_pages = 0, num_cached_window_pages = 0, num_free_window_pages = 0;
+  int64_t num_window_pages = 0;
   int64_t num_leaked_pages = 0;  // not 0: the page accounting is inconsistent (a bug)
   // Disaggregation. Prefill engine: requests whose pages are held until fetched. Decode engine: requests
   // waiting for the prefill engine's first token, and requests waiting for its pages.

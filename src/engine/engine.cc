@@ -176,6 +176,7 @@ Result<Prepared> prepare(const EngineConfig& given) {
   RankGroupOptions options{
       .max_batch_tokens = limits.max_prefill_tokens + limits.max_running_requests,
       .max_logit_rows = dp * limits.max_running_requests,
+      .num_window_pages = has_window_pages(config, flags) ? 1 : 0,  // their number is planned below
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
                           comm_memory(plan.moe, step_limits(config, plan, flags, options)));
@@ -185,6 +186,7 @@ Result<Prepared> prepare(const EngineConfig& given) {
   problem.comm_bytes = comm.heap_bytes * (plan.device() == DeviceKind::kCuda ? 1 : local_ranks(plan));
   FP4MOE_ASSIGN_OR_RETURN(MemoryPlan memory, plan_memory(problem, flags));
   options.num_kv_pages = memory.num_kv_pages;
+  options.num_window_pages = memory.num_window_pages;
   options.context_length = memory.context_length;
   return Prepared{
       std::move(config), std::move(plan), std::move(checkpoint), std::move(memory), comm, options};
@@ -259,6 +261,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   // Another process of the job may have memory for fewer pages.
   MemoryPlan& memory = prepared.memory;
   memory.num_kv_pages = ranks->num_kv_pages();
+  memory.num_window_pages = ranks->num_window_pages();
   memory.context_length = std::min(memory.context_length, memory.num_kv_pages * flags.page_size);
   ModelInfo info = model_info(flags, prepared.config, prepared.plan, memory);
   info.weight_bytes = ranks->weight_bytes();
@@ -268,7 +271,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   const bool is_prefill = flags.disaggregation_mode == "prefill";
   KvHello hello;
   if (flags.disaggregation_mode != "null")
-    hello = make_hello(prepared.checkpoint, prepared.config, prepared.plan.act_dtype, *ranks);
+    hello = make_hello(prepared.checkpoint, prepared.config, prepared.plan.kv_dtype, *ranks);
   const StepLoopOptions loop_options{
       .scheduler = scheduler_limits(flags),
       .context_length = memory.context_length,

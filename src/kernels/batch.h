@@ -15,6 +15,9 @@ struct SequenceRows {
   int64_t num_rows = 0;                 // new tokens
   int64_t first_position = 0;           // of the first new token: the number of cached tokens
   std::span<const int32_t> page_table;  // ids of pages of page_size tokens; covers first_position + num_rows
+  // The same for layers whose pages hold the last tokens only; entries before the first row's window are 0,
+  // and no kernel reads them. Empty: all layers use page_table. Never longer than page_table.
+  std::span<const int32_t> window_page_table;
 };
 
 // Token ids in device memory that an earlier step sampled: a negative token id ~r stands for ids[r * stride].
@@ -29,17 +32,18 @@ struct ChosenTokens {
 // next kernel start, so kernels may read it (and, in decode, the K/V rows of earlier steps) before the
 // preceding kernels are done.
 struct DeviceBatch {
-  int64_t num_rows = 0;                     // T, padded
-  int64_t num_sequences = 0;                // padded: sequences past the last have no rows
-  int64_t max_rows = 0;                     // the most of any sequence; 1: decode
-  int64_t max_pages = 0;                    // columns of page_table
-  const int32_t* token_ids = nullptr;       // [T]
-  ChosenTokens chosen;                      // the only data here that another kernel writes
-  const int64_t* positions = nullptr;       // [T]
-  const int32_t* row_sequence = nullptr;    // [T]
-  const int32_t* first_row = nullptr;       // [num_sequences + 1]
-  const int32_t* first_position = nullptr;  // [num_sequences]: of the first new token
-  const int32_t* page_table = nullptr;      // [num_sequences, max_pages]
+  int64_t num_rows = 0;                        // T, padded
+  int64_t num_sequences = 0;                   // padded: sequences past the last have no rows
+  int64_t max_rows = 0;                        // the most of any sequence; 1: decode
+  int64_t max_pages = 0;                       // columns of page_table
+  const int32_t* token_ids = nullptr;          // [T]
+  ChosenTokens chosen;                         // the only data here that another kernel writes
+  const int64_t* positions = nullptr;          // [T]
+  const int32_t* row_sequence = nullptr;       // [T]
+  const int32_t* first_row = nullptr;          // [num_sequences + 1]
+  const int32_t* first_position = nullptr;     // [num_sequences]: of the first new token
+  const int32_t* page_table = nullptr;         // [num_sequences, max_pages]
+  const int32_t* window_page_table = nullptr;  // the same, as in SequenceRows
   // [num_logit_rows], ascending, padded with 0. If num_logit_rows is num_rows: all rows in order.
   const int64_t* logit_rows = nullptr;
   int64_t num_logit_rows = 0;
@@ -54,12 +58,14 @@ constexpr int kMaxHeadDim = 576;  // MLA: kv_lora_rank 512 + rope 64
 
 // Keys or values of one layer: [num_pages, num_kv_heads, page_size, row_stride] of dtype; the first head_dim
 // elements of each row are used. With MLA the values are the first kv_lora_rank columns of the keys: same
-// data and row_stride, smaller head_dim.
+// data and row_stride, smaller head_dim. In pages of kF8E4M3 a value is its code times `scale`; x is stored
+// as e4m3_encode(x * (1 / scale)), in f32 (formats/e4m3.h).
 struct KvPages {
   void* data = nullptr;
-  DType dtype = DType::kBF16;                         // kBF16 or kF32
+  DType dtype = DType::kBF16;                         // kBF16, kF32 or kF8E4M3
   int num_kv_heads = 0, page_size = 0, head_dim = 0;  // head_dim <= kMaxHeadDim; k's and v's may differ
   int row_stride = 0;                                 // elements; 0: head_dim
+  float scale = 1;                                    // of the codes; 1 for other types
 
   // Offset of the row of `position`, in elements. Always inlined: sources of every ISA use it.
   [[gnu::always_inline]] constexpr int64_t offset(const int32_t* page_table, int kv_head,

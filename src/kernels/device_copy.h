@@ -13,7 +13,7 @@ struct HostRows {
   int64_t stride_bytes = 0, row_bytes = 0, num_rows = 0;
 };
 struct CopyFromHostArgs {
-  HostRows parts[2];
+  HostRows parts[3];
 };
 
 // A copy, in either direction, of the first num_tokens rows of one page in every layer's keys and values

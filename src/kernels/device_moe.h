@@ -155,8 +155,10 @@ inline int64_t layer_workspace_bytes(const DeviceMoeOps& ops, const TiledExperts
 
 // Returns the ops for Hopper (wgmma), or null in a build without CUDA.
 const DeviceMoeOps* sm90_moe_ops();
-// Returns the ops for every GPU since Ampere: mma.sync, in PTX that the driver compiles. They are correct on
-// all of these GPUs and tuned for none; null in a build without CUDA.
+// The same for experts in bf16 tiles.
+const DeviceMoeOps* sm90_bf16_moe_ops();
+// Returns the ops for every GPU since Ampere and all tile formats: mma.sync, in PTX that the driver compiles.
+// They are correct on all of these GPUs and tuned for none; null in a build without CUDA.
 const DeviceMoeOps* fallback_moe_ops();
 
 }  // namespace fp4moe

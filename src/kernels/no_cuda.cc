@@ -12,11 +12,12 @@ namespace fp4moe {
 
 #ifndef FP4MOE_HAS_CUDA
 
-const DenseOps* cuda_dense_ops() { return nullptr; }
-const DenseOps* cuda_invariant_dense_ops() { return nullptr; }
+const DenseOps* cuda_dense_ops(DenseQuant) { return nullptr; }
+const DenseOps* cuda_invariant_dense_ops(DenseQuant) { return nullptr; }
 Status prepare_cuda_dense_ops() { return unsupported("built without CUDA"); }
 const DeviceMoeOps* fallback_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_moe_ops() { return nullptr; }
+const DeviceMoeOps* sm90_bf16_moe_ops() { return nullptr; }
 const DeviceMoeOps* sm90_fp8_moe_ops() { return nullptr; }
 const DevicePeakOps* sm90_peak_ops() { return nullptr; }
 const DeviceCommOps* cuda_comm_ops() { return nullptr; }

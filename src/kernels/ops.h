@@ -10,16 +10,15 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <span>
 
-#include "base/buffer.h"
 #include "base/cpu_info.h"
 #include "base/dtype.h"
 #include "base/memory.h"
 #include "base/thread_pool.h"
 #include "formats/bf16.h"
 #include "kernels/batch.h"
+#include "kernels/linear_weight.h"
 
 namespace fp4moe {
 
@@ -30,40 +29,15 @@ struct ActRows {
   int64_t rows = 0, cols = 0;
 };
 
-// How dense weights are stored.
-enum class DenseQuant : uint8_t { kNone, kQ8 };  // bf16, or the 8-bit blocks of formats/q8.h
-
-// Memory layout of a dense [N, K] weight.
-enum class LinearLayout : uint8_t {
-  kRowMajor,    // [N, K], as in the checkpoint; kernels/ref
-  kPanel16,     // [ceil(N/16)][ceil(K/2)][16][2]: 16 output rows side by side, pairs of k together (the
-                // operand order of vdpbf16ps); rows past N and the column past an odd K are zero
-  kRowMajorQ8,  // [N][ceil(K/32)] Q8Block; kernels/ref
-  kPanel16Q8,   // [ceil(N/16)] panels of kernels/cpu/q8_panel.h; rows past N and columns past K are zero
-};
-
-// Returns the size in bytes of an [N, K] weight in `layout`.
-int64_t linear_weight_bytes(int64_t n, int64_t k, LinearLayout layout);
-// Packs src [N, K], row-major, into dst, which is linear_weight_bytes() long, 64-byte aligned and does not
-// overlap src. Exact for bf16 layouts; blocks of 8-bit layouts begin at column 0.
-void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layout, void* dst,
-                        ThreadPool& pool);
-
-struct DenseOps;
-// Returns a row-major [N, K] weight; if the call created the weight, `storage` owns its memory.
-using LinearSource = std::function<Result<const bf16*>(Buffer& storage)>;
-// Returns the weight in the memory and layout of `ops`; on a host, it may be loaded from a WeightStore
-// without a call to `source`.
-Result<Buffer> put_linear_weight(const LinearSource& source, int64_t n, int64_t k, const DenseOps& ops,
-                                 ThreadPool& pool);
-
 struct LinearArgs {              // out = x W^T + bias (+ out)
   ActRows x;                     // [T, K]
-  const void* weight = nullptr;  // [N, K] in the table's linear_layout
+  const void* weight = nullptr;  // [N, K] in the table's linear_layout; null with kFp8
   const float* bias = nullptr;   // [N] or null
   float* out = nullptr;          // [T, N]; must not overlap x
   int64_t n = 0;
-  bool accumulate = false;  // add the finished sum to out (residual)
+  bool accumulate = false;                    // add the finished sum to out (residual)
+  LinearFormat format = LinearFormat::kBf16;  // kFp8, or the format of the table's linear_layout
+  Fp8LinearView fp8;  // with kFp8: the weight in the table's fp8_layout. y = sum_k x[k] * (code * scale)
 };
 
 struct EmbedArgs {               // out[t] = table[id]; the caller has checked the ids against num_rows
@@ -103,7 +77,7 @@ struct RopeArgs {
   int num_heads = 0, head_dim = 0, rotary_dim = 0;
 };
 
-struct KvWriteArgs {         // stores the new tokens' rows into their pages (rounded if the pages are bf16)
+struct KvWriteArgs {         // stores the new tokens' rows into their pages, rounded to the pages' type
   const float* k = nullptr;  // [T, row_stride]: num_kv_heads * k_pages.head_dim from each row's start
   const float* v = nullptr;  // the same with v_pages.head_dim; null: values are part of the keys
   int64_t row_stride = 0;
@@ -207,9 +181,12 @@ struct SiluMulArgs {
 // runs work in parallel. GPU ops read and write device memory only, are enqueued on the calling thread's
 // current stream (device/stream.h), ignore the pool, and can be captured into a graph.
 struct DenseOps {
-  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx", "cuda"; with 8-bit weights "..._q8"
+  // "ref", "cpu_scalar", "cpu_avx2", "cpu_avx512", "cpu_amx", "cuda"; with 8-bit weights "..._q8", "..._fp8"
   const char* name;
-  LinearLayout linear_layout;
+  LinearLayout linear_layout;  // of bf16 weights; an FP8 layout: they are quantised to FP8
+  LinearLayout fp8_layout = LinearLayout::kRowMajorFp8;
+  bool has_fp8 = false;         // whether linear and norm_linear take LinearFormat::kFp8
+  int64_t fp8_column_step = 1;  // K of an FP8 weight is a multiple of this
   LinearLayout head_linear_layout = LinearLayout::kRowMajor;  // always bf16
   void (*linear)(const LinearArgs&, ThreadPool&);
   void (*embed)(const EmbedArgs&, ThreadPool&);
@@ -237,11 +214,12 @@ const DenseOps& ref_dense_ops(DenseQuant quant = DenseQuant::kNone);
 // Returns the ops of one ISA level, which accept both activation types; bf16 is faster. Precondition:
 // isa_available(isa).
 const DenseOps& cpu_dense_ops(Isa isa, DenseQuant quant = DenseQuant::kNone);
-// Returns the GPU's ops, which take only bf16 activations, or null in a build without CUDA.
-const DenseOps* cuda_dense_ops();
+// Returns the GPU's ops, which take only bf16 activations, or null in a build without CUDA. There is no table
+// for kQ8.
+const DenseOps* cuda_dense_ops(DenseQuant quant = DenseQuant::kNone);
 // Returns the same ops with one algorithm for any batch: a row's bits depend neither on the other rows nor on
 // how its sequence was split into steps. Slower; norm_linear runs a norm, then a linear op.
-const DenseOps* cuda_invariant_dense_ops();
+const DenseOps* cuda_invariant_dense_ops(DenseQuant quant = DenseQuant::kNone);
 // Opens the libraries that the current GPU's ops call and creates their handles and workspaces. Call it
 // before the first op on each GPU and not during graph capture. Returns kUnsupported if a library is missing
 // and kDoesNotFit if there is no memory for a workspace. Later calls on the same GPU return the same status.

@@ -40,7 +40,8 @@ inline int64_t attention_workspace(const DenseOps& ops, const AttentionArgs& arg
              : Arena::padded(ops.attention_workspace_bytes(args, max_tokens));
 }
 
-// Grouped-query attention with the config's biases, QK norms, rotary embedding and window.
+// Grouped-query attention with the config's biases, QK norms, rotary embedding (of the first rotary_dim dims
+// of a head) and window.
 struct GqaOptions {
   int64_t layer = 0;
   bool sinks = false;  // "<prefix>sinks" [num_heads]

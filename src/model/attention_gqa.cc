@@ -16,11 +16,12 @@ struct GqaWeights {
   LinearLayer q, k, v;    // [heads head_dim, H]
   Buffer q_norm, k_norm;  // [head_dim] f32 or empty
   Buffer sinks;           // [query heads] f32 or empty
-  Buffer inv_freq;        // [head_dim / 2] f32
+  Buffer inv_freq;        // [rotary_dim / 2] f32
   float rope_factor = 1;  // multiplies cos and sin
+  KvScales kv_scales;
   HeadShard heads;
   int64_t window = 0;
-  int head_dim = 0;
+  int head_dim = 0, rotary_dim = 0;
   float norm_eps = 0;
 };
 
@@ -55,8 +56,8 @@ class GqaAttention final : public Attention {
     AttentionArgs args = shape();
     args.q = s.q;
     args.q_stride = s.q_stride;
-    args.k_pages = in.k_pages;
-    args.v_pages = in.v_pages;
+    args.k_pages = in.k_pages, args.k_pages.scale = w_.kv_scales.k;
+    args.v_pages = in.v_pages, args.v_pages.scale = w_.kv_scales.v;
     args.sequences = in.batch.sequences;
     args.device_batch = in.batch.device;
     args.out = in.out;
@@ -64,7 +65,7 @@ class GqaAttention final : public Attention {
     ops_.rope_attention(
         {{turn(s.q, s.q_stride, num_q, in.batch),
           turn(s.k, s.kv_stride, num_kv, in.batch),
-          {s.k, s.v, s.kv_stride, in.k_pages, in.v_pages, in.batch.sequences, in.batch.device}},
+          {s.k, s.v, s.kv_stride, args.k_pages, args.v_pages, in.batch.sequences, in.batch.device}},
          args},
         pool);
   }
@@ -110,7 +111,7 @@ class GqaAttention final : public Attention {
             stride,
             num_heads,
             w_.head_dim,
-            w_.head_dim};
+            w_.rotary_dim};
   }
 
   const DenseOps& ops_;
@@ -129,8 +130,8 @@ Status load_qkv(WeightLoader& loader, const std::string& prefix, GqaWeights& w) 
   FP4MOE_ASSIGN_OR_RETURN(const LinearPart q, part("q_proj", config.num_heads, w.heads.query));
   FP4MOE_ASSIGN_OR_RETURN(const LinearPart k, part("k_proj", config.num_kv_heads, w.heads.kv));
   FP4MOE_ASSIGN_OR_RETURN(const LinearPart v, part("v_proj", config.num_kv_heads, w.heads.kv));
-  if (!q.weights.is_fp4 && !k.weights.is_fp4 && !v.weights.is_fp4) {
-    FP4MOE_ASSIGN_OR_RETURN(w.qkv, loader.linear({q, k, v}));
+  if (const std::vector<LinearPart> all = {q, k, v}; can_stack(all)) {
+    FP4MOE_ASSIGN_OR_RETURN(w.qkv, loader.linear(all));
     return {};
   }
   FP4MOE_ASSIGN_OR_RETURN(w.q, loader.linear({q}));
@@ -148,12 +149,14 @@ Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::str
   GqaWeights w;
   w.heads = head_shard(config.num_heads, config.num_kv_heads, layout.attention_tp(), layout.attention_rank());
   w.head_dim = static_cast<int>(config.head_dim);
-  const RopeTable rope = make_rope_table(config.rope, config.head_dim);
+  w.rotary_dim = static_cast<int>(config.rotary_dim);
+  const RopeTable rope = make_rope_table(config.rope, config.rotary_dim);
   w.rope_factor = rope.attention_factor;
   FP4MOE_ASSIGN_OR_RETURN(w.inv_freq, loader.put(rope.inv_freq));
   w.norm_eps = static_cast<float>(config.rms_norm_eps);
   w.window = config.layer_windows[static_cast<size_t>(options.layer)];
   FP4MOE_RETURN_IF_ERROR(load_qkv(loader, prefix, w));
+  FP4MOE_ASSIGN_OR_RETURN(w.kv_scales, loader.kv_scales(prefix));
   if (config.qk_norm) {
     FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.floats(prefix + "q_norm.weight", config.head_dim));
     FP4MOE_ASSIGN_OR_RETURN(w.k_norm, loader.floats(prefix + "k_norm.weight", config.head_dim));

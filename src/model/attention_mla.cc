@@ -40,10 +40,11 @@ struct MlaWeights {
   // In the ops' layout: [latent, nope] of each head; from byte value_up on, [value, latent] of each head.
   Buffer up;
   int64_t value_up = 0;
-  float up_scale = 1;     // tensor scale of both parts of `up`, if the checkpoint has an FP4 matrix
+  float up_scale = 1;     // tensor scale of both parts of `up`, if the checkpoint has an FP4 or FP8 matrix
   Buffer inv_freq;        // [rope / 2] f32
   float rope_factor = 1;  // multiplies cos and sin
   float scale = 0;        // softmax scale
+  float kv_scale = 1;     // of a page row, which is key and value: the checkpoint's scale of the keys
 };
 
 class MlaAttention final : public Attention {
@@ -74,7 +75,8 @@ class MlaAttention final : public Attention {
     ops_.head_norm(
         {keys, w_.kv_norm.as<float>(), kLatentNormEps, t, s_.key(), 1, static_cast<int>(s_.latent)}, pool);
     turn(keys + s_.latent, s_.key(), {1, s_.rope}, in.batch, pool);
-    ops_.kv_write({keys, nullptr, s_.key(), in.k_pages, in.v_pages, in.batch.sequences, in.batch.device},
+    ops_.kv_write({keys, nullptr, s_.key(), scaled(in.k_pages), scaled(in.v_pages), in.batch.sequences,
+                   in.batch.device},
                   pool);
 
     float* q = queries(x, scratch, pool);
@@ -148,8 +150,8 @@ class MlaAttention final : public Attention {
     AttentionArgs args = shape();
     args.q = q;
     args.q_stride = key_stride;
-    args.k_pages = in.k_pages;
-    args.v_pages = in.v_pages;
+    args.k_pages = scaled(in.k_pages);
+    args.v_pages = scaled(in.v_pages);
     args.sequences = pass.sequences;
     args.device_batch = in.batch.device;
     args.out = ActRows{latents, DType::kF32, rows.count, latent_stride};
@@ -161,6 +163,11 @@ class MlaAttention final : public Attention {
     ops_.head_linear({latents, latent_stride, s_.latent, value_up, out, in.out.dtype, in.out.cols, s_.value,
                       rows.count, s_.value, s_.latent, num_heads, w_.up_scale},
                      pool);
+  }
+
+  KvPages scaled(KvPages pages) const {
+    pages.scale = w_.kv_scale;
+    return pages;
   }
 
   // A GPU processes all rows at once, because the sequences of its batches cannot be split here.
@@ -226,17 +233,30 @@ Status load_projections(WeightLoader& loader, const std::string& prefix, Shard h
   return {};
 }
 
-// kv_b_proj as bf16. For an FP4 matrix: code * block scale, which is exact, without the tensor scale.
+// The scale of all values of kv_b_proj, which multiplies the sums; up_projection_rows() leaves it out.
+float up_projection_scale(const LinearWeightsView& kv_b) {
+  if (kv_b.is_fp4) return kv_b.fp4.tensor_scale;
+  return kv_b.is_fp8() && kv_b.fp8_scales->size() == 1 ? kv_b.fp8.scales[0] : 1;
+}
+
+// kv_b_proj as bf16, divided by up_projection_scale(). FP4: code * block scale, which is exact. FP8: exact
+// with one scale for the matrix or scales that are powers of two, else rounded.
 Result<const bf16*> up_projection_rows(const LinearWeightsView& kv_b, Buffer& storage) {
-  if (!kv_b.is_fp4) return kv_b.weight;
+  if (kv_b.weight != nullptr) return kv_b.weight;
+  FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(kv_b.n * kv_b.k * 2));
   Fp4MatrixView matrix = kv_b.fp4;
   matrix.tensor_scale = 1;
-  FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(matrix.rows * matrix.cols * 2));
-  std::vector<float> row(static_cast<size_t>(matrix.cols));
-  for (int64_t r = 0; r < matrix.rows; ++r) {
-    fp4_dequantize_row(matrix, r, row.data());
-    for (int64_t c = 0; c < matrix.cols; ++c)
-      storage.as<bf16>()[r * matrix.cols + c] = float_to_bf16(row[static_cast<size_t>(c)]);
+  Fp8LinearView codes = kv_b.fp8;
+  constexpr float kOne = 1;
+  if (kv_b.is_fp8() && kv_b.fp8_scales->size() == 1) codes.scales = &kOne;
+  std::vector<float> row(static_cast<size_t>(kv_b.k));
+  for (int64_t r = 0; r < kv_b.n; ++r) {
+    if (kv_b.is_fp4)
+      fp4_dequantize_row(matrix, r, row.data());
+    else
+      fp8_dequantize_row(codes, kv_b.k, r, row.data());
+    for (int64_t c = 0; c < kv_b.k; ++c)
+      storage.as<bf16>()[r * kv_b.k + c] = float_to_bf16(row[static_cast<size_t>(c)]);
   }
   return storage.as<bf16>();
 }
@@ -249,7 +269,7 @@ Status load_up_projections(WeightLoader& loader, const std::string& prefix, Shar
   FP4MOE_ASSIGN_OR_RETURN(
       const LinearWeightsView kv_b,
       loader.view(prefix + "kv_b_proj", {loader.config().num_heads * (s.nope + s.value), s.latent}));
-  if (kv_b.is_fp4) w.up_scale = kv_b.fp4.tensor_scale;
+  w.up_scale = up_projection_scale(kv_b);
   const int64_t head_rows = s.nope + s.value;
   FP4MOE_RETURN_IF_ERROR(
       loader.check_part({kv_b, row_range(heads.first * head_rows, heads.count * head_rows), {}}));
@@ -298,6 +318,8 @@ Result<std::unique_ptr<Attention>> load_mla(WeightLoader& loader, const std::str
   w.scale = softmax_scale(config);
   FP4MOE_RETURN_IF_ERROR(load_projections(loader, prefix, heads, w));
   FP4MOE_RETURN_IF_ERROR(load_up_projections(loader, prefix, heads, w));
+  FP4MOE_ASSIGN_OR_RETURN(const KvScales kv_scales, loader.kv_scales(prefix));
+  w.kv_scale = kv_scales.k;
   return std::unique_ptr<Attention>(std::make_unique<MlaAttention>(loader.ops(), std::move(w)));
 }
 

@@ -52,6 +52,7 @@ class Decoder final : public Model {
                                        : options_.max_batch_tokens;
   }
   int64_t layer_scratch_bytes(const DecoderLayer& layer) const;
+  Batch window_batch(const Batch& batch, DeviceBatch& device);
   void attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool);
   Status attention_output(int64_t layer, int64_t num_rows, ThreadPool& pool);
   Status gathered_attention_output(int64_t layer, const ActRows& heads, ThreadPool& pool);
@@ -91,7 +92,8 @@ class Decoder final : public Model {
   std::unique_ptr<ExpertCounters> counters_;
   Activations act_{};
   Rows rows_{};  // of the current forward pass: act_.all, or act_.kept after the last layer's attention
-  bool is_normed_ = false;  // add_partial() has run the next norm too
+  bool is_normed_ = false;                      // add_partial() has run the next norm too
+  std::vector<SequenceRows> window_sequences_;  // of window_batch()
   Arena activations_, scratch_;
 };
 
@@ -201,16 +203,19 @@ Status Decoder::forward_model(const Batch& batch, KvCache& kv, float* logits, Th
                std::to_string(t) + " rows; the limit is " + std::to_string(options_.max_batch_tokens));
   rows_ = act_.all;
   is_normed_ = false;
+  DeviceBatch device;
+  const Batch window = window_batch(batch, device);
   ops_.embed({embedding_.as<bf16>(), batch.op_token_ids(), rows_.residual, t, h, batch.op_chosen()}, pool);
   int64_t num_rows = t;
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     const DecoderLayer& w = layers_[static_cast<size_t>(i)];
     if (batch.device != nullptr) current_stream().begin_layer(static_cast<int>(i));
     if (t > 0)
-      attention(w,
-                {batch, norm_args(w.attention_norm, t, nullptr), kv.k_pages(i), kv.v_pages(i),
-                 act(rows_.attention, t, w.attention->out_cols())},
-                pool);
+      attention(
+          w,
+          {kv.layers_of(i) == KvLayers::kWindow ? window : batch, norm_args(w.attention_norm, t, nullptr),
+           kv.k_pages(i), kv.v_pages(i), act(rows_.attention, t, w.attention->out_cols())},
+          pool);
     if (i + 1 == config_.num_layers) {  // the remaining work needs only the logit rows
       keep_logit_rows(batch, pool);
       num_rows = batch.num_logit_rows();
@@ -222,6 +227,19 @@ Status Decoder::forward_model(const Batch& batch, KvCache& kv, float* logits, Th
   }
   scratch_.reset();
   return lm_head_.forward_lm_head(norm_args(final_norm_, num_rows, nullptr), logits, scratch_, pool);
+}
+
+// Returns the batch for window layers: with their page tables. `device` is what its `device` points to.
+Batch Decoder::window_batch(const Batch& batch, DeviceBatch& device) {
+  Batch window = batch;
+  window_sequences_.assign(batch.sequences.begin(), batch.sequences.end());
+  for (SequenceRows& sequence : window_sequences_) sequence.page_table = sequence.window_page_table;
+  window.sequences = window_sequences_;
+  if (batch.device == nullptr) return window;
+  device = *batch.device;
+  device.page_table = device.window_page_table;
+  window.device = &device;
+  return window;
 }
 
 // Returns the arguments that norm the residual into act_.normed and, unless it is null, out_f32.
@@ -448,10 +466,10 @@ Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out) {
   return {};
 }
 
-Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols, bool has_bias) {
+Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols) {
   const RankLayout& layout = loader.layout();
   const int64_t h = loader.config().hidden_size;
-  const LinearShape shape = {h, cols * layout.attention_tp(), has_bias};
+  const LinearShape shape = {h, cols * layout.attention_tp(), loader.config().attention_out_bias};
   const std::string name = layer_prefix(layer) + "self_attn.o_proj";
   if (loader.is_deterministic())
     return loader.row_shard(name, shape, output_shard(h, layout.attention_tp(), layout.attention_rank()));

@@ -41,6 +41,6 @@ std::string layer_prefix(int64_t layer);
 Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out);
 // Loads this rank's part of "o_proj" [H, columns of the group]: the columns of its heads or, if
 // deterministic, some of the rows. `cols` is the number of columns per rank.
-Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols, bool has_bias);
+Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols);
 
 }  // namespace fp4moe

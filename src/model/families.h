@@ -9,12 +9,16 @@ namespace fp4moe {
 // MoE.
 Result<DecoderLayer> load_gpt_oss_layer(WeightLoader& loader, int64_t layer);
 
-// deepseek_v3: latent attention; the first layers have a dense MLP, the others a MoE with a shared expert and
-// group-limited sigmoid routing.
+// deepseek_v3, kimi_k2, kimi_k25 and glm4_moe_lite: latent attention; the first layers have a dense MLP, the
+// others a MoE with a shared expert and group-limited sigmoid routing.
 Result<DecoderLayer> load_deepseek_v3_layer(WeightLoader& loader, int64_t layer);
 
-// qwen2_moe and qwen3_moe: grouped-query attention (Qwen2: biases of q, k and v; Qwen3: QK norms); MoE layers
-// (Qwen2: with a gated shared expert), and dense MLPs in the layers without experts.
+// glm4_moe: grouped-query attention that rotates a part of each head, and DeepSeek's feed-forward.
+Result<DecoderLayer> load_glm4_moe_layer(WeightLoader& loader, int64_t layer);
+
+// qwen2_moe, qwen3_moe and qwen3_vl_moe's text model: grouped-query attention (Qwen2: biases of q, k and v;
+// Qwen3: QK norms); MoE layers (Qwen2: with a gated shared expert), and dense MLPs in the layers without
+// experts.
 Result<DecoderLayer> load_qwen2_moe_layer(WeightLoader& loader, int64_t layer);
 Result<DecoderLayer> load_qwen3_moe_layer(WeightLoader& loader, int64_t layer);
 

@@ -1,5 +1,6 @@
 #include "model/kv_cache.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 
@@ -17,83 +18,124 @@ KvCache::Shape KvCache::shape_of(const ModelConfig& config, const RankLayout& la
           head_dim, static_cast<int>(heads.first), static_cast<int>(config.num_kv_heads)};
 }
 
-int64_t KvCache::bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
-                                const RankLayout& layout) {
-  const Shape shape = shape_of(config, layout);
-  return config.num_layers * shape.num_tensors * shape.num_heads * page_size * shape.row_dim *
-         dtype_bits(dtype) / 8;
+namespace {
+
+bool has_window(const ModelConfig& config, int64_t layer) {
+  return layer < std::ssize(config.layer_windows) && config.layer_windows[static_cast<size_t>(layer)] > 0;
 }
 
-Result<KvCache> KvCache::make(const ModelConfig& config, DType dtype, int64_t num_pages, int page_size,
+}  // namespace
+
+int64_t KvCache::window(const ModelConfig& config) {
+  const auto is_full = [](int64_t window) { return window == 0; };
+  if (config.layer_windows.empty() || std::ranges::none_of(config.layer_windows, is_full)) return 0;
+  return std::ranges::max(config.layer_windows);
+}
+
+KvCounts KvCache::bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
+                                 const RankLayout& layout) {
+  const Shape shape = shape_of(config, layout);
+  const int64_t layer_bytes =
+      int64_t{shape.num_tensors} * shape.num_heads * page_size * shape.row_dim * dtype_bits(dtype) / 8;
+  int64_t with_window = 0;
+  if (window(config) > 0)
+    for (int64_t layer = 0; layer < config.num_layers; ++layer) with_window += has_window(config, layer);
+  return {(config.num_layers - with_window) * layer_bytes, with_window * layer_bytes};
+}
+
+Result<KvCache> KvCache::make(const ModelConfig& config, DType dtype, KvCounts num_pages, int page_size,
                               const RankLayout& layout, MemoryResource& memory) {
-  const int64_t page_bytes = bytes_per_page(config, dtype, page_size, layout);
-  if (num_pages <= 0 || page_size <= 0 || num_pages > INT64_MAX / page_bytes)
-    return invalid_argument("KV pool of " + std::to_string(num_pages) + " pages of " +
-                            std::to_string(page_bytes) + " bytes is empty or too large");
+  KvCounts page_bytes = bytes_per_page(config, dtype, page_size, layout);
+  const bool splits = num_pages.window > 0;
+  if (!splits) page_bytes = {page_bytes.full + page_bytes.window, 0};
+  if (splits && page_bytes.window == 0)
+    return invalid_argument("KV pool with " + std::to_string(num_pages.window) +
+                            " window pages for a model without window layers");
+  const int64_t most = INT64_MAX / 2;
+  if (num_pages.full <= 0 || num_pages.window < 0 || page_size <= 0 ||
+      num_pages.full > most / page_bytes.full || (splits && num_pages.window > most / page_bytes.window))
+    return invalid_argument("KV pool of " + std::to_string(num_pages.full) + " pages of " +
+                            std::to_string(page_bytes.full) + " bytes is empty or too large");
   KvCache kv;
-  FP4MOE_ASSIGN_OR_RETURN(kv.buffer_, Buffer::make(num_pages * page_bytes, memory));
+  const int64_t full_bytes = num_pages.full * page_bytes.full;
+  FP4MOE_ASSIGN_OR_RETURN(kv.buffer_,
+                          Buffer::make(full_bytes + num_pages.window * page_bytes.window, memory));
   kv.dtype_ = dtype;
-  kv.num_layers_ = config.num_layers;
-  kv.num_pages_ = num_pages;
   kv.page_size_ = page_size;
   kv.shape_ = shape_of(config, layout);
+  kv.groups_[0] = {.num_pages = num_pages.full};
+  kv.groups_[1] = {.num_pages = num_pages.window, .offset = full_bytes};
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    const KvLayers layers = splits && has_window(config, layer) ? KvLayers::kWindow : KvLayers::kFull;
+    kv.places_.push_back({layers, kv.groups_[static_cast<size_t>(layers)].num_layers++});
+  }
   return kv;
 }
 
+int64_t KvCache::tensor_bytes(const Group& group) const {
+  return group.num_pages * shape_.num_heads * page_size_ * static_cast<int64_t>(shape_.row_dim) *
+         dtype_bits(dtype_) / 8;
+}
+
 KvPages KvCache::pages(int64_t layer, int which) const {
-  const int64_t tensor_bytes = num_pages_ * shape_.num_heads * page_size_ *
-                               static_cast<int64_t>(shape_.row_dim) * dtype_bits(dtype_) / 8;
-  return {buffer_.data() + (layer * shape_.num_tensors + which) * tensor_bytes, dtype_, shape_.num_heads,
-          page_size_, shape_.row_dim};
+  const Place& place = places_[static_cast<size_t>(layer)];
+  const Group& of = group(place.layers);
+  return {buffer_.data() + of.offset + (place.index * shape_.num_tensors + which) * tensor_bytes(of), dtype_,
+          shape_.num_heads, page_size_, shape_.row_dim};
 }
 
-int64_t KvCache::token_bytes() const {
-  return num_layers_ * shape_.num_tensors * shape_.all_heads * shape_.row_dim * dtype_bits(dtype_) / 8;
+int64_t KvCache::token_bytes(KvLayers layers) const {
+  return group(layers).num_layers * shape_.num_tensors * shape_.all_heads * shape_.row_dim *
+         dtype_bits(dtype_) / 8;
 }
 
-void KvCache::check_page(int64_t page, int64_t num_tokens) const {
-  FP4MOE_CHECK(page >= 0 && page < num_pages_ && num_tokens >= 0 && num_tokens <= page_size_,
-               "page " + std::to_string(page) + " of " + std::to_string(num_pages_) + ", " +
+void KvCache::check_page(PageId page, int64_t num_tokens) const {
+  const int64_t num_pages = group(page.layers).num_pages;
+  FP4MOE_CHECK(page.page >= 0 && page.page < num_pages && num_tokens >= 0 && num_tokens <= page_size_,
+               "page " + std::to_string(page.page) + " of " + std::to_string(num_pages) + ", " +
                    std::to_string(num_tokens) + " tokens");
 }
 
-// Calls copy_row(row in the page, offset in canonical form, bytes) for all of this rank's rows.
 template <class CopyRow>
-void KvCache::for_rows(int64_t page, int64_t num_tokens, const CopyRow& copy_row) const {
+void KvCache::for_rows(PageId page, int64_t num_tokens, const CopyRow& copy_row) const {
   check_page(page, num_tokens);
+  const Group& of = group(page.layers);
   const int64_t row_bytes = int64_t{shape_.row_dim} * dtype_bits(dtype_) / 8;
-  for (int64_t tensor = 0; tensor < num_layers_ * shape_.num_tensors; ++tensor)
+  for (int64_t tensor = 0; tensor < of.num_layers * shape_.num_tensors; ++tensor)
     for (int64_t head = 0; head < shape_.num_heads; ++head)
       for (int64_t token = 0; token < num_tokens; ++token) {
-        const int64_t row = ((tensor * num_pages_ + page) * shape_.num_heads + head) * page_size_ + token;
+        const int64_t row =
+            ((tensor * of.num_pages + page.page) * shape_.num_heads + head) * page_size_ + token;
         const int64_t canonical = (tensor * num_tokens + token) * shape_.all_heads + shape_.first_head + head;
-        copy_row(buffer_.data() + row * row_bytes, canonical * row_bytes, static_cast<size_t>(row_bytes));
+        copy_row(buffer_.data() + of.offset + row * row_bytes, canonical * row_bytes,
+                 static_cast<size_t>(row_bytes));
       }
 }
 
-void KvCache::read_page(int64_t page, int64_t num_tokens, uint8_t* canonical) const {
+void KvCache::read_page(PageId page, int64_t num_tokens, uint8_t* canonical) const {
   for_rows(page, num_tokens, [&](const uint8_t* row, int64_t offset, size_t num_bytes) {
     std::memcpy(canonical + offset, row, num_bytes);
   });
 }
 
-void KvCache::write_page(int64_t page, int64_t num_tokens, const uint8_t* canonical) const {
+void KvCache::write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) const {
   for_rows(page, num_tokens, [&](uint8_t* row, int64_t offset, size_t num_bytes) {
     std::memcpy(row, canonical + offset, num_bytes);
   });
 }
 
-KvPageCopyArgs KvCache::page_copy(int64_t page, int64_t num_tokens, uint8_t* canonical) const {
+KvPageCopyArgs KvCache::page_copy(PageId page, int64_t num_tokens, uint8_t* canonical) const {
   check_page(page, num_tokens);
   FP4MOE_CHECK(shape_.num_heads == shape_.all_heads, "page_copy() needs a rank that has all KV heads");
-  return {.pages = buffer_.data(),
+  const Group& of = group(page.layers);
+  return {.pages = buffer_.data() + of.offset,
           .canonical = canonical,
-          .num_tensors = num_layers_ * shape_.num_tensors,
-          .num_pages = num_pages_,
+          .num_tensors = of.num_layers * shape_.num_tensors,
+          .num_pages = of.num_pages,
           .num_heads = shape_.num_heads,
           .page_size = page_size_,
           .row_bytes = int64_t{shape_.row_dim} * dtype_bits(dtype_) / 8,
-          .page = page,
+          .page = page.page,
           .num_tokens = num_tokens};
 }
 

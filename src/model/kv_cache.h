@@ -2,38 +2,49 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "base/buffer.h"
 #include "fp4moe/status.h"
 #include "io/config/model_config.h"
 #include "kernels/device_copy.h"
 #include "kernels/ops.h"
+#include "model/kv_window.h"
 #include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
 
-// A page holds page_size tokens of one sequence in every layer: this rank's KV heads or, with latent
-// attention, each token's latent (which is also the value) and rotary key. The engine assigns pages.
+// A page holds page_size tokens of one sequence in every layer of its group (model/kv_window.h): this rank's
+// KV heads or, with latent attention, each token's latent (which is also the value) and rotary key. The
+// engine assigns pages.
 class KvCache {
  public:
-  static Result<KvCache> make(const ModelConfig& config, DType dtype, int64_t num_pages, int page_size,
+  // num_pages.window = 0: all layers are in the full group, whatever their windows are.
+  static Result<KvCache> make(const ModelConfig& config, DType dtype, KvCounts num_pages, int page_size,
                               const RankLayout& layout = {}, MemoryResource& memory = host_memory());
-  static int64_t bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
-                                const RankLayout& layout = {});
+  // Returns the bytes of a page of each group for a model with window pages; a page of all layers has the
+  // sum.
+  static KvCounts bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
+                                 const RankLayout& layout = {});
+  // Returns the largest window of the layers if some layers have a window and others have none, otherwise 0:
+  // then there is nothing to gain, or no layer whose pages record the prefixes.
+  static int64_t window(const ModelConfig& config);
 
   // Copy a page's first num_tokens tokens to and from canonical form, which does not depend on the sharding
-  // of heads: [num_layers, num_tensors, num_tokens, all KV heads, row_dim]. Only this rank's heads are
-  // copied. The pages must be in host memory; copy_kv_page() does the same for pages in GPU memory.
-  void read_page(int64_t page, int64_t num_tokens, uint8_t* canonical) const;
-  void write_page(int64_t page, int64_t num_tokens, const uint8_t* canonical) const;
+  // of heads: [layers of the group, num_tensors, num_tokens, all KV heads, row_dim]. Only this rank's heads
+  // are copied. The pages must be in host memory; copy_kv_page() does the same for pages in GPU memory.
+  void read_page(PageId page, int64_t num_tokens, uint8_t* canonical) const;
+  void write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) const;
   // Arguments for copy_kv_page(); the caller sets `to_device`. Precondition: this rank has all KV heads.
-  KvPageCopyArgs page_copy(int64_t page, int64_t num_tokens, uint8_t* canonical) const;
-  // Bytes of one token in canonical form.
-  int64_t token_bytes() const;
+  KvPageCopyArgs page_copy(PageId page, int64_t num_tokens, uint8_t* canonical) const;
+  // Bytes of one token in canonical form, in all layers of the group.
+  int64_t token_bytes(KvLayers layers = KvLayers::kFull) const;
 
   KvPages k_pages(int64_t layer) const { return pages(layer, 0); }
   KvPages v_pages(int64_t layer) const;
-  int64_t num_pages() const { return num_pages_; }
+  // The group of a layer, whose page table its pages need.
+  KvLayers layers_of(int64_t layer) const { return places_[static_cast<size_t>(layer)].layers; }
+  int64_t num_pages(KvLayers layers = KvLayers::kFull) const { return group(layers).num_pages; }
   int page_size() const { return page_size_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }
 
@@ -47,13 +58,25 @@ class KvCache {
   };
   static Shape shape_of(const ModelConfig& config, const RankLayout& layout);
   KvPages pages(int64_t layer, int which) const;
-  void check_page(int64_t page, int64_t num_tokens) const;
+  // One group of layers: [num_layers, num_tensors, num_pages, num_heads, page_size, row_dim] of dtype.
+  struct Group {
+    int64_t num_layers = 0, num_pages = 0;
+    int64_t offset = 0;  // bytes in buffer_
+  };
+  struct Place {
+    KvLayers layers = KvLayers::kFull;
+    int64_t index = 0;  // in its group
+  };
+  const Group& group(KvLayers layers) const { return groups_[static_cast<size_t>(layers)]; }
+  int64_t tensor_bytes(const Group& group) const;
+  void check_page(PageId page, int64_t num_tokens) const;
   template <class CopyRow>
-  void for_rows(int64_t page, int64_t num_tokens, const CopyRow& copy_row) const;
-  Buffer buffer_;  // [num_layers, num_tensors, num_pages, num_heads, page_size, row_dim] of dtype
+  void for_rows(PageId page, int64_t num_tokens, const CopyRow& copy_row) const;
+  Buffer buffer_;  // one group after the other
   DType dtype_ = DType::kBF16;
-  int64_t num_layers_ = 0, num_pages_ = 0;
   int page_size_ = 0;
+  Group groups_[2];            // by KvLayers
+  std::vector<Place> places_;  // [num_layers]
   Shape shape_;
 };
 

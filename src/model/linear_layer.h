@@ -1,28 +1,20 @@
-// LinearLayer: y = x W^T + b with bf16, Q8 or FP4 weights. Q8 weights are made from a checkpoint's bf16
+// LinearLayer: y = x W^T + b with bf16, Q8, FP8 or FP4 weights. Q8 weights are made from a checkpoint's bf16
 // weights.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <span>
-#include <vector>
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "io/checkpoint/expert_weights.h"
 #include "kernels/ops.h"
+#include "moe/dense_weight.h"
 #include "moe/fp4_linear.h"
 #include "moe/plan/plan.h"
-#include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
-
-// A rank's rows and columns of a checkpoint's [N, K] matrix.
-struct LinearPart {
-  LinearWeightsView weights;
-  std::vector<int64_t> rows;  // rows of N (and elements of the bias) in output order; empty: all rows
-  Shard cols;                 // columns of K; count 0: all columns
-};
 
 // Runs the norm unless norm.is_done.
 void run_norm(const DenseOps& ops, const RmsNormArgs& norm, ThreadPool& pool);
@@ -30,9 +22,9 @@ void run_norm(const DenseOps& ops, const RmsNormArgs& norm, ThreadPool& pool);
 class LinearLayer {
  public:
   LinearLayer() = default;
-  // Stacks the parts, which must have the same number of columns. Several parts must all be bf16, because
-  // each FP4 matrix has its own tensor scale. kUnsupported if `cols` splits a scale block. The sources may be
-  // released afterwards; `ops` must outlive the layer.
+  // Stacks the parts, which must have the same number of columns. Several parts must all be bf16 or all be
+  // FP8, because each FP4 matrix has its own tensor scale. kUnsupported if `cols` splits a scale block (FP8:
+  // see DenseWeight). The sources may be released afterwards; `ops` must outlive the layer.
   static Result<LinearLayer> make(const MoePlan& plan, const DenseOps& ops, std::span<const LinearPart> parts,
                                   ThreadPool& pool);
 
@@ -47,7 +39,7 @@ class LinearLayer {
 
  private:
   const DenseOps* ops_ = nullptr;
-  Buffer weight_;  // bf16 or Q8, in ops_' layout and memory; empty with FP4
+  DenseWeight weight_;  // empty with FP4
   std::unique_ptr<Fp4Linear> fp4_;
   Buffer bias_;  // [N] f32 in ops_' memory, or empty; with FP4 it is part of fp4_
   int64_t n_ = 0, k_ = 0;

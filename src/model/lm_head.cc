@@ -43,12 +43,14 @@ Result<LmHead> LmHead::load(WeightLoader& loader, const std::string& name, const
                                   options.whole_job ? layout.rank : layout.attention_rank());
   FP4MOE_ASSIGN_OR_RETURN(LinearWeightsView view,
                           loader.view(name, {options.vocab_size, options.hidden_size}));
-  if (!view.is_fp4) {  // consecutive rows need no copy
+  if (shard.count == 0) return head;
+  std::vector<int64_t> rows;
+  if (view.weight != nullptr) {  // consecutive rows of bf16 need no copy
     view.weight += shard.first * options.hidden_size;
     view.n = shard.count;
+  } else if (shard.count < options.vocab_size) {
+    rows = row_range(shard.first, shard.count);
   }
-  if (shard.count == 0) return head;
-  std::vector<int64_t> rows = view.is_fp4 ? row_range(shard.first, shard.count) : std::vector<int64_t>();
   FP4MOE_ASSIGN_OR_RETURN(head.linear_, loader.linear({LinearPart{view, std::move(rows), {}}}));
   return head;
 }

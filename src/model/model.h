@@ -21,6 +21,7 @@ namespace fp4moe {
 
 struct ModelOptions {
   DType act_dtype = DType::kBF16;  // kBF16, or kF32: the reference ops, which sum in double
+  DType kv_dtype = DType::kBF16;   // of the KvCache; kF8E4M3: the layers' scales are loaded
   Isa isa = Isa::kScalar;          // instruction set of the dense ops on a CPU with kBF16
   MoePlan moe_plan;                // for all MoE layers; its problem names the device
   int64_t max_batch_tokens = 0;    // most rows per forward_model()
@@ -29,7 +30,7 @@ struct ModelOptions {
   // dp > 1: each group has its own LM head; false: all ranks share one.
   bool dp_lm_head = false;
   RankContext rank;
-  DenseQuant dense_quant = DenseQuant::kNone;  // CPU only
+  DenseQuant dense_quant = DenseQuant::kNone;  // kQ8: CPU only
 };
 
 // T rows, sequence after sequence. The caller has checked ids and positions.

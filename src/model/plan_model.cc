@@ -86,6 +86,9 @@ Status check_ranges(const EngineConfig& flags) {
   if (!(flags.autotune_budget >= 0 && flags.autotune_budget <= 3600))
     return invalid_argument("--autotune-budget " + std::to_string(flags.autotune_budget) +
                             " must be between 0 and 3600 seconds");
+  if (!(flags.swa_full_tokens_ratio >= 0 && flags.swa_full_tokens_ratio <= 1))
+    return invalid_argument("--swa-full-tokens-ratio " + std::to_string(flags.swa_full_tokens_ratio) +
+                            " must be between 0 and 1");
   if (!(flags.mem_fraction_static > 0 && flags.mem_fraction_static <= 1))  // true for NaN
     return invalid_argument("--mem-fraction-static " + std::to_string(flags.mem_fraction_static) +
                             " must be above 0 and at most 1");
@@ -98,11 +101,20 @@ Result<DType> resolve_dtype(const std::string& name) {
   return invalid_argument("--dtype " + name + " is not supported; use auto, bfloat16 or float32");
 }
 
+// A declared cache of another type would have scales that do not fit E4M3 codes.
+Result<DType> kv_dtype(const EngineConfig& flags, const QuantConfig& quant, DType act_dtype) {
+  if (flags.kv_cache_dtype != "fp8_e4m3") return act_dtype;
+  if (quant.kv_cache_type.empty() || quant.kv_cache_type == "FP8") return DType::kF8E4M3;
+  return unsupported("--kv-cache-dtype fp8_e4m3: " + quant.declared_by + " declares a KV cache of type " +
+                     quant.kv_cache_type + "; legal: --kv-cache-dtype auto");
+}
+
 Status check_quantization(const ModelConfig& model, const std::string& flag) {
   const std::string declared = quantization_name(model.quant);
-  if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4" && flag != "compressed-tensors")
+  if (flag != "auto" && flag != "mxfp4" && flag != "modelopt_fp4" && flag != "compressed-tensors" &&
+      flag != "quark" && flag != "fp8")
     return invalid_argument("--quantization " + flag +
-                            " is unknown; use auto, mxfp4, modelopt_fp4 or compressed-tensors");
+                            " is unknown; use auto, mxfp4, modelopt_fp4, compressed-tensors, quark or fp8");
   if (flag != "auto" && model.quant.method == QuantMethod::kNone)
     return unsupported(
         "--quantization " + flag +
@@ -183,13 +195,18 @@ Status check_reduce_dtype(const EngineConfig& flags, DeviceKind device) {
   return {};
 }
 
-// Checks the length of a key; with latent attention a key is a latent and a rotary key.
-Status check_head_dim(const ModelConfig& model) {
+// Checks the length of a key; with latent attention a key is a latent and a rotary key. GPU kernels read keys
+// in steps of 16.
+Status check_head_dim(const ModelConfig& model, DeviceKind device) {
   const bool latent = model.mla.kv_lora_rank > 0;
   const int64_t dim = latent ? model.mla.kv_lora_rank + model.mla.qk_rope_head_dim : model.head_dim;
-  if (dim <= kMaxHeadDim) return {};
-  return unsupported((latent ? "kv_lora_rank + qk_rope_head_dim = " : "head_dim = ") + std::to_string(dim) +
-                     " is too large; the limit is " + std::to_string(kMaxHeadDim));
+  const std::string value =
+      (latent ? "kv_lora_rank + qk_rope_head_dim = " : "head_dim = ") + std::to_string(dim);
+  if (dim > kMaxHeadDim)
+    return unsupported(value + " is too large; the limit is " + std::to_string(kMaxHeadDim));
+  if (device == DeviceKind::kCuda && dim % 16 != 0)
+    return unsupported(value + " on device=cuda; legal: multiples of 16; nearest legal choice: --device cpu");
+  return {};
 }
 
 // A group's ranks must divide the query heads evenly, and either divide the KV heads evenly or replicate each
@@ -226,6 +243,10 @@ const char* quantization_name(const QuantConfig& quant) {
     case QuantMethod::kCompressedNvfp4:
     case QuantMethod::kCompressedMxfp4:
       return "compressed-tensors";
+    case QuantMethod::kQuarkMxfp4:
+      return "quark";
+    case QuantMethod::kFp8Mxfp4:
+      return "fp8";
   }
   return "unknown";
 }
@@ -247,8 +268,10 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   FP4MOE_RETURN_IF_ERROR(check_quantization(model, flags.quantization));
   FP4MOE_RETURN_IF_ERROR(check_reduce_dtype(flags, device.kind));
   FP4MOE_ASSIGN_OR_RETURN(plan.act_dtype, resolve_dtype(flags.dtype));
+  FP4MOE_ASSIGN_OR_RETURN(plan.kv_dtype, kv_dtype(flags, model.quant, plan.act_dtype));
   plan.isa = best_isa();
   if (flags.dense_quant == "q8") plan.dense_quant = DenseQuant::kQ8;
+  if (flags.dense_quant == "fp8") plan.dense_quant = DenseQuant::kFp8;
   MoeProblem problem{
       .hidden_size = model.hidden_size,
       .intermediate_size = model.intermediate_size,
@@ -278,7 +301,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
     log_info("--enable-dp-lm-head is implied: on GPUs each data-parallel group has its own LM head");
   }
   (problem.device == DeviceKind::kCpu ? note_graph_flags : note_determinism)(flags);
-  FP4MOE_RETURN_IF_ERROR(check_head_dim(model));
+  FP4MOE_RETURN_IF_ERROR(check_head_dim(model, problem.device));
   FP4MOE_RETURN_IF_ERROR(check_heads(model, plan.moe.problem().layout));
   return plan;
 }

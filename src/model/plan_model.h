@@ -17,7 +17,8 @@ namespace fp4moe {
 
 struct ModelPlan {
   DType act_dtype = DType::kBF16;
-  Isa isa = Isa::kScalar;  // CPU: instruction set of the dense ops
+  DType kv_dtype = DType::kBF16;  // of KV pages: act_dtype or kF8E4M3
+  Isa isa = Isa::kScalar;         // CPU: instruction set of the dense ops
   DenseQuant dense_quant = DenseQuant::kNone;
   MoePlan moe;                          // its problem names the device
   std::optional<AbsentGpu> absent_gpu;  // the plan is for this GPU instead of this machine's GPUs
@@ -33,8 +34,8 @@ struct ModelPlan {
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given,
                              const std::optional<AbsentGpu>& absent_gpu = {});
 
-// Returns the --quantization value for the checkpoint's scheme: "mxfp4", "modelopt_fp4", "compressed-tensors"
-// or "none".
+// Returns the --quantization value for the checkpoint's scheme: "mxfp4", "modelopt_fp4",
+// "compressed-tensors", or "none".
 const char* quantization_name(const QuantConfig& quant);
 
 }  // namespace fp4moe

@@ -81,7 +81,7 @@ class Resolver {
         check_word("--load-format", given_.load_format, {"auto", "safetensors", "dummy"},
                    {"pt", "npcache", "sharded_state", "gguf", "bitsandbytes", "mistral", "layered",
                     "flash_rl", "fastsafetensors", "remote", "remote_instance"}));
-    FP4MOE_RETURN_IF_ERROR(check_word("--dense-quant", given_.dense_quant, {"none", "q8"}));
+    FP4MOE_RETURN_IF_ERROR(check_word("--dense-quant", given_.dense_quant, {"none", "q8", "fp8"}));
     FP4MOE_RETURN_IF_ERROR(
         check_word("--fp4-act-scales", given_.fp4_act_scales, {"auto", "static", "per_token"}));
     FP4MOE_RETURN_IF_ERROR(
@@ -100,8 +100,8 @@ class Resolver {
     FP4MOE_RETURN_IF_ERROR(
         check_word("--disaggregation-mode", given_.disaggregation_mode, {"null", "prefill", "decode"}));
     FP4MOE_RETURN_IF_ERROR(check_word("--self-test", given_.self_test, {"fast", "full", "off"}));
-    return check_word("--kv-cache-dtype", given_.kv_cache_dtype, {"auto", "bfloat16", "bf16"},
-                      {"fp8_e4m3", "fp8_e5m2", "fp4_e2m1"});
+    return check_word("--kv-cache-dtype", given_.kv_cache_dtype, {"auto", "bfloat16", "bf16", "fp8_e4m3"},
+                      {"fp8_e5m2", "fp4_e2m1"});
   }
 
   // `foreign`: values that SGLang knows and this engine does not support.

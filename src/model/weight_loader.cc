@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"
@@ -15,8 +14,9 @@ const DenseOps& dense_ops_for(const ModelOptions& options) {
   if (options.moe_plan.problem().device == DeviceKind::kCpu)
     return options.act_dtype == DType::kF32 ? ref_dense_ops(options.dense_quant)
                                             : cpu_dense_ops(options.isa, options.dense_quant);
-  const DenseOps* ops =
-      options.moe_plan.a2a_settings().deterministic ? cuda_invariant_dense_ops() : cuda_dense_ops();
+  const DenseOps* ops = options.moe_plan.a2a_settings().deterministic
+                            ? cuda_invariant_dense_ops(options.dense_quant)
+                            : cuda_dense_ops(options.dense_quant);
   FP4MOE_CHECK(ops != nullptr, "a plan for a GPU needs a build with CUDA");
   return *ops;
 }
@@ -52,6 +52,11 @@ Result<std::vector<float>> WeightLoader::vector(const std::string& name, int64_t
 Result<Buffer> WeightLoader::floats(const std::string& name, int64_t n) {
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> values, vector(name, n));
   return put(values);
+}
+
+Result<KvScales> WeightLoader::kv_scales(const std::string& prefix) const {
+  if (options_.kv_dtype != DType::kF8E4M3) return KvScales{};
+  return load_kv_scales(checkpoint_, prefix);
 }
 
 Result<Buffer> WeightLoader::put(const std::vector<float>& values) const {
@@ -93,7 +98,7 @@ Status WeightLoader::check_part(const LinearPart& part) const {
   // The view may start after the tensor's first row. A part's rows are nearly consecutive, so their whole
   // range is checked.
   TensorPart read = {.tensor = w.weight_tensor, .num_rows = w.n};
-  read.first_row = (w.weight - w.weight_tensor->view.as<bf16>()) / w.k;
+  if (!w.is_fp8()) read.first_row = (w.weight - w.weight_tensor->view.as<bf16>()) / w.k;
   if (!part.rows.empty()) {
     const auto [first, last] = std::minmax_element(part.rows.begin(), part.rows.end());
     read.first_row += *first;
@@ -119,7 +124,9 @@ Result<LinearLayer> WeightLoader::linear(const std::vector<LinearPart>& parts) {
   FP4MOE_ASSIGN_OR_RETURN(LinearLayer layer, LinearLayer::make(moe_plan_, ops_, parts, pool_));
   for (const LinearPart& part : parts) {
     const LinearWeightsView& w = part.weights;
-    if (!w.is_fp4)
+    if (w.is_fp8())
+      checkpoint_.release({w.fp8.codes, DType::kF8E4M3, {w.n, w.k}});
+    else if (!w.is_fp4)
       checkpoint_.release({reinterpret_cast<const uint8_t*>(w.weight), DType::kBF16, {w.n, w.k}});
   }
   count(layer.weight_bytes());
@@ -146,12 +153,6 @@ Result<LinearLayer> WeightLoader::row_shard(const std::string& name, const Linea
   Result<LinearLayer> layer = linear({LinearPart{weights, row_range(rows.first, rows.count), {}}});
   if (!layer.ok()) return layer.status().with_context(name);
   return layer;
-}
-
-std::vector<int64_t> row_range(int64_t first, int64_t count) {
-  std::vector<int64_t> rows(static_cast<size_t>(count));
-  std::iota(rows.begin(), rows.end(), first);
-  return rows;
 }
 
 }  // namespace fp4moe

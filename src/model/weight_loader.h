@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "fp4moe/sinks.h"
 #include "io/checkpoint/checkpoint.h"
+#include "io/checkpoint/kv_scales.h"
 #include "io/config/model_config.h"
 #include "kernels/ops.h"
 #include "model/linear_layer.h"
@@ -45,7 +46,7 @@ class WeightLoader {
 
   // A view of "<name>.weight" [n, k] and, if has_bias, "<name>.bias" [n].
   Result<LinearWeightsView> view(const std::string& name, const LinearShape& shape) const;
-  // Makes a layer of these parts, and releases the mapped pages of bf16 sources to the system.
+  // Makes a layer of these parts, and releases the mapped pages of bf16 and FP8 sources to the system.
   Result<LinearLayer> linear(const std::vector<LinearPart>& parts);
   // Makes a layer of one whole matrix.
   Result<LinearLayer> linear(const std::string& name, const LinearShape& shape);
@@ -59,14 +60,16 @@ class WeightLoader {
   Result<std::vector<float>> vector(const std::string& name, int64_t n);
   // A bf16 or f32 vector [n] as f32, in the ops' memory.
   Result<Buffer> floats(const std::string& name, int64_t n);
+  // The scales of the KV pages of the attention with this prefix; 1 unless pages are kF8E4M3.
+  Result<KvScales> kv_scales(const std::string& prefix) const;
   // A copy of `values` in the ops' memory.
   Result<Buffer> put(const std::vector<float>& values) const;
   // Moves bytes to the ops' memory; returns `host` itself on a CPU.
   Result<Buffer> put(Buffer host) const;
   // A bf16 matrix [rows, cols], row-major, in the ops' memory.
   Result<Buffer> matrix(const std::string& name, int64_t rows, int64_t cols);
-  // kDataLoss if a bf16 value of the part is NaN or infinite. Matrices that a weight store has already packed
-  // were checked when they were packed, and are not checked again.
+  // kDataLoss if a bf16 or FP8 value of the part is NaN or infinite. Matrices that a weight store has already
+  // packed were checked when they were packed, and are not checked again.
   Status check_part(const LinearPart& part) const;
   // Runs check_part() on the parts of an MLP's three matrices for this shard of I.
   Status check_mlp(const MlpWeightsView& mlp, Shard intermediate) const;
@@ -83,8 +86,5 @@ class WeightLoader {
   const ProgressSink& progress_;
   int64_t done_bytes_ = 0;
 };
-
-// The numbers first .. first + count - 1.
-std::vector<int64_t> row_range(int64_t first, int64_t count);
 
 }  // namespace fp4moe

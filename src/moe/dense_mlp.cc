@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "moe/dense_weight.h"
 #include "moe/table.h"
 
 namespace fp4moe {
@@ -48,28 +49,17 @@ class Fp4Mlp final : public DenseMlp {
   PackedExperts experts_;
 };
 
-// bf16 weights; gate and up are one GEMM.
-class Bf16Mlp final : public DenseMlp {
+// bf16 or FP8 weights; gate and up are one GEMM.
+class GemmMlp final : public DenseMlp {
  public:
-  Bf16Mlp(const DenseOps& ops, DType act_dtype, int64_t hidden, int64_t intermediate)
-      : ops_(ops), act_dtype_(act_dtype), hidden_(hidden), intermediate_(intermediate), amax_(new_amax(1)) {}
+  GemmMlp(const DenseOps& ops, DType act_dtype, int64_t intermediate)
+      : ops_(ops), act_dtype_(act_dtype), intermediate_(intermediate), amax_(new_amax(1)) {}
 
-  Status pack(const MlpWeightsView& w, int64_t first, ThreadPool& pool) {
-    const int64_t h = hidden_, n = intermediate_;
-    const LinearSource gate_up = [&](Buffer& storage) -> Result<const bf16*> {
-      FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(2 * n * h * int64_t{sizeof(bf16)}));
-      std::copy_n(w.gate.weight + first * h, n * h, storage.as<bf16>());
-      std::copy_n(w.up.weight + first * h, n * h, storage.as<bf16>() + n * h);
-      return storage.as<bf16>();
-    };
-    const LinearSource down = [&](Buffer& storage) -> Result<const bf16*> {
-      FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(n * h * int64_t{sizeof(bf16)}));
-      for (int64_t r = 0; r < h; ++r)
-        std::copy_n(w.down.weight + r * w.down.k + first, n, storage.as<bf16>() + r * n);
-      return storage.as<bf16>();
-    };
-    FP4MOE_ASSIGN_OR_RETURN(gate_up_, put_linear_weight(gate_up, 2 * n, h, ops_, pool));
-    FP4MOE_ASSIGN_OR_RETURN(down_, put_linear_weight(down, h, n, ops_, pool));
+  Status pack(const MlpWeightsView& w, Shard shard, ThreadPool& pool) {
+    const std::vector<int64_t> rows = row_range(shard.first, shard.count);
+    const LinearPart gate_up[] = {{w.gate, rows, {}}, {w.up, rows, {}}}, down[] = {{w.down, {}, shard}};
+    FP4MOE_ASSIGN_OR_RETURN(gate_up_, DenseWeight::make(ops_, gate_up, pool));
+    FP4MOE_ASSIGN_OR_RETURN(down_, DenseWeight::make(ops_, down, pool));
     return {};
   }
 
@@ -82,9 +72,9 @@ class Bf16Mlp final : public DenseMlp {
     float* gate_up = scratch.take<float>(x.rows * 2 * intermediate_);
     const ActRows h = {scratch.take<uint8_t>(x.rows * intermediate_ * dtype_bits(act_dtype_) / 8), act_dtype_,
                        x.rows, intermediate_};
-    ops_.linear({x, gate_up_.as<bf16>(), nullptr, gate_up, 2 * intermediate_}, pool);
+    ops_.linear(gate_up_.args(x, nullptr, gate_up, false), pool);
     ops_.silu_mul({gate_up, h}, pool);
-    ops_.linear({h, down_.as<bf16>(), nullptr, out, hidden_}, pool);
+    ops_.linear(down_.args(h, nullptr, out, false), pool);
     if (amax_ == nullptr) return;
     take_amax(x, amax_->input[0]);
     take_amax(h, amax_->intermediate[0]);
@@ -93,18 +83,22 @@ class Bf16Mlp final : public DenseMlp {
  private:
   const DenseOps& ops_;
   DType act_dtype_;
-  int64_t hidden_, intermediate_;
-  Buffer gate_up_;                    // [2 I, H] in the ops' layout: gate, then up
-  Buffer down_;                       // [H, I]
+  int64_t intermediate_;
+  DenseWeight gate_up_;               // [2 I, H]: gate, then up
+  DenseWeight down_;                  // [H, I]
   std::shared_ptr<ExpertAmax> amax_;  // null outside calibration
 };
 
-Status check_linear(const LinearWeightsView& w, const char* name, int64_t n, int64_t k, bool is_fp4) {
+const char* kind_of(const LinearWeightsView& w) { return w.is_fp4 ? "FP4" : w.is_fp8() ? "FP8" : "bf16"; }
+
+Status check_linear(const LinearWeightsView& w, const char* name, int64_t n, int64_t k,
+                    const LinearWeightsView& gate) {
+  const bool is_fp4 = gate.is_fp4;
   if (w.bias != nullptr)
     return unsupported(std::string(name) + " has a bias, which a gated MLP does not support");
-  if (w.is_fp4 != is_fp4)
-    return unsupported(std::string(name) + " is " + (w.is_fp4 ? "FP4" : "bf16") +
-                       ", but gate is not; the matrices of an MLP must be all FP4 or all bf16");
+  if (w.is_fp4 != is_fp4 || w.is_fp8() != gate.is_fp8())
+    return unsupported(std::string(name) + " is " + kind_of(w) + ", but gate is " + kind_of(gate) +
+                       "; the matrices of an MLP must be all FP4, all FP8 or all bf16");
   const int64_t rows = is_fp4 ? w.fp4.rows : w.n, cols = is_fp4 ? w.fp4.cols : w.k;
   if (rows == n && cols == k) return {};
   return invalid_argument(std::string(name) + " is [" + std::to_string(rows) + ", " + std::to_string(cols) +
@@ -126,7 +120,10 @@ MoeWeightsView as_expert(const MlpWeightsView& w, Shard shard) {
 }  // namespace
 
 int64_t dense_mlp_block(const MlpWeightsView& weights) {
-  return weights.gate.is_fp4 ? fp4_block(weights.gate.fp4.format) : kPanelRows;
+  if (weights.gate.is_fp4) return fp4_block(weights.gate.fp4.format);
+  const bool has_fp8_blocks = weights.down.is_fp8() && weights.down.fp8.col_block < weights.intermediate_size;
+  // A width that is no multiple of the step cannot be split, but fits in one shard.
+  return has_fp8_blocks && weights.intermediate_size % kFp8ColumnStep == 0 ? kFp8ColumnStep : kPanelRows;
 }
 
 Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const DenseOps& ops,
@@ -134,14 +131,14 @@ Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const Dens
   FP4MOE_CHECK(plan.runner() != nullptr, "the plan is empty");
   const int64_t h = w.hidden_size, n = w.intermediate_size;
   const bool is_fp4 = w.gate.is_fp4;
-  FP4MOE_RETURN_IF_ERROR(check_linear(w.gate, "gate", n, h, is_fp4));
-  FP4MOE_RETURN_IF_ERROR(check_linear(w.up, "up", n, h, is_fp4));
-  FP4MOE_RETURN_IF_ERROR(check_linear(w.down, "down", h, n, is_fp4));
+  FP4MOE_RETURN_IF_ERROR(check_linear(w.gate, "gate", n, h, w.gate));
+  FP4MOE_RETURN_IF_ERROR(check_linear(w.up, "up", n, h, w.gate));
+  FP4MOE_RETURN_IF_ERROR(check_linear(w.down, "down", h, n, w.gate));
   if (shard.count == 0) return std::unique_ptr<DenseMlp>(std::make_unique<EmptyMlp>(h));
   MoeProblem p = plan.problem();
   if (!is_fp4) {
-    auto mlp = std::make_unique<Bf16Mlp>(ops, p.act_dtype, h, shard.count);
-    FP4MOE_RETURN_IF_ERROR(mlp->pack(w, shard.first, pool));
+    auto mlp = std::make_unique<GemmMlp>(ops, p.act_dtype, shard.count);
+    FP4MOE_RETURN_IF_ERROR(mlp->pack(w, shard, pool));
     return std::unique_ptr<DenseMlp>(std::move(mlp));
   }
   p.hidden_size = h;

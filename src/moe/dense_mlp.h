@@ -1,5 +1,6 @@
 // DenseMlp: a gated MLP for all tokens: the shared expert, or the MLP of a layer without experts. FP4 weights
-// run as one expert of the plan's runner (so schemes mean the same everywhere), bf16 weights as dense GEMMs.
+// run as one expert of the plan's runner (so schemes mean the same everywhere), bf16 and FP8 weights as dense
+// GEMMs.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ int64_t dense_mlp_block(const MlpWeightsView& weights);
 class DenseMlp {
  public:
   // Packs the shard [intermediate.first, + count) of the weights' I; with count 0, the output is zero. The
-  // weights may be released afterwards. `ops` runs bf16 weights; plan.runner() runs FP4 weights under
-  // plan.numerics(), with the MLP's own input scales. kUnsupported for biases or a mix of FP4 and bf16.
+  // weights may be released afterwards. `ops` runs bf16 and FP8 weights; plan.runner() runs FP4 weights under
+  // plan.numerics(), with the MLP's own input scales. kUnsupported for biases or a mix of formats.
   static Result<std::unique_ptr<DenseMlp>> make(const MoePlan& plan, const DenseOps& ops,
                                                 const MlpWeightsView& weights, Shard intermediate,
                                                 ThreadPool& pool);

@@ -16,8 +16,20 @@ Status check_matrix(const Fp4MatrixView& m, Fp4Format format, int64_t rows, int6
                           ", but the plan has " + text(format, rows, cols));
 }
 
+Bf16MatrixView row_slice(Bf16MatrixView m, int64_t first, int64_t count) {
+  m.data += first * m.row_stride;
+  m.rows = count;
+  return m;
+}
+Bf16MatrixView column_slice(Bf16MatrixView m, int64_t first, int64_t count) {
+  m.data += first * m.col_stride;
+  m.cols = count;
+  return m;
+}
+
 // This rank's part of an expert. Only the first shard has the down bias, so that it is added once.
-ExpertWeightsView local_part(ExpertWeightsView w, const MoeProblem& p) {
+template <class Expert>
+Expert local_part(Expert w, const MoeProblem& p) {
   const Shard part = p.local_intermediate();
   if (is_gated(p.activation.kind)) w.gate = row_slice(w.gate, part.first, part.count);
   w.up = row_slice(w.up, part.first, part.count);
@@ -45,6 +57,29 @@ Status check_weights(const MoeProblem& p, const MoeWeightsView& weights) {
   return {};
 }
 
+Status check_bf16_matrix(const Bf16MatrixView& m, int64_t rows, int64_t cols, size_t expert,
+                         const char* name) {
+  if (m.rows == rows && m.cols == cols) return {};
+  return invalid_argument("expert " + std::to_string(expert) + ": " + name + " is bf16 [" +
+                          std::to_string(m.rows) + ", " + std::to_string(m.cols) + "], but the plan has [" +
+                          std::to_string(rows) + ", " + std::to_string(cols) + "]");
+}
+
+Status check_bf16_weights(const MoeProblem& p, const MoeWeightsView& weights) {
+  const std::vector<Bf16ExpertView>& experts = weights.bf16_experts;
+  if (weights.format != Fp4Format::kNone || static_cast<int64_t>(experts.size()) != p.num_experts)
+    return invalid_argument("the weights have " + std::to_string(experts.size()) +
+                            " bf16 experts, but the plan has " + std::to_string(p.num_experts));
+  for (size_t e = 0; e < experts.size(); ++e) {
+    if (is_gated(p.activation.kind))
+      FP4MOE_RETURN_IF_ERROR(
+          check_bf16_matrix(experts[e].gate, p.intermediate_size, p.hidden_size, e, "gate"));
+    FP4MOE_RETURN_IF_ERROR(check_bf16_matrix(experts[e].up, p.intermediate_size, p.hidden_size, e, "up"));
+    FP4MOE_RETURN_IF_ERROR(check_bf16_matrix(experts[e].down, p.hidden_size, p.intermediate_size, e, "down"));
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<std::vector<ExpertWeightsView>> local_experts(const MoeProblem& p, const MoeWeightsView& weights) {
@@ -53,6 +88,15 @@ Result<std::vector<ExpertWeightsView>> local_experts(const MoeProblem& p, const 
   std::vector<ExpertWeightsView> experts;
   for (int64_t e = local.first; e < local.first + local.count; ++e)
     experts.push_back(local_part(weights.experts[static_cast<size_t>(e)], p));
+  return experts;
+}
+
+Result<std::vector<Bf16ExpertView>> local_bf16_experts(const MoeProblem& p, const MoeWeightsView& weights) {
+  FP4MOE_RETURN_IF_ERROR(check_bf16_weights(p, weights));
+  const Shard local = p.local_experts();
+  std::vector<Bf16ExpertView> experts;
+  for (int64_t e = local.first; e < local.first + local.count; ++e)
+    experts.push_back(local_part(weights.bf16_experts[static_cast<size_t>(e)], p));
   return experts;
 }
 

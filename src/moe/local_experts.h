@@ -14,4 +14,8 @@ namespace fp4moe {
 Result<std::vector<ExpertWeightsView>> local_experts(const MoeProblem& problem,
                                                      const MoeWeightsView& weights);
 
+// The same for bf16 experts.
+Result<std::vector<Bf16ExpertView>> local_bf16_experts(const MoeProblem& problem,
+                                                       const MoeWeightsView& weights);
+
 }  // namespace fp4moe

@@ -12,6 +12,7 @@ namespace {
 constexpr EnumSet<BatchLayout> kAnyLayout = {BatchLayout::kPacked, BatchLayout::kMasked};
 constexpr EnumSet<Fp4Format> kAnyFormat = {Fp4Format::kMxfp4, Fp4Format::kNvfp4};
 constexpr EnumSet<Fp4Format> kMxfp4 = {Fp4Format::kMxfp4}, kNvfp4 = {Fp4Format::kNvfp4};
+constexpr EnumSet<Fp4Format> kUnquantised = {Fp4Format::kNone};  // unquantised checkpoints
 constexpr EnumSet<Scheme> kAnyScheme = {Scheme::kW4A16, Scheme::kW4A4, Scheme::kW4A8};
 constexpr EnumSet<DType> kBF16 = {DType::kBF16}, kBF16OrF32 = {DType::kBF16, DType::kF32};
 
@@ -76,13 +77,13 @@ constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, cons
 
 const ExpertOps& best_cpu_ops() { return cpu_expert_ops(best_isa()); }
 
-// For unquantised checkpoints. Only the router uses its ops.
+// Only the router uses its ops.
 constexpr RunnerRow bf16_row(const char* name) {
   return {.name = name,
           .device = DeviceKind::kCpu,
           .isa = Isa::kScalar,
           .layouts = kAnyLayout,
-          .formats = {Fp4Format::kNone},
+          .formats = kUnquantised,
           .schemes = {Scheme::kW4A16},
           .act8 = Act8::kInt8Block,
           .act_dtypes = kBF16,
@@ -102,14 +103,18 @@ constexpr RunnerRow fp8_oracle_row(const char* name) {
   return row;
 }
 
-constexpr RunnerRow gpu_row(const char* name, int min_compute, int max_compute, EnumSet<Scheme> schemes,
-                            const DeviceMoeOps* (*device_ops)(Scheme)) {
+struct ComputeRange {
+  int min, max;
+};
+
+constexpr RunnerRow gpu_row(const char* name, ComputeRange compute, EnumSet<Fp4Format> formats,
+                            EnumSet<Scheme> schemes, const DeviceMoeOps* (*device_ops)(Scheme)) {
   return {.name = name,
           .device = DeviceKind::kCuda,
-          .min_compute = min_compute,
-          .max_compute = max_compute,
+          .min_compute = compute.min,
+          .max_compute = compute.max,
           .layouts = {BatchLayout::kPacked},
-          .formats = kAnyFormat,
+          .formats = formats,
           .schemes = schemes,
           .act8 = Act8::kFp8Token,
           .act_dtypes = kBF16,
@@ -118,9 +123,14 @@ constexpr RunnerRow gpu_row(const char* name, int min_compute, int max_compute, 
 }
 
 constexpr RunnerRow kRunner[] = {
-    gpu_row("sm90", 90, 90, kAnyScheme,
+    gpu_row("sm90", {90, 90}, kAnyFormat, kAnyScheme,
             [](Scheme scheme) { return scheme == Scheme::kW4A8 ? sm90_fp8_moe_ops() : sm90_moe_ops(); }),
-    gpu_row("cuda_mma", 80, 9999, {Scheme::kW4A16, Scheme::kW4A4}, [](Scheme) { return fallback_moe_ops(); }),
+    gpu_row("cuda_mma", {80, 9999}, kAnyFormat, {Scheme::kW4A16, Scheme::kW4A4},
+            [](Scheme) { return fallback_moe_ops(); }),
+    gpu_row("sm90_bf16", {90, 90}, kUnquantised, {Scheme::kW4A16},
+            [](Scheme) { return sm90_bf16_moe_ops(); }),
+    gpu_row("cuda_bf16", {80, 9999}, kUnquantised, {Scheme::kW4A16},
+            [](Scheme) { return fallback_moe_ops(); }),
     cpu_row("cpu_amx", Isa::kAmx, kBF16, cpu_ops<Isa::kAmx>),
     cpu_row("cpu_avx512", Isa::kAvx512, kBF16, cpu_ops<Isa::kAvx512>),
     cpu_row("cpu_avx2", Isa::kAvx2, kBF16, cpu_ops<Isa::kAvx2>),

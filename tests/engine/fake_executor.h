@@ -20,6 +20,8 @@ namespace fp4moe {
 struct LoopShape {
   int64_t num_pages = 256;
   int page_size = 4;
+  int64_t window = 0;            // of layer 1, in tokens; 0: none
+  int64_t num_window_pages = 0;  // 0: layer 1 holds all tokens
   SchedulerLimits scheduler{.max_running_requests = 8, .chunked_prefill_size = 16, .max_prefill_tokens = 32};
   int64_t context_length = 128;
   int64_t max_queued_requests = 1000;
@@ -47,12 +49,13 @@ class FakeExecutor : public Executor {
         logits_(static_cast<size_t>((shape.scheduler.max_running_requests + shape.num_groups) *
                                     model.config().vocab_size)) {
     for (int group = 0; group < shape.num_groups; ++group)
-      kv_.push_back(fake_kv(shape.num_pages, shape.page_size));
+      kv_.push_back(fake_kv(model.config(), {shape.num_pages, shape.num_window_pages}, shape.page_size));
   }
 
   const ModelConfig& config() const override { return model_.config(); }
   int num_groups() const override { return static_cast<int>(kv_.size()); }
   int64_t num_kv_pages() const override { return kv_[0].num_pages(); }
+  int64_t num_window_pages() const override { return kv_[0].num_pages(KvLayers::kWindow); }
   int page_size() const override { return kv_[0].page_size(); }
   Status execute_step(std::span<const Batch> groups) override {
     EXPECT_EQ(groups.size(), kv_.size());
@@ -80,12 +83,13 @@ class FakeExecutor : public Executor {
   }
   ThreadPool& pool() override { return pool_; }
   int64_t kv_token_bytes() const override { return kv_[0].token_bytes(); }
-  Status read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
+  int64_t window_token_bytes() const override { return kv_[0].token_bytes(KvLayers::kWindow); }
+  Status read_page(int group, PageId page, int64_t num_tokens, uint8_t* canonical) override {
     if (!page_failure.ok()) return page_failure;
     kv_[static_cast<size_t>(group)].read_page(page, num_tokens, canonical);
     return {};
   }
-  Status write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+  Status write_page(int group, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
     if (!page_failure.ok()) return page_failure;
     kv_[static_cast<size_t>(group)].write_page(page, num_tokens, canonical);
     return {};

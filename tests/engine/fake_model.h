@@ -1,9 +1,12 @@
 // A Model with almost no computation: it stores token ids in the KV pages and derives logits from the ids
 // that it reads back through the page tables, so that lost, shared or misplaced pages change its output.
+// Layer 0 holds all tokens; layer 1 may have a window, and the tokens in it are those that layer 1's pages
+// hold.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -15,8 +18,10 @@
 
 namespace fp4moe {
 
-inline ModelConfig fake_config(int64_t vocab_size, std::vector<int32_t> eos_token_ids = {}) {
+inline ModelConfig fake_config(int64_t vocab_size, std::vector<int32_t> eos_token_ids = {},
+                               int64_t window = 0) {
   ModelConfig config;
+  config.layer_windows = {0, window};
   config.vocab_size = vocab_size;
   config.num_layers = config.top_k = 2;  // only routed experts depend on these
   config.num_kv_heads = config.num_heads = config.head_dim = 1;
@@ -25,8 +30,8 @@ inline ModelConfig fake_config(int64_t vocab_size, std::vector<int32_t> eos_toke
 }
 
 // KV pages with one float per token, which is all the state that the fake model needs.
-inline KvCache fake_kv(int64_t num_pages, int page_size) {
-  Result<KvCache> kv = KvCache::make(fake_config(1), DType::kF32, num_pages, page_size);
+inline KvCache fake_kv(const ModelConfig& config, KvCounts num_pages, int page_size) {
+  Result<KvCache> kv = KvCache::make(config, DType::kF32, num_pages, page_size);
   EXPECT_TRUE(kv.ok()) << kv.status().to_string();
   return std::move(*kv);
 }
@@ -76,10 +81,19 @@ class FakeModel : public Model {
  private:
   void run(const Batch& batch, KvCache& kv, float* logits) {
     if (before_forward) before_forward(batch);
-    const KvPages pages = kv.k_pages(0);
+    const KvPages pages = kv.k_pages(0), window_pages = kv.k_pages(1);
+    const bool splits = kv.layers_of(1) == KvLayers::kWindow;
+    const int64_t window = splits ? config_.layer_windows[1] : 0;
     const auto slot = [&](const SequenceRows& s, int64_t position) -> float& {
       const int32_t page = s.page_table[static_cast<size_t>(position / pages.page_size)];
       return static_cast<float*>(pages.data)[page * pages.page_size + position % pages.page_size];
+    };
+    const auto window_slot = [&](const SequenceRows& s, int64_t position) -> float& {
+      const auto index = static_cast<size_t>(position / pages.page_size);
+      EXPECT_LT(index, s.window_page_table.size());
+      const int32_t page = s.window_page_table[index];
+      EXPECT_LT(page, kv.num_pages(KvLayers::kWindow));
+      return static_cast<float*>(window_pages.data)[page * pages.page_size + position % pages.page_size];
     };
     auto wanted = batch.logit_rows.begin();
     int64_t next_row = 0;
@@ -90,12 +104,16 @@ class FakeModel : public Model {
         const size_t row = static_cast<size_t>(s.first_row + i);
         ASSERT_EQ(batch.positions[row], s.first_position + i);
         slot(s, s.first_position + i) = static_cast<float>(batch.token_ids[row]);
+        if (splits) window_slot(s, s.first_position + i) = static_cast<float>(batch.token_ids[row]);
         tell_experts(batch, s.first_row + i, 0, s.first_row + i);
       }
+      if (splits) check_window(s, window, slot, window_slot);
       for (; wanted != batch.logit_rows.end() && *wanted < next_row; ++wanted) {
         std::vector<int32_t> history;
-        for (int64_t p = 0; p <= s.first_position + *wanted - s.first_row; ++p)
-          history.push_back(static_cast<int32_t>(slot(s, p)));
+        const int64_t last = s.first_position + *wanted - s.first_row;
+        for (int64_t p = 0; p <= last; ++p)
+          history.push_back(
+              static_cast<int32_t>(splits && p > last - window ? window_slot(s, p) : slot(s, p)));
         logits_(history, {logits, static_cast<size_t>(config_.vocab_size)});
         logits += config_.vocab_size;
         tell_experts(batch, *wanted, 1, wanted - batch.logit_rows.begin());
@@ -103,6 +121,13 @@ class FakeModel : public Model {
     }
     ASSERT_EQ(next_row, static_cast<int64_t>(batch.token_ids.size()));
     ASSERT_TRUE(wanted == batch.logit_rows.end());
+  }
+
+  // Every row finds the tokens in its window in layer 1's pages.
+  static void check_window(const SequenceRows& s, int64_t window, const auto& slot, const auto& window_slot) {
+    const int64_t first = std::max<int64_t>(0, s.first_position - window + 1);
+    for (int64_t p = first; p < s.first_position + s.num_rows; ++p)
+      ASSERT_EQ(window_slot(s, p), slot(s, p)) << "position " << p << " of rows from " << s.first_position;
   }
 
   void tell_experts(const Batch& batch, int64_t row, int64_t layer, int64_t place) const {

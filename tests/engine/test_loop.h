@@ -64,7 +64,7 @@ class TestLoop {
   explicit TestLoop(FakeLogits logits = hashed_logits, const LoopShape& shape = {},
                     std::function<void(const Batch&)> before_forward = {})
       : tokenizer_(fake_tokenizer({"<a>", "<b>"})),
-        model_(fake_config(kVocab, shape.eos_token_ids), std::move(logits)),
+        model_(fake_config(kVocab, shape.eos_token_ids, shape.window), std::move(logits)),
         executor_(model_, shape) {
     model_.before_forward = std::move(before_forward);
     SchedulerLimits limits = shape.scheduler;
@@ -103,6 +103,8 @@ class TestLoop {
     EXPECT_EQ(stats.num_used_pages, 0);
     EXPECT_EQ(stats.num_leaked_pages, 0);
     EXPECT_EQ(stats.num_free_pages + stats.num_cached_pages, stats.num_pages);
+    EXPECT_EQ(stats.num_used_window_pages, 0);
+    EXPECT_EQ(stats.num_free_window_pages + stats.num_cached_window_pages, stats.num_window_pages);
     EXPECT_EQ(stats.num_running_reqs, 0);
     EXPECT_EQ(stats.num_queue_reqs, 0);
     return stats;

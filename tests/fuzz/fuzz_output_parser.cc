@@ -2,7 +2,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "server/chat/argument_types.h"
 #include "server/chat/output_parser.h"
+#include "server/json.h"
 
 namespace {
 
@@ -10,8 +12,15 @@ using namespace fp4moe;
 
 std::unique_ptr<OutputParser> make(unsigned dialect) {
   if (dialect % 8 == 0) return make_harmony_parser();
-  auto calls = make_call_parser(static_cast<CallSyntax>(dialect % 5));
-  return dialect % 3 == 0 ? std::move(calls) : make_think_parser(dialect % 3 == 1, std::move(calls));
+  static const auto types = [] {
+    auto some = std::make_shared<ArgumentTypes>();
+    some->add("f", json::parse(R"({"properties": {"s": {"type": "string"}, "n": {"type": "integer"}}})"));
+    return some;
+  }();
+  auto calls = make_call_parser(static_cast<CallSyntax>(dialect % 7), types);
+  if (dialect % 3 == 0) return calls;
+  return make_think_parser(dialect % 3 == 1, std::move(calls),
+                           dialect % 2 == 1 ? kKimiTokens.section_begin : std::string_view());
 }
 
 void add_joined(OutputParts& joined, const OutputParts& parts) {

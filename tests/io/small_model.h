@@ -18,7 +18,7 @@ inline MakeTinyOptions small_model(const std::string& like) {
   options.num_heads = 4;
   options.num_kv_heads = 2;
   options.vocab_size = 300;
-  if (like.starts_with("deepseek")) {
+  if (!like.starts_with("gpt-oss") && !like.starts_with("qwen")) {
     options.dense_intermediate_size = 128;
     options.num_dense_layers = 1;
     options.num_groups = 2;

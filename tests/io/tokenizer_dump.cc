@@ -1,5 +1,5 @@
 // Serves tokenizer requests from stdin until end of file.
-//   tokenizer_dump TOKENIZER.json
+//   tokenizer_dump FILE_OR_FOLDER
 // Request: 'e' (encode) or 's' (encode with special tokens), a byte count and the text; or 'd' (decode) or
 // 'k' (decode, skipping special tokens), a count and the ids. Response: a count (-1 for an error) and the ids
 // or the text. All numbers are native int32.
@@ -65,7 +65,7 @@ int serve(const Tokenizer& tokenizer) {
 
 int main(int argc, char** argv) {
   if (argc != 2) {
-    std::fprintf(stderr, "usage: tokenizer_dump TOKENIZER.json\n");
+    std::fprintf(stderr, "usage: tokenizer_dump FILE_OR_FOLDER\n");
     return 2;
   }
   const auto tokenizer = fp4moe::Tokenizer::load(argv[1]);

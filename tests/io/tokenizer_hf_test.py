@@ -24,6 +24,7 @@ def split_variants():
         yield {"type": "Punctuation", "behavior": behavior}
     for pattern in [r"\w+|\W", r"\S+|\s", r"[\w\s]+", r"\p{Han}+|\p{Hiragana}|\p{Katakana}|\p{Latin}|\p{Hangul}", r"\P{L}+|.",
                     r"[^\d\h]+", r"\x41|\u0061|\x{1F44D}|\t", r"(?>a+)b|(?<=a)\p{^L}|(?<!b)\n", r"a++|b*+|c?+\p{Cn}|\p{Cf}",
+                    r"[\p{Han}]+|[\p{Lu}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}&&[^\p{Han}a-c]]+|[\p{N}\p{Cn}&&[^\d]]",
                     r"(?i:[a-f]x?|don't)|\p{Z}", r"a{2,3}?|b{2}|(c|s)+"]:
         yield fixtures.split(pattern)
     yield {"type": "Digits", "individual_digits": False}

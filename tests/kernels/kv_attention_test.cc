@@ -1,8 +1,9 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <tuple>
 
+#include "formats/nearest_value.h"
 #include "kernels/dense_case.h"
 #include "support/compare.h"
 
@@ -16,15 +17,19 @@ struct Heads {
 // Complete sequences with their queries, keys and values; run_batch() runs any parts of them.
 struct AttentionCase {
   Heads heads;
-  DType dtype;                   // of the pages and of the output
+  DType dtype;                   // of the pages
+  DType out_dtype;               // kF32 if the pages are kF32, else kBF16
   std::vector<int64_t> lengths;  // of the sequences
   int page_size = 16;
   int64_t window = 0;
   bool with_sinks = false;
+  float k_scale = 1, v_scale = 1;           // of E4M3 codes
   std::vector<std::vector<float>> q, k, v;  // per sequence [length, heads * dim]
   std::vector<float> sinks;
 
-  AttentionCase(Heads h, DType d, std::vector<int64_t> l) : heads(h), dtype(d), lengths(std::move(l)) {
+  AttentionCase(Heads h, DType d, std::vector<int64_t> l)
+      : heads(h), dtype(d), out_dtype(d == DType::kF32 ? d : DType::kBF16), lengths(std::move(l)) {
+    if (d == DType::kF8E4M3) k_scale = 0.0173f, v_scale = 1.7f;
     Random random(3);
     for (int64_t n : lengths) {
       q.push_back(random.normal(n * h.num_heads * h.k_dim, 2));
@@ -38,34 +43,37 @@ struct AttentionCase {
 };
 
 // The pages of a case: NaN until written. The pages of the sequences are interleaved, and each sequence's
-// page ids descend.
+// page ids descend. No sequence owns page 0.
 class Cache {
  public:
   explicit Cache(const AttentionCase& c) : case_(c), tables_(c.lengths.size()) {
     int64_t most_pages = 0;
     for (int64_t n : c.lengths) most_pages = std::max(most_pages, (n + c.page_size - 1) / c.page_size);
-    int32_t next = static_cast<int32_t>(most_pages * static_cast<int64_t>(c.lengths.size()));
+    int32_t next = static_cast<int32_t>(1 + most_pages * static_cast<int64_t>(c.lengths.size()));
     const int64_t rows = next * int64_t{c.page_size} * c.heads.num_kv_heads;
-    const std::vector<float> nan(static_cast<size_t>(rows * std::max(c.heads.k_dim, c.heads.v_dim)), NAN);
-    k_.emplace(c.dtype, rows, c.heads.k_dim,
-               std::vector<float>(nan.begin(), nan.begin() + rows * c.heads.k_dim));
-    v_.emplace(c.dtype, rows, c.heads.v_dim,
-               std::vector<float>(nan.begin(), nan.begin() + rows * c.heads.v_dim));
+    // 0xff is a NaN of every type.
+    k_.assign(static_cast<size_t>(rows * c.heads.k_dim * dtype_bits(c.dtype) / 8), 0xff);
+    v_.assign(static_cast<size_t>(rows * c.heads.v_dim * dtype_bits(c.dtype) / 8), 0xff);
     for (int64_t page = 0; page < most_pages; ++page)
       for (auto& table : tables_) table.push_back(--next);
   }
-  KvPages k() { return pages(*k_, case_.heads.k_dim); }
-  KvPages v() { return pages(*v_, case_.heads.v_dim); }
-  std::vector<float> k_values() const { return k_->values(); }
-  std::span<const int32_t> table(size_t sequence) const { return tables_[sequence]; }
+  KvPages k() { return pages(k_, case_.heads.k_dim, case_.k_scale); }
+  KvPages v() { return pages(v_, case_.heads.v_dim, case_.v_scale); }
+  // The sequence's page table for rows from position `begin` on: pages before their windows are page 0.
+  std::vector<int32_t> table(size_t sequence, int64_t begin) const {
+    std::vector<int32_t> table = tables_[sequence];
+    if (case_.window > 0)
+      std::fill_n(table.begin(), std::max<int64_t>(0, begin - case_.window + 1) / case_.page_size, 0);
+    return table;
+  }
 
  private:
-  KvPages pages(ActBuffer& buffer, int dim) const {
-    return {buffer.view().data, case_.dtype, case_.heads.num_kv_heads, case_.page_size, dim};
+  KvPages pages(std::vector<uint8_t>& bytes, int dim, float scale) const {
+    return {bytes.data(), case_.dtype, case_.heads.num_kv_heads, case_.page_size, dim, 0, scale};
   }
   const AttentionCase& case_;
   std::vector<std::vector<int32_t>> tables_;
-  std::optional<ActBuffer> k_, v_;
+  std::vector<uint8_t> k_, v_;
 };
 
 // New tokens [begin, end) of one sequence.
@@ -88,8 +96,10 @@ std::vector<std::vector<float>> run_batch(const AttentionCase& c, Cache& cache, 
     to.insert(to.end(), from.begin() + row * cols, from.begin() + (row + 1) * cols);
     to.insert(to.end(), static_cast<size_t>(stride - cols), NAN);
   };
+  std::vector<std::vector<int32_t>> tables;
+  for (const Part& p : parts) tables.push_back(cache.table(p.sequence, p.begin));
   for (const Part& p : parts) {
-    sequences.push_back({rows, p.end - p.begin, p.begin, cache.table(p.sequence)});
+    sequences.push_back({rows, p.end - p.begin, p.begin, tables[sequences.size()]});
     for (int64_t t = p.begin; t < p.end; ++t, ++rows) {
       append_row(q, c.q[p.sequence], t, q_cols, q_stride);
       append_row(k, c.k[p.sequence], t, c.heads.num_kv_heads * c.heads.k_dim, kv_stride);
@@ -97,7 +107,7 @@ std::vector<std::vector<float>> run_batch(const AttentionCase& c, Cache& cache, 
     }
   }
   ops.kv_write({k.data(), v.data(), kv_stride, cache.k(), cache.v(), sequences}, pool);
-  ActBuffer out(c.dtype, rows, c.out_cols());
+  ActBuffer out(c.out_dtype, rows, c.out_cols());
   ops.attention({.q = q.data(),
                  .q_stride = q_stride,
                  .k_pages = cache.k(),
@@ -134,7 +144,7 @@ float budget(const AttentionCase& c, int64_t length) {
   const double largest_logit = 2 * kLargest * kLargest * c.heads.k_dim * c.scale() / 4;
   const double weight =
       2 * ((c.heads.k_dim + 2) * kF32Eps * largest_logit + 2.5e-7) + (2.0 * length + 4) * kF32Eps;
-  return static_cast<float>(kLargest / 2 * (weight + (c.dtype == DType::kBF16 ? 2 * kBf16Eps : 0)));
+  return static_cast<float>(kLargest / 2 * (weight + (c.out_dtype == DType::kBF16 ? 2 * kBf16Eps : 0)));
 }
 
 class KvAttention : public testing::TestWithParam<std::tuple<const DenseOps*, DType>> {
@@ -258,11 +268,65 @@ std::vector<const DenseOps*> all_tables() {
 
 INSTANTIATE_TEST_SUITE_P(Tables, KvAttention,
                          testing::Combine(testing::ValuesIn(all_tables()),
-                                          testing::Values(DType::kBF16, DType::kF32)),
+                                          testing::Values(DType::kBF16, DType::kF32, DType::kF8E4M3)),
                          [](const auto& p) {
                            return std::string(std::get<0>(p.param)->name) + "_" +
                                   dtype_name(std::get<1>(p.param));
                          });
+
+class CodePages : public testing::TestWithParam<const DenseOps*> {
+ protected:
+  // The codes of the first token's first head.
+  static uint8_t* first_row(const KvPages& pages, const std::vector<int32_t>& table) {
+    return static_cast<uint8_t*>(pages.data) + pages.offset(table.data(), 0, 0);
+  }
+  ThreadPool pool_{2};
+};
+
+// Fills the page of a row with all codes; a window of one key then returns each value of the row unchanged.
+TEST_P(CodePages, EveryCodeIsItsValueTimesTheScale) {
+  AttentionCase c({1, 1, 256, 256}, DType::kF8E4M3, {1});
+  c.out_dtype = DType::kF32;
+  c.window = 1;
+  Cache cache(c);
+  const std::vector<int32_t> table = cache.table(0, 0);
+  uint8_t* codes = first_row(cache.v(), table);
+  for (int i = 0; i < 256; ++i) codes[i] = static_cast<uint8_t>(i);
+  std::fill_n(first_row(cache.k(), table), 256, uint8_t{0});
+  const SequenceRows sequence{0, 1, 0, table};
+  ActBuffer out(DType::kF32, 1, 256);
+  AttentionArgs args{.q = c.q[0].data(), .q_stride = 256, .k_pages = cache.k(), .v_pages = cache.v()};
+  args.sequences = {&sequence, 1}, args.num_heads = 1, args.scale = 1, args.window = 1, args.out = out.view();
+  GetParam()->attention(args, pool_);
+  const std::vector<float> values = out.values();
+  const std::vector<double> magnitudes = oracle::e4m3_magnitudes();
+  for (size_t i = 0; i < 256; ++i) {
+    if (i % 128 == 127) {
+      EXPECT_TRUE(std::isnan(values[i])) << i;
+      continue;
+    }
+    const auto value = static_cast<float>(i < 128 ? magnitudes[i] : -magnitudes[i - 128]);
+    EXPECT_EQ(values[i], value * c.v_scale) << i;
+  }
+}
+
+// A stored code is the nearest one to x * (1 / scale); values beyond the largest code saturate.
+TEST_P(CodePages, CodesAreTheNearest) {
+  AttentionCase c({1, 1, 512, 1}, DType::kF8E4M3, {1});
+  std::vector<float>& x = c.k[0];
+  for (size_t i = 0; i < 200; ++i) x[i] *= std::ldexp(1.0f, static_cast<int>(i % 24) - 14);
+  const float inf = std::numeric_limits<float>::infinity();
+  x[0] = inf, x[1] = -inf, x[2] = NAN, x[3] = -NAN, x[4] = 0, x[5] = -0.0f, x[6] = 447 * c.k_scale,
+  x[7] = 1e30f;
+  Cache cache(c);
+  run_batch(c, cache, *GetParam(), pool_, {{0, 0, 1}});
+  const uint8_t* codes = first_row(cache.k(), cache.table(0, 0));
+  for (size_t i = 0; i < x.size(); ++i)
+    ASSERT_EQ(codes[i], std::isnan(x[i]) ? 0x7f : oracle::e4m3(x[i] * (1 / c.k_scale))) << i << ": " << x[i];
+}
+
+INSTANTIATE_TEST_SUITE_P(Tables, CodePages, testing::ValuesIn(all_tables()),
+                         [](const auto& p) { return std::string(p.param->name); });
 
 // Cases small enough to check by hand: one head of dimension 1, hence scale 1.
 class HandAttention : public testing::TestWithParam<const DenseOps*> {

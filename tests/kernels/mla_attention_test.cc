@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "base/buffer.h"
+#include "formats/e4m3.h"
 #include "kernels/dense_case.h"
 #include "support/compare.h"
 
@@ -23,6 +24,7 @@ struct MlaCase {
   std::vector<float> q, rows;    // [T, heads, nope + rope], [T, latent + rope]
   std::vector<bf16> up_k, up_v;  // [heads, nope, latent], [heads, v_dim, latent]
   static constexpr int kPageSize = 16, kPad = 8;
+  static constexpr float kScale = 0.25f;  // of E4M3 codes
 
   MlaCase(MlaShape shape, int64_t t, DType d) : s(shape), tokens(t), dtype(d) {
     Random random(13);
@@ -43,6 +45,7 @@ struct MlaCase {
   // Element i of row t, as stored in the pages.
   double row_at(int64_t t, int i) const {
     const float x = rows[static_cast<size_t>(t * row_dim() + i)];
+    if (dtype == DType::kF8E4M3) return static_cast<double>(e4m3_decode(e4m3_encode(x / kScale))) * kScale;
     return dtype == DType::kF32 ? x : round_to_bf16(x);
   }
 
@@ -88,13 +91,14 @@ struct MlaCase {
   std::vector<float> run(const DenseOps& ops, ThreadPool& pool) const {
     const int64_t pages = (tokens + kPageSize - 1) / kPageSize;
     const int stride = row_dim() + kPad;
-    ActBuffer cache(dtype, pages * kPageSize, stride,
-                    std::vector<float>(static_cast<size_t>(pages * kPageSize * stride), NAN));
+    std::vector<uint8_t> cache(static_cast<size_t>(pages * kPageSize * stride * dtype_bits(dtype) / 8),
+                               0xff);  // NaN in every type
+    const float page_scale = dtype == DType::kF8E4M3 ? kScale : 1;
     std::vector<int32_t> table;
     for (int64_t p = pages; p > 0; --p) table.push_back(static_cast<int32_t>(p - 1));
     const SequenceRows sequences[] = {{0, tokens, 0, table}};
-    const KvPages k = {cache.view().data, dtype, 1, kPageSize, row_dim(), stride};
-    const KvPages v = {cache.view().data, dtype, 1, kPageSize, s.latent, stride};
+    const KvPages k = {cache.data(), dtype, 1, kPageSize, row_dim(), stride, page_scale};
+    const KvPages v = {cache.data(), dtype, 1, kPageSize, s.latent, stride, page_scale};
     ops.kv_write({rows.data(), nullptr, row_dim(), k, v, sequences}, pool);
 
     const std::vector<float> absorbed = absorbed_q(ops, pool);
@@ -203,7 +207,7 @@ INSTANTIATE_TEST_SUITE_P(Tables, MlaAttention,
                                             tables.push_back(&ref_dense_ops());
                                             return tables;
                                           }()),
-                                          testing::Values(DType::kBF16, DType::kF32)),
+                                          testing::Values(DType::kBF16, DType::kF32, DType::kF8E4M3)),
                          [](const auto& p) {
                            return std::string(std::get<0>(p.param)->name) + "_" +
                                   dtype_name(std::get<1>(p.param));

@@ -1,18 +1,21 @@
-// deepseek_v3, qwen3_moe and qwen2_moe against the stock Hugging Face classes: random checkpoints in native
-// FP4 dialects (make_moe_fixtures.py), and the second demo.
+// All families but gpt_oss against the stock Hugging Face classes: random checkpoints in native FP4 dialects
+// (make_moe_fixtures.py), and the second demo.
 #include <gtest/gtest.h>
 
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
 
 #include "base/check.h"
 #include "formats/nvfp4.h"
+#include "io/changed_checkpoint.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/safetensors.h"
+#include "io/config/model_config.h"
 #include "reference_prompt.h"
 #include "support/compare.h"
 
@@ -107,8 +110,11 @@ TEST_P(Fixture, DefaultRunnerIsNearTheStockClass) {
 }
 
 TEST_P(Fixture, ChunksPagesAndThreadsChangeNoBit) {
+  const auto config = load_model_config(folder());
+  ASSERT_TRUE(config.ok()) << config.status().to_string();
   std::vector<int32_t> ids(19);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 37 % 97);
+  for (size_t i = 0; i < ids.size(); ++i)
+    ids[i] = static_cast<int32_t>(static_cast<int64_t>(i) * 37 % std::min<int64_t>(97, config->vocab_size));
   for (const char* compute : {"w4a16", "w4a8"}) {
     const auto whole = compute_logits({folder(), flags_of(compute, false)}, ids);
     ASSERT_TRUE(whole.ok()) << whole.status().to_string();
@@ -122,13 +128,16 @@ TEST_P(Fixture, ChunksPagesAndThreadsChangeNoBit) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Families, Fixture,
-                         testing::Values(Case{"dsv3_h96_modelopt_yarn", true},
-                                         Case{"dsv3_h64_compressed_sharded", true},
-                                         Case{"qwen3_h96_fused_old_rope", true},
-                                         Case{"qwen3_h96_compressed_mxfp4_tied", false},
-                                         Case{"qwen2_h64_shared_expert", true}),
-                         [](const auto& test) { return std::string(test.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Families, Fixture,
+    testing::Values(Case{"dsv3_h96_modelopt_yarn", true}, Case{"dsv3_h64_compressed_sharded", true},
+                    Case{"qwen3_h96_fused_old_rope", true}, Case{"qwen3_h96_compressed_mxfp4_tied", false},
+                    Case{"qwen2_h64_shared_expert", true}, Case{"glm4_h32_partial_rotary", true},
+                    Case{"glm4_lite_h32_layer_types", true}, Case{"kimi_k2_h48_equal_betas", true},
+                    Case{"qwen3_vl_h64_mrope", false}, Case{"kimi_k25_h48_vision", true},
+                    Case{"dsv3_h160_fp8_blocks", false}, Case{"dsv3_h64_quark", false},
+                    Case{"qwen3_h64_modelopt_mixed", true}, Case{"qwen3_h64_compressed_mixed", true}),
+    [](const auto& test) { return std::string(test.param.name); });
 
 // Latent attention splits its up-projections, so an FP4 up-projection is dequantised. This is exact: the
 // tensor scale (here a power of two, which bf16 weights can represent too) is applied to the products.
@@ -206,15 +215,63 @@ TEST_F(Fp4UpProjection, EqualsItsValuesInBf16) {
   for (const char* kind : {"_fp4", "_bf16"}) std::filesystem::remove_all(folder + kind);
 }
 
+// The scales of an 8-bit KV cache, in a copy of a fixture.
+class ScaledKvCache : public testing::TestWithParam<const char*> {
+ protected:
+  // Logits with these scales in every layer; 0: none.
+  std::vector<float> logits(float k, float v, const char* kv_cache_dtype = "fp8_e4m3") const {
+    const std::string folder = std::string(FP4MOE_FIXTURES "/") + GetParam();
+    const ModelConfig config = load_model_config(folder).value();
+    std::vector<int32_t> ids;
+    for (int32_t i = 0; i < 30; ++i) ids.push_back((i * i * 7 + 3) % static_cast<int32_t>(config.vocab_size));
+    const Checkpoint source = Checkpoint::open(folder).value();
+    ChangedCheckpoint changed(source);
+    for (int64_t layer = 0; layer < config.num_layers && k != 0; ++layer)
+      for (const auto& [name, scale] : {std::pair{"k_proj.k_scale", k}, {"v_proj.v_scale", v}}) {
+        const std::string full = "model.layers." + std::to_string(layer) + ".self_attn." + name;
+        changed.add(full, DType::kF32, {});
+        std::memcpy(changed.writable(full), &scale, sizeof scale);
+      }
+    const Checkpoint checkpoint = changed.make();
+    LogitsRun run{folder, flags_of("w4a16", true)};
+    run.flags.kv_cache_dtype = kv_cache_dtype;
+    run.checkpoint = &checkpoint;
+    const auto result = compute_logits(run, ids);
+    EXPECT_TRUE(result.ok()) << result.status().to_string();
+    return result.ok() ? *result : std::vector<float>{};
+  }
+};
+
+// Scales that are powers of two move the codes' exponents: only the smallest values round differently. With
+// scales that are too small, values saturate.
+TEST_P(ScaledKvCache, ScalesApplyToStoresAndLoads) {
+  const std::vector<float> plain = logits(0, 0);
+  EXPECT_EQ(logits(1, 1), plain);
+  const std::vector<float> scaled = logits(0x1p-3f, 0x1p-4f);
+  EXPECT_TRUE(within_relative_l2(scaled, plain, 1e-2));
+  EXPECT_NE(scaled, plain) << "smaller values have more bits";
+  EXPECT_FALSE(within_relative_l2(logits(0x1p-14f, 0x1p-14f), plain, 5e-2));
+}
+
+TEST_P(ScaledKvCache, ScalesAreNotReadForOtherTypes) {
+  EXPECT_EQ(logits(-1, 0.5f, "auto"), logits(0, 0, "auto"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, ScaledKvCache,
+                         testing::Values("h192_i96_yarn", "dsv3_h96_modelopt_yarn",
+                                         "qwen3_h96_fused_old_rope"));
+
 class Demo : public testing::TestWithParam<int> {
  protected:
-  Agreement run(const char* fp4_compute, bool reference) const {
+  Agreement run(const char* fp4_compute, bool reference, const char* kv_cache_dtype = "auto") const {
     const std::string name = "prompt_" + std::to_string(GetParam());
     const auto prompt = read_reference(FP4MOE_DSV3_DEMO "/reference_logits.safetensors", name + ".input_ids",
                                        name + ".logits_" + fp4_compute);
     EXPECT_TRUE(prompt.ok()) << prompt.status().to_string();
     if (!prompt.ok()) return {};
-    const auto logits = compute_logits({FP4MOE_DSV3_DEMO, flags_of(fp4_compute, reference)}, prompt->ids);
+    LogitsRun run{FP4MOE_DSV3_DEMO, flags_of(fp4_compute, reference)};
+    run.flags.kv_cache_dtype = kv_cache_dtype;
+    const auto logits = compute_logits(run, prompt->ids);
     EXPECT_TRUE(logits.ok()) << logits.status().to_string();
     return logits.ok() ? agreement(*logits, *prompt) : Agreement{};
   }
@@ -247,16 +304,30 @@ TEST_P(Demo, DefaultRunnerWithQuantisedActivationsIsWithinItsPromise) {
   EXPECT_LE(a.median(), 6e-2);
 }
 
+// 8-bit latents and rotary keys change the logits by as much as docs/numerics.md states.
+TEST_P(Demo, EightBitKvCacheIsWithinItsPromise) {
+  for (const bool reference : {true, false}) {
+    const Agreement a = run("w4a16", reference, "fp8_e4m3");
+    ASSERT_FALSE(a.errors.empty());
+    EXPECT_LE(a.median(), 2e-2);
+    EXPECT_GE(a.median(), 2e-3) << "8-bit pages cannot be this close";
+    EXPECT_GE(a.same_argmax, 0.98);
+  }
+}
+
 // The sequences are long enough that latent attention computes the queries in several passes that split
 // sequences.
-TEST(Batches, SequencesOfOneBatchDoNotSeeEachOther) {
+class Batches : public testing::TestWithParam<const char*> {};
+
+TEST_P(Batches, SequencesOfOneBatchDoNotSeeEachOther) {
   const auto prompt = read_reference(FP4MOE_DSV3_DEMO "/reference_logits.safetensors", "prompt_1.input_ids",
                                      "prompt_1.logits_w4a16");
   ASSERT_TRUE(prompt.ok());
   const std::vector<std::vector<int32_t>> prompts = {{prompt->ids.begin(), prompt->ids.begin() + 190},
                                                      {prompt->ids.begin() + 50, prompt->ids.begin() + 57},
                                                      {prompt->ids.begin() + 8, prompt->ids.end()}};
-  const LogitsRun run{FP4MOE_DSV3_DEMO, flags_of("w4a16", false)};
+  LogitsRun run{FP4MOE_DSV3_DEMO, flags_of("w4a16", false)};
+  run.flags.kv_cache_dtype = GetParam();
   const auto together = compute_batch_logits(run, prompts);
   ASSERT_TRUE(together.ok()) << together.status().to_string();
   std::vector<float> alone;
@@ -267,6 +338,8 @@ TEST(Batches, SequencesOfOneBatchDoNotSeeEachOther) {
   }
   EXPECT_EQ(*together, alone);
 }
+
+INSTANTIATE_TEST_SUITE_P(KvCacheDtypes, Batches, testing::Values("auto", "fp8_e4m3"));
 
 INSTANTIATE_TEST_SUITE_P(Prompts, Demo, testing::Values(0, 1));
 

@@ -31,7 +31,8 @@ class ScalingFactor : public testing::TestWithParam<Case> {
     FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, flags));
     FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(folder));
     ThreadPool pool(1);
-    const ModelOptions options{plan.act_dtype, plan.isa, plan.moe, kRows};
+    const ModelOptions options{
+        .act_dtype = plan.act_dtype, .isa = plan.isa, .moe_plan = plan.moe, .max_batch_tokens = kRows};
     const ProgressSink no_progress;
     WeightLoader loader(checkpoint, config, options, pool, no_progress);
     FP4MOE_ASSIGN_OR_RETURN(const auto layer, load_moe(loader, config.num_layers - 1, GetParam().names));

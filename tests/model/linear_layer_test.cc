@@ -1,11 +1,14 @@
-// A rank's part of a linear layer: rows in any order, columns, biases; in bf16 and in FP4.
+// A rank's part of a linear layer: rows in any order, columns, biases; in bf16, FP4 and FP8.
 #include "model/linear_layer.h"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <list>
 #include <random>
 
 #include "base/check.h"
+#include "formats/e4m3.h"
 #include "support/compare.h"
 
 namespace fp4moe {
@@ -103,6 +106,85 @@ TEST_P(LinearLayers, ColumnsThatCutAScaleBlockAreRefused) {
   const LinearPart part{view(), {}, {8, 16}};
   const auto layer = LinearLayer::make(plan_, ref_dense_ops(), std::vector{part}, pool_);
   EXPECT_EQ(layer.status().code(), GetParam() ? StatusCode::kUnsupported : StatusCode::kOk);
+}
+
+// FP8 parts in every granularity: stacked, with permuted rows and cut columns, against element-wise sums.
+class Fp8Layers : public testing::Test {
+ protected:
+  static constexpr int64_t kN = 300, kK = 330;
+
+  // A [n, kK] matrix; the scales differ by a power of two from one block to the next.
+  LinearWeightsView matrix(int64_t n, int64_t row_block, int64_t col_block) {
+    std::vector<uint8_t>& codes = codes_.emplace_back();
+    for (int64_t i = 0; i < n * kK; ++i)
+      codes.push_back(static_cast<uint8_t>(random_() % 2 * 128 + random_() % 127));
+    std::vector<float> scales;
+    for (int64_t i = 0; i < (n + row_block - 1) / row_block * ((kK + col_block - 1) / col_block); ++i)
+      scales.push_back(std::ldexp(1.25f, static_cast<int>(random_() % 9) - 12));
+    LinearWeightsView view{.n = n, .k = kK};
+    view.fp8_scales = std::make_shared<const std::vector<float>>(std::move(scales));
+    view.fp8 = {codes.data(), view.fp8_scales->data(), row_block, col_block};
+    return view;
+  }
+  static double value(const LinearWeightsView& w, int64_t row, int64_t col) {
+    const int64_t per_row = (w.k + w.fp8.col_block - 1) / w.fp8.col_block;
+    return static_cast<double>(e4m3_decode(w.fp8.codes[row * w.k + col])) *
+           static_cast<double>(w.fp8.scales[row / w.fp8.row_block * per_row + col / w.fp8.col_block]);
+  }
+  void expect_sums(const std::vector<LinearPart>& parts) {
+    const auto layer = LinearLayer::make(MoePlan(), cpu_dense_ops(best_isa()), parts, pool_);
+    ASSERT_TRUE(layer.ok()) << layer.status().to_string();
+    const int64_t k = parts[0].num_cols();
+    std::vector<float> x(static_cast<size_t>(k)), out(static_cast<size_t>(layer->n())), want;
+    for (float& v : x) v = std::normal_distribution<float>()(random_);
+    Arena scratch = std::move(*Arena::make(layer->scratch_bytes(1)));
+    layer->forward_linear({x.data(), DType::kF32, 1, k}, out.data(), false, scratch, pool_);
+    for (const LinearPart& part : parts)
+      for (int64_t i = 0; i < part.num_rows(); ++i) {
+        double sum = 0;
+        for (int64_t c = 0; c < k; ++c)
+          sum += static_cast<double>(x[static_cast<size_t>(c)]) *
+                 value(part.weights, part.source_row(i), part.cols.first + c);
+        want.push_back(static_cast<float>(sum));
+      }
+    EXPECT_TRUE(within_relative_l2(out, want, 1e-6));
+  }
+
+  std::mt19937 random_{5};
+  std::list<std::vector<uint8_t>> codes_;
+  ThreadPool pool_{2};
+};
+
+TEST_F(Fp8Layers, PartsOfEveryGranularityAreStacked) {
+  const std::pair<int64_t, int64_t> blocks[] = {{kN, kK}, {1, kK}, {128, 128}};
+  for (const auto& [row_block, col_block] : blocks) {
+    const LinearWeightsView q = matrix(kN, row_block, col_block),
+                            v = matrix(70, std::min<int64_t>(row_block, 70), col_block);
+    expect_sums({{q, {}, {}}});
+    expect_sums({{q, {}, {}}, {v, {}, {}}});
+    expect_sums({{q, row_range(96, 64), {}}, {v, row_range(1, 13), {}}, {matrix(40, 40, kK), {}, {}}});
+    expect_sums({{q, {299, 0, 7, 7, 130, 131, 128, 127}, {}}});
+  }
+}
+
+TEST_F(Fp8Layers, ColumnsMayCutBlocksAtMultiplesOf32) {
+  for (const auto& [row_block, col_block] : {std::pair<int64_t, int64_t>{kN, kK}, {1, kK}, {128, 128}})
+    for (const Shard cols : {Shard{0, 160}, Shard{160, 170}, Shard{32, 96}, Shard{96, 64}, Shard{256, 74}})
+      expect_sums({{matrix(kN, row_block, col_block), row_range(100, 100), cols}});
+  expect_sums({{matrix(kN, 128, 128), {}, {129, 100}}});  // within one block
+  expect_sums({{matrix(kN, kN, kK), {}, {17, 100}}});
+  const auto cut = LinearLayer::make(MoePlan(), ref_dense_ops(),
+                                     std::vector{LinearPart{matrix(kN, 128, 128), {}, {112, 32}}}, pool_);
+  EXPECT_EQ(cut.status().code(), StatusCode::kUnsupported);
+  EXPECT_NE(cut.status().message().find("[112, 144)"), std::string::npos) << cut.status().message();
+}
+
+TEST_F(Fp8Layers, AreRefusedByOpsWithoutFp8) {
+  DenseOps ops = ref_dense_ops();
+  ops.has_fp8 = false;
+  const auto layer =
+      LinearLayer::make(MoePlan(), ops, std::vector{LinearPart{matrix(kN, kN, kK), {}, {}}}, pool_);
+  EXPECT_EQ(layer.status().code(), StatusCode::kUnsupported);
 }
 
 INSTANTIATE_TEST_SUITE_P(Bf16AndFp4, LinearLayers, testing::Bool());

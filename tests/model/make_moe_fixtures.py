@@ -1,14 +1,15 @@
-"""Makes the deepseek_v3, qwen3_moe and qwen2_moe fixtures of tests/model/fixtures: tiny random checkpoints with the
-stock class's logits.
+"""Makes the fixtures of tests/model/fixtures for all families but gpt_oss: tiny random checkpoints with the stock
+class's logits.
 
 Each fixture is a folder with config.json, safetensors in a native FP4 dialect and expected.safetensors: ids I64 [T],
 logits_w4a16 F32 [T, V], computed in float32 by transformers' class on the dequantised weights, and for NVFP4 also
 logits_w4a4, for which the inputs of all FP4 layers go through the NVFP4 rule of docs/formats.md with the calibrated
-input scales (routed experts: the layer's largest). Needs torch, transformers >= 5 and safetensors; a CPU is enough.
+input scales (routed experts: the layer's largest). FP8 layers have unquantised inputs. Needs torch, transformers >= 5 and safetensors; a CPU is enough.
 
-    python3 make_moe_fixtures.py OUTPUT_FOLDER
+    python3 make_moe_fixtures.py OUTPUT_FOLDER [NAME...]
 """
 import contextlib
+import fnmatch
 import json
 import pathlib
 import sys
@@ -17,14 +18,35 @@ import types
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM,
-                          Qwen3MoeConfig, Qwen3MoeForCausalLM)
+from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
+                          Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, Kimi_K25Config, Kimi_K25ForConditionalGeneration,
+                          Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLMoeConfig,
+                          Qwen3VLMoeForConditionalGeneration)
 
 from fixture_files import save_shards
 
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 FLT_MAX = torch.finfo(torch.float32).max
 NUM_SEEDS = 64  # the seed whose routing is farthest from a tie is used
+
+# The families, and what of their checkpoints the stock class does not write. `text_prefix` is that of the published
+# tensors; `extra` are tensors that a reader must skip.
+VISION_OF_QWEN = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, num_position_embeddings=4,
+                      deepstack_visual_indexes=[0])
+VISION_OF_KIMI = dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2,
+                      pos_emb_height=2, pos_emb_width=2, pos_emb_time=2)
+FAMILIES = {
+    "glm4_moe": dict(classes=(Glm4MoeConfig, Glm4MoeForCausalLM), has_mtp=True),
+    "glm4_moe_lite": dict(classes=(Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM), has_mtp=True),
+    "kimi_k2": dict(classes=(DeepseekV3Config, DeepseekV3ForCausalLM), json=dict(model_type="kimi_k2")),
+    "qwen3_vl_moe": dict(classes=(Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration), vision=VISION_OF_QWEN,
+                         text_prefix="model.language_model.", extra=("model.visual.patch_embed.proj.bias",
+                                                                     "model.visual.merger.norm.weight")),
+    "kimi_k25": dict(classes=(Kimi_K25Config, Kimi_K25ForConditionalGeneration), vision=VISION_OF_KIMI,
+                     text_prefix="language_model.", text_json=dict(model_type="kimi_k2"),
+                     json=dict(architectures=["KimiK25ForConditionalGeneration"]),
+                     extra=("vision_tower.patch_embed.proj.bias", "mm_projector.proj.0.bias")),
+}
 
 # Widths are multiples of the scale block only (16, for MXFP4 32); heads are odd in number or size; prompts are
 # longer than YaRN's original context.
@@ -67,6 +89,80 @@ FIXTURES = {
         config=dict(num_hidden_layers=2, vocab_size=109, hidden_size=64, intermediate_size=96, moe_intermediate_size=48,
                     shared_expert_intermediate_size=80, num_attention_heads=4, num_key_value_heads=2, num_experts=5,
                     num_experts_per_tok=2, norm_topk_prob=False, mlp_only_layers=[0], max_position_embeddings=128,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "glm4_h32_partial_rotary": dict(
+        FAMILIES["glm4_moe"], dialect="modelopt", num_tokens=21, old_rope_spelling=True,
+        config=dict(num_hidden_layers=2, vocab_size=61, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+                    num_attention_heads=6, num_key_value_heads=2, head_dim=16, n_routed_experts=6, n_group=2,
+                    topk_group=1, num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.6,
+                    first_k_dense_replace=1, attention_bias=True, use_qk_norm=True, max_position_embeddings=128,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5})),
+    "glm4_lite_h32_layer_types": dict(
+        FAMILIES["glm4_moe_lite"], dialect="compressed_nvfp4", num_tokens=21,
+        config=dict(num_hidden_layers=2, vocab_size=61, hidden_size=32, intermediate_size=48, moe_intermediate_size=16,
+                    num_attention_heads=3, num_key_value_heads=3, q_lora_rank=24, kv_lora_rank=24, qk_nope_head_dim=16,
+                    qk_rope_head_dim=8, v_head_dim=24, n_routed_experts=5, num_experts_per_tok=2, n_shared_experts=1,
+                    mlp_layer_types=["sparse", "dense"], max_position_embeddings=128,
+                    rope_parameters={"rope_type": "default", "rope_theta": 1000000.0})),
+    "kimi_k2_h48_equal_betas": dict(
+        FAMILIES["kimi_k2"], dialect="modelopt", num_tokens=33,
+        config=dict(num_hidden_layers=2, vocab_size=61, hidden_size=48, intermediate_size=48, moe_intermediate_size=16,
+                    num_attention_heads=2, num_key_value_heads=2, q_lora_rank=24, kv_lora_rank=24, qk_nope_head_dim=16,
+                    qk_rope_head_dim=8, v_head_dim=24, n_routed_experts=8, n_group=1, topk_group=1,
+                    num_experts_per_tok=3, n_shared_experts=1, routed_scaling_factor=2.827, first_k_dense_replace=1,
+                    max_position_embeddings=128,
+                    rope_parameters={"rope_type": "yarn", "rope_theta": 50000.0, "factor": 8.0, "beta_fast": 1.0,
+                                     "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                     "original_max_position_embeddings": 16})),
+    "qwen3_vl_h64_mrope": dict(
+        FAMILIES["qwen3_vl_moe"], dialect="compressed_mxfp4", num_tokens=21,
+        config=dict(num_hidden_layers=2, vocab_size=61, hidden_size=64, intermediate_size=32, moe_intermediate_size=32,
+                    num_attention_heads=3, num_key_value_heads=1, head_dim=16, num_experts=5, num_experts_per_tok=2,
+                    mlp_only_layers=[1], attention_bias=True, max_position_embeddings=128,
+                    rope_parameters={"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 2, 2],
+                                     "mrope_interleaved": True})),
+    "kimi_k25_h48_vision": dict(
+        FAMILIES["kimi_k25"], dialect="modelopt", num_tokens=21,
+        config=dict(num_hidden_layers=2, vocab_size=61, hidden_size=48, intermediate_size=48, moe_intermediate_size=16,
+                    num_attention_heads=2, num_key_value_heads=2, q_lora_rank=24, kv_lora_rank=24, qk_nope_head_dim=16,
+                    qk_rope_head_dim=8, v_head_dim=24, n_routed_experts=7, n_group=1, topk_group=1,
+                    num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=2.827, first_k_dense_replace=1,
+                    rms_norm_eps=1e-5, max_position_embeddings=128,
+                    rope_parameters={"rope_type": "yarn", "rope_theta": 50000.0, "factor": 4.0, "beta_fast": 32.0,
+                                     "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+                                     "original_max_position_embeddings": 8})),
+    # FP8 beside FP4, one fixture for each way to declare it. "fp8": patterns of modules and their granularity.
+    "dsv3_h160_fp8_blocks": dict(
+        classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="fp8_mxfp4", num_tokens=17,
+        fp8={"*_proj": "block", "*_mqa": "block"},
+        config=dict(num_hidden_layers=1, vocab_size=31, hidden_size=160, intermediate_size=32, moe_intermediate_size=32,
+                    num_attention_heads=2, num_key_value_heads=2, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=48,
+                    qk_rope_head_dim=16, v_head_dim=32, n_routed_experts=3, n_group=1, topk_group=1,
+                    num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.5, norm_topk_prob=True,
+                    first_k_dense_replace=0, tie_word_embeddings=True, max_position_embeddings=64,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "dsv3_h64_quark": dict(
+        classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="quark_mxfp4", num_tokens=19,
+        fp8={"*.self_attn.*": "tensor"}, kept=("kv_a_proj_with_mqa", "q_b_proj"),
+        config=dict(num_hidden_layers=2, vocab_size=61, hidden_size=64, intermediate_size=64, moe_intermediate_size=32,
+                    num_attention_heads=3, num_key_value_heads=3, q_lora_rank=24, kv_lora_rank=24, qk_nope_head_dim=16,
+                    qk_rope_head_dim=8, v_head_dim=16, n_routed_experts=4, n_group=1, topk_group=1,
+                    num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.5, norm_topk_prob=True,
+                    first_k_dense_replace=1, max_position_embeddings=64,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "qwen3_h64_modelopt_mixed": dict(
+        classes=(Qwen3MoeConfig, Qwen3MoeForCausalLM), dialect="modelopt_mixed", num_tokens=23,
+        fp8={"*.self_attn.*": "tensor"}, quantised_attention=("lm_head",),
+        config=dict(num_hidden_layers=2, vocab_size=67, hidden_size=64, intermediate_size=64, moe_intermediate_size=32,
+                    num_attention_heads=4, num_key_value_heads=2, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                    norm_topk_prob=True, max_position_embeddings=64,
+                    rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    "qwen3_h64_compressed_mixed": dict(
+        classes=(Qwen3MoeConfig, Qwen3MoeForCausalLM), dialect="compressed_nvfp4_fp8", num_tokens=23,
+        fp8={"*.self_attn.*": "row", "lm_head": "row"},
+        config=dict(num_hidden_layers=2, vocab_size=67, hidden_size=64, intermediate_size=96, moe_intermediate_size=48,
+                    num_attention_heads=3, num_key_value_heads=1, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                    norm_topk_prob=True, decoder_sparse_step=2, attention_bias=True, max_position_embeddings=64,
                     rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
 }
 
@@ -118,6 +214,29 @@ class Fp4Weight:
         return self
 
 
+class Fp8Weight:
+    """One matrix [N, K] in E4M3 with one scale for the matrix, each row, or each block of 128 x 128 (a power of two)."""
+
+    def __init__(self, weight, granularity):
+        n, k = weight.shape
+        rows, cols = {"tensor": (n, k), "row": (1, k), "block": (128, 128)}[granularity]
+        padded = torch.nn.functional.pad(weight.float(), (0, -k % cols, 0, -n % rows))
+        amax = padded.unflatten(1, (-1, cols)).unflatten(0, (-1, rows)).abs().amax((1, 3))
+        scales = amax / 448
+        if granularity == "block":
+            scales = torch.exp2(torch.ceil(torch.log2(scales)))
+        if granularity == "row":
+            scales = (scales * 1.01).bfloat16().float()  # does not round below amax / 448
+        spread = scales.repeat_interleave(rows, 0).repeat_interleave(cols, 1)[:n, :k]
+        self.codes = (weight.float() / spread).to(torch.float8_e4m3fn)
+        self.values = self.codes.float() * spread
+        if granularity == "block":
+            scales = (torch.log2(scales) + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+        elif granularity == "row":
+            scales = scales.bfloat16()
+        self.scales = scales[0, 0].clone() if granularity == "tensor" else scales
+
+
 def quantise_activations(x, decode_scale):
     """The NVFP4 rule of docs/formats.md, in IEEE float32."""
     one_sixth = torch.tensor(1, dtype=torch.float32) / 6
@@ -136,18 +255,43 @@ class Fixture:
         self.spec, self.seed = spec, seed
         self.dialect = spec["dialect"]
         self.generator = torch.Generator().manual_seed(seed)
-        config_class, model_class = spec["classes"]
-        self.config = config_class(eos_token_id=0, pad_token_id=None, bos_token_id=None, **spec["config"])
-        self.config._attn_implementation = "eager"
-        self.config._experts_implementation = "eager"
-        self.model = model_class(self.config).float().eval()
+        self.whole_config, self.model = self.make_model(*spec["classes"])
+        self.config = getattr(self.whole_config, "text_config", self.whole_config)
+        self.text = getattr(self.model.model, "language_model", self.model.model)
         self.experts = {}  # layer -> [(gate, up, down)] of Fp4Weight
         self.linears = {}  # module name -> Fp4Weight
+        self.fp8 = {}  # module name -> Fp8Weight
         self.input_scales = {}  # module name, or (layer, expert, "gate" | "up" | "down") -> decode scale
         self.margin = float("inf")
         self.looped = set()  # layers whose patched experts ran
         self.randomize()
         self.quantise()
+
+    def make_model(self, config_class, model_class):
+        text = dict(eos_token_id=0, pad_token_id=None, bos_token_id=None, **self.spec["config"])
+        if "vision" in self.spec:
+            if "kv_lora_rank" in text:
+                text["model_type"] = "deepseek_v3"
+            vision = dict(self.spec["vision"])
+            if "depth" in vision:
+                vision["out_hidden_size"] = text["hidden_size"]
+            config = config_class(text_config=text, vision_config=vision,
+                                  tie_word_embeddings=text.get("tie_word_embeddings", False))
+        else:
+            config = config_class(**text)
+        for part in (config, getattr(config, "text_config", config)):
+            part._attn_implementation = "eager"
+            part._experts_implementation = "eager"
+        return config, model_class(config).float().eval()
+
+    def published(self, name):
+        """The published name of a tensor or module that the stock class or this file names."""
+        name, prefix = name.replace("model.language_model.", "model."), self.spec.get("text_prefix", "")
+        if prefix == "model.language_model.":
+            return prefix + name.removeprefix("model.") if name.startswith("model.") else name
+        if self.spec.get("prefix_without_model"):
+            name = name.removeprefix("model.")
+        return prefix + name
 
     def draw(self, *shape):
         return torch.randn(*shape, generator=self.generator)
@@ -174,7 +318,12 @@ class Fixture:
 
     def fp4(self, weight):
         fp4 = Fp4Weight(weight, is_mxfp4=self.dialect.endswith("mxfp4"))
-        return fp4.use_divisor() if self.dialect == "compressed_nvfp4" else fp4
+        return fp4.use_divisor() if self.dialect.startswith("compressed_nvfp4") else fp4
+
+    def fp8_granularity(self, name):
+        if name.split(".")[-1] in self.spec.get("kept", ()):
+            return None
+        return next((g for p, g in self.spec.get("fp8", {}).items() if fnmatch.fnmatch(name, p)), None)
 
     def is_quantised(self, name):
         parts = name.split(".")
@@ -182,14 +331,19 @@ class Fixture:
         return is_mlp or parts[-1] in self.spec.get("quantised_attention", ())
 
     def moe_layers(self):
-        for i, layer in enumerate(self.model.model.layers):
+        for i, layer in enumerate(self.text.layers):
             if hasattr(layer.mlp, "experts"):
                 yield i, layer.mlp
 
     def quantise(self):
         """Sets the model's weights to the dequantised values."""
         for name, module in self.model.named_modules():
-            if isinstance(module, torch.nn.Linear) and module.weight.numel() > 0 and self.is_quantised(name):
+            if not isinstance(module, torch.nn.Linear) or module.weight.numel() == 0:
+                continue
+            if granularity := self.fp8_granularity(name):
+                self.fp8[name] = Fp8Weight(module.weight.detach(), granularity)
+                module.weight.copy_(self.fp8[name].values)
+            elif self.is_quantised(name):
                 self.linears[name] = self.fp4(module.weight.detach())
                 module.weight.copy_(self.linears[name].values)
         for i, mlp in self.moe_layers():
@@ -220,12 +374,14 @@ class Fixture:
             if self.config.n_group > 1:
                 best = groups.topk(2, -1)[0].sum(-1).sort(-1, descending=True)[0]
                 t = self.config.topk_group
-                self.margin = min(self.margin, float((best[:, t - 1] - best[:, t]).min()))
+                if t < self.config.n_group:
+                    self.margin = min(self.margin, float((best[:, t - 1] - best[:, t]).min()))
                 chosen = groups.topk(2, -1)[0].sum(-1).topk(t, -1)[1]
                 mask = torch.zeros_like(groups[..., 0]).scatter(1, chosen, 1).unsqueeze(-1)
                 scores = torch.where(mask > 0, groups, torch.full_like(groups, -9)).flatten(-2)
         ordered = scores.sort(-1, descending=True)[0]
-        self.margin = min(self.margin, float((ordered[:, k - 1] - ordered[:, k]).min()))
+        if k < ordered.shape[1]:
+            self.margin = min(self.margin, float((ordered[:, k - 1] - ordered[:, k]).min()))
 
     def forward(self, ids, hooks=()):
         with contextlib.ExitStack() as stack:
@@ -275,7 +431,7 @@ class Fixture:
                 for name, source in (("gate", "a1"), ("up", "a1"), ("down", "a2")):
                     part = 0.4 + 0.5 * float(torch.rand((), generator=self.generator))
                     self.input_scales[i, e, name] = amax[i, source] / 2688 * part
-        if self.dialect == "compressed_nvfp4":  # the file stores its reciprocal
+        if self.dialect.startswith("compressed_nvfp4"):  # the file stores its reciprocal
             self.input_scales = {k: 1 / (1 / v) for k, v in self.input_scales.items()}
         return patched
 
@@ -295,13 +451,23 @@ class Fixture:
     def fp4_tensors(self, name, fp4, input_scale):
         if self.dialect == "compressed_mxfp4":
             return {name + ".weight_packed": fp4.packed, name + ".weight_scale": fp4.scales}
-        if self.dialect == "compressed_nvfp4":
+        if self.dialect == "quark_mxfp4":
+            return {name + ".weight": fp4.packed, name + ".weight_scale": fp4.scales}
+        if self.dialect == "fp8_mxfp4":
+            return {name + ".weight": fp4.packed.view(torch.int8), name + ".scale": fp4.scales.view(torch.float8_e8m0fnu)}
+        if self.dialect.startswith("compressed_nvfp4"):
             return {name + ".weight_packed": fp4.packed, name + ".weight_scale": fp4.scales,
                     name + ".weight_global_scale": fp4.divisor.reshape(1),
                     name + ".input_global_scale": (1 / input_scale).reshape(1)}
         return {name + ".weight": fp4.packed, name + ".weight_scale": fp4.scales,
                 name + ".weight_scale_2": fp4.tensor_scale.reshape(()).clone(),
                 name + ".input_scale": input_scale.reshape(()).clone()}
+
+    def fp8_tensors(self, name, fp8):
+        result = {name + ".weight": fp8.codes, name + (".scale" if self.dialect == "fp8_mxfp4" else ".weight_scale"): fp8.scales}
+        if self.dialect == "modelopt_mixed":
+            result[name + ".input_scale"] = torch.tensor(0.01)
+        return result
 
     def expert_tensors(self, layer):
         prefix = f"model.layers.{layer}.mlp.experts."
@@ -327,25 +493,63 @@ class Fixture:
         result = {}
         for name, value in self.model.state_dict().items():
             module = name.rsplit(".", 1)[0]
-            if value.numel() == 0 or ".mlp.experts." in name or (module in self.linears and name.endswith("weight")):
+            if value.numel() == 0 or ".mlp.experts." in name or (
+                    (module in self.linears or module in self.fp8) and name.endswith("weight")):
                 continue
-            if name == "lm_head.weight" and self.config.tie_word_embeddings:
+            if name == "lm_head.weight" and self.whole_config.tie_word_embeddings:
+                continue
+            if "visual" in name or "vision_tower" in name or "mm_projector" in name:
                 continue
             keep = "e_score_correction_bias" in name
             result[name] = (value.float() if keep else value.bfloat16()).contiguous().clone()
         for name, fp4 in self.linears.items():
             result.update(self.fp4_tensors(name, fp4, self.input_scales[name]))
+        for name, fp8 in self.fp8.items():
+            result.update(self.fp8_tensors(name, fp8))
         for layer in self.experts:
             result.update(self.expert_tensors(layer))
+        result = {self.published(name): value for name, value in result.items()}
+        for name in self.spec.get("extra", ()):
+            result[name] = torch.ones(3, dtype=torch.bfloat16)
+        if self.spec.get("has_mtp"):
+            for part in ("eh_proj.weight", "enorm.weight", "self_attn.q_proj.weight", "shared_head.norm.weight"):
+                name = f"model.layers.{self.config.num_hidden_layers}.{part}"
+                result[name] = torch.ones(2, dtype=torch.bfloat16)
         return result
+
+    def quark_declaration(self):
+        mxfp4 = {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "ch_axis": -1, "scale_format": "e8m0"}
+        fp8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "group_size": None, "ch_axis": None, "scale_format": None}
+        return {"quant_method": "quark", "quant_mode": "eager_mode",
+                "global_quant_config": {"weight": mxfp4, "input_tensors": {**mxfp4, "is_dynamic": True}},
+                "layer_quant_config": {p: {"weight": fp8, "input_tensors": fp8} for p in self.spec["fp8"]},
+                "exclude": ["lm_head", "*.mlp.gate"] + [f"*.{n}" for n in self.spec["kept"]],
+                "export": {"pack_method": "reorder", "weight_format": "real_quantized"}}
+
+    def mixed_declaration(self):
+        """ModelOpt's map of modules."""
+        layers = {f"model.layers.{i}.mlp.experts.{e}.{n}_proj": {"quant_algo": "NVFP4", "group_size": 16}
+                  for i, experts in self.experts.items() for e in range(len(experts)) for n in ("gate", "up", "down")}
+        layers.update({n: {"quant_algo": "W4A16_NVFP4", "group_size": 16} for n in self.linears})
+        layers.update({n: {"quant_algo": "FP8"} for n in self.fp8})
+        return {"producer": {"name": "modelopt", "version": "0.41.0"}, "quantization": {
+            "quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": layers}}
 
     def declaration(self):
         """(quantization_config, hf_quant_config.json), one of which is None."""
-        kept = [f"model.layers.{i}.self_attn*" for i in range(self.config.num_hidden_layers)]
+        if self.dialect == "quark_mxfp4":
+            return self.quark_declaration(), None
+        if self.dialect == "fp8_mxfp4":
+            return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "scale_fmt": "ue8m0",
+                    "weight_block_size": [128, 128]}, None
+        if self.dialect == "modelopt_mixed":
+            return None, self.mixed_declaration()
+        kept = [self.published(f"model.layers.{i}.self_attn") + "*" for i in range(self.config.num_hidden_layers)]
         if "quantised_attention" in self.spec:
             kept = ["*.k_proj", "*.v_proj"]
         if self.dialect.startswith("modelopt"):
-            ignore = ["lm_head", "model.embed_tokens", "*.mlp.gate", "*.mlp.shared_expert_gate"] + kept
+            ignore = [self.published("lm_head"), self.published("model.embed_tokens"), "*.mlp.gate",
+                      "*.mlp.shared_expert_gate"] + kept
             if self.spec.get("flat_declaration"):
                 return {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ignore, "config_groups": {
                     "group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}, "targets": ["Linear"]}},
@@ -355,6 +559,15 @@ class Fixture:
         is_mxfp4 = self.dialect.endswith("mxfp4")
         weights = {"num_bits": 4, "type": "float", "strategy": "group" if is_mxfp4 else "tensor_group",
                    "group_size": 32 if is_mxfp4 else 16, "symmetric": True, "dynamic": False}
+        if "fp8" in self.spec:
+            fp8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+            return {"quant_method": "compressed-tensors", "quantization_status": "compressed", "format": "mixed-precision",
+                    "config_groups": {
+                        "group_0": {"format": "float-quantized", "targets": ["re:.*self_attn.*", "re:lm_head"],
+                                    "weights": fp8, "input_activations": None},
+                        "group_1": {"format": "nvfp4-pack-quantized", "targets": ["Linear"], "weights": weights,
+                                    "input_activations": weights}},
+                    "ignore": ["re:.*mlp.gate$"], "kv_cache_scheme": None}, None
         return {"quant_method": "compressed-tensors", "quantization_status": "compressed",
                 "format": "mxfp4-pack-quantized" if is_mxfp4 else "nvfp4-pack-quantized",
                 "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights,
@@ -362,14 +575,20 @@ class Fixture:
                 "ignore": ["lm_head", "re:.*self_attn.*", "re:.*mlp.gate$"], "kv_cache_scheme": None}, None
 
     def config_json(self, declaration):
-        d = self.config.to_dict()
-        d.update(architectures=[self.spec["classes"][1].__name__], torch_dtype="bfloat16")
+        d = self.whole_config.to_dict()
+        d.update({"architectures": [self.spec["classes"][1].__name__], "torch_dtype": "bfloat16"} | self.spec.get("json", {}))
+        text = d.get("text_config", d)
+        text.update(self.spec.get("text_json", {}))
         if declaration is not None:
             d["quantization_config"] = declaration
+        if self.dialect == "fp8_mxfp4":
+            d["expert_dtype"] = "fp4"
         if self.spec.get("old_rope_spelling"):
-            rope = dict(d.pop("rope_parameters"))
-            d["rope_theta"] = rope.pop("rope_theta")
-            d["rope_scaling"] = None if rope["rope_type"] == "default" else rope
+            rope = dict(text.pop("rope_parameters"))
+            text["rope_theta"] = rope.pop("rope_theta")
+            if "partial_rotary_factor" in rope:
+                text["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
+            text["rope_scaling"] = None if rope["rope_type"] == "default" else rope
         return json.dumps(d, indent=1, default=str)
 
 
@@ -385,8 +604,8 @@ def compute(spec, seed):
     return fixture, expected
 
 
-def make_fixture(name, spec, folder):
-    fixture, expected = max((compute(spec, seed) for seed in range(NUM_SEEDS)), key=lambda pair: pair[0].margin)
+def make_fixture(name, spec, folder, num_seeds=NUM_SEEDS):
+    fixture, expected = max((compute(spec, seed) for seed in range(num_seeds)), key=lambda pair: pair[0].margin)
     assert fixture.loop_error < 1e-4, f"{name}: the loop over experts differs from the stock class by {fixture.loop_error}"
     folder.mkdir(parents=True, exist_ok=True)
     save_shards(fixture.tensors(), folder, spec.get("num_shards", 1))
@@ -407,5 +626,5 @@ if __name__ == "__main__":
     print("torch", torch.__version__, "transformers", transformers.__version__, flush=True)
     torch.manual_seed(0)
     with torch.no_grad():
-        for fixture_name, fixture_spec in FIXTURES.items():
-            make_fixture(fixture_name, fixture_spec, pathlib.Path(sys.argv[1]) / fixture_name)
+        for fixture_name in sys.argv[2:] or FIXTURES:
+            make_fixture(fixture_name, FIXTURES[fixture_name], pathlib.Path(sys.argv[1]) / fixture_name)

@@ -47,7 +47,7 @@ std::vector<std::vector<int32_t>> prompts_of(int dp) {
   for (int g = 0; g < dp; ++g) {
     std::vector<int32_t> ids;
     const int length = dp > 2 && g == 1 ? 0 : 21 - 5 * g;
-    for (int i = 0; i < length; ++i) ids.push_back((i * 37 + g * 11 + 3) % 97);
+    for (int i = 0; i < length; ++i) ids.push_back((i * 37 + g * 11 + 3) % 67);  // the smallest vocabulary
     prompts.push_back(std::move(ids));
   }
   return prompts;
@@ -108,6 +108,9 @@ TEST_F(Parallel, Float32AgreesWithOneRank) {
            Case{"qwen2_h64_shared_expert", {5, 5, 5, "deepep"}},
            Case{"qwen2_h64_shared_expert", {5, 5, 5, "flashinfer", true}},
            Case{"qwen2_h64_shared_expert", {2, 1, 1, "none"}}, Case{"h192_i96_yarn", {2, 2, 1, "flashinfer"}},
+           Case{"qwen3_h64_modelopt_mixed", {2, 1, 1, "none"}},
+           Case{"qwen3_h64_modelopt_mixed", {2, 2, 2, "flashinfer"}},
+           Case{"qwen3_h64_compressed_mixed", {3, 1, 1, "none"}},
            Case{"h160_i224_sharded_old_rope", {2, 1, 1, "none"}},  // 7 blocks of I: 4 and 3
            Case{"h160_i224_sharded_old_rope", {4, 1, 2, "none"}},  // 2, 2, 2 and 1; one KV head
        }) {
@@ -250,11 +253,14 @@ INSTANTIATE_TEST_SUITE_P(All, Deterministic,
                                          DeterministicCase{"qwen3_h96_fused_old_rope", 9},
                                          // FP4 projections of a group's attention; a gated shared expert.
                                          DeterministicCase{"tiny deepseek-v3-tiny compressed-nvfp4", 14},
-                                         DeterministicCase{"tiny qwen2-moe-tiny compressed-mxfp4", 14}),
+                                         DeterministicCase{"tiny qwen2-moe-tiny compressed-mxfp4", 14},
+                                         DeterministicCase{"tiny glm-4.5 modelopt", 14},
+                                         DeterministicCase{"tiny kimi-k2.5 compressed-nvfp4", 14},
+                                         DeterministicCase{"tiny qwen3-vl-30b-a3b modelopt", 14}),
                          [](const auto& test) {
                            std::string name = test.param.name;
                            std::ranges::replace_if(
-                               name, [](char c) { return c == '-' || c == ' '; }, '_');
+                               name, [](char c) { return c == '-' || c == ' ' || c == '.'; }, '_');
                            return name;
                          });
 
@@ -274,13 +280,26 @@ TEST_F(Parallel, WithoutTheFlagAGroupsPartialSumsMoveTheLogits) {
   EXPECT_GE(largest, 1e-6);
 }
 
-// 8-bit dense weights: blocks of 32 along K start at a shard's first column, so K must not be split.
+// 8-bit dense weights: scales are for blocks of 32 along K or a whole row, so K must not be split.
 TEST_F(Parallel, DeterministicModeHoldsForDenseLayersIn8Bits) {
   EngineConfig flags = flags_of({2, 1, 1, "none"}, "bfloat16", "w4a16");
   flags.enable_deterministic_inference = true;
-  flags.dense_quant = "q8";
-  for (const char* name : {"demo-dsv3-nvfp4", "qwen3_h96_fused_old_rope"})
-    EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name;
+  for (const char* quant : {"q8", "fp8"}) {
+    flags.dense_quant = quant;
+    for (const char* name : {"demo-dsv3-nvfp4", "qwen3_h96_fused_old_rope"})
+      EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name << " " << quant;
+  }
+}
+
+// An 8-bit KV cache holds the same codes however the heads are divided.
+TEST_F(Parallel, DeterministicModeHoldsForAnEightBitKvCache) {
+  for (const Layout& layout : {Layout{2, 1, 1, "none"}, Layout{4, 1, 2, "deepep"}}) {
+    EngineConfig flags = flags_of(layout, "bfloat16", "w4a16");
+    flags.enable_deterministic_inference = true;
+    flags.kv_cache_dtype = "fp8_e4m3";
+    for (const char* name : {"demo-dsv3-nvfp4", "demo-gptoss-mxfp4"})
+      EXPECT_EQ(run(name, flags), one_rank(name, flags)) << name << " " << text(layout);
+  }
 }
 
 // The oracle's ops sum in double and round once, including the residual.

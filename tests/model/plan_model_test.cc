@@ -41,6 +41,29 @@ TEST(PlanModel, Float32TakesTheReferenceRunner) {
   EXPECT_EQ(plan->act_dtype, DType::kF32);
 }
 
+// --kv-cache-dtype auto is the activations' type, whatever the checkpoint declares.
+TEST(PlanModel, KvPagesHaveTheActivationsTypeOrEightBits) {
+  for (const char* declared : {"", "FP8", "INT8", "NVFP4"})
+    for (const char* dtype : {"bfloat16", "float32"})
+      for (const char* kv : {"auto", "bfloat16", "fp8_e4m3"}) {
+        ModelConfig config = gpt_oss();
+        config.quant.kv_cache_type = declared;
+        EngineConfig flags;
+        flags.dtype = dtype;
+        flags.kv_cache_dtype = kv;
+        const Result<ModelPlan> plan = plan_model(config, flags);
+        const bool is_fp8 = flags.kv_cache_dtype == "fp8_e4m3";
+        if (is_fp8 && config.quant.kv_cache_type.size() > 3) {
+          EXPECT_EQ(plan.status().code(), StatusCode::kUnsupported);
+          for (const char* part : {"--kv-cache-dtype fp8_e4m3", declared, "legal: --kv-cache-dtype auto"})
+            EXPECT_NE(plan.status().message().find(part), std::string::npos) << plan.status().message();
+          continue;
+        }
+        ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+        EXPECT_EQ(plan->kv_dtype, is_fp8 ? DType::kF8E4M3 : plan->act_dtype) << declared << dtype << kv;
+      }
+}
+
 TEST(PlanModel, UnknownDtypeNamesTheLegalOnes) {
   EngineConfig flags;
   flags.dtype = "float16";

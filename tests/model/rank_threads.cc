@@ -51,6 +51,7 @@ class Rank {
     if (s_.job != nullptr) connect(s_.job->endpoint(layout.rank));
     const int64_t groups = layout.dp;
     const ModelOptions options{.act_dtype = s_.plan.act_dtype,
+                               .kv_dtype = s_.plan.kv_dtype,
                                .isa = s_.plan.isa,
                                .moe_plan = s_.plan.moe.at_rank(layout.rank),
                                .max_batch_tokens = s_.run.chunk,
@@ -60,8 +61,8 @@ class Rank {
                                .dense_quant = s_.plan.dense_quant};
     FP4MOE_ASSIGN_OR_RETURN(model_, Model::load(s_.checkpoint, s_.config, options, pool_, {}));
     const int64_t pages = std::max<int64_t>(1, (s_.longest() + s_.run.page_size - 1) / s_.run.page_size);
-    FP4MOE_ASSIGN_OR_RETURN(kv_,
-                            KvCache::make(s_.config, s_.plan.act_dtype, pages, s_.run.page_size, layout));
+    FP4MOE_ASSIGN_OR_RETURN(
+        kv_, KvCache::make(s_.config, s_.plan.kv_dtype, {.full = pages}, s_.run.page_size, layout));
     pages_.resize(static_cast<size_t>(pages));
     std::iota(pages_.rbegin(), pages_.rend(), 0);  // not in memory order
     return {};

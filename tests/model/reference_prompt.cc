@@ -39,8 +39,10 @@ Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vecto
   FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(run.folder));
   FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, run.flags));
   ThreadPool pool(std::max(1, run.flags.threads));
-  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(run.folder));
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint opened, Checkpoint::open(run.folder));
+  const Checkpoint& checkpoint = run.checkpoint != nullptr ? *run.checkpoint : opened;
   const ModelOptions options{.act_dtype = plan.act_dtype,
+                             .kv_dtype = plan.kv_dtype,
                              .isa = plan.isa,
                              .moe_plan = plan.moe,
                              .max_batch_tokens = chunk,
@@ -48,7 +50,8 @@ Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vecto
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                           Model::load(checkpoint, config, options, pool, {}));
   const int64_t num_pages = (t + run.page_size - 1) / run.page_size;
-  FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, run.page_size));
+  FP4MOE_ASSIGN_OR_RETURN(KvCache kv,
+                          KvCache::make(config, plan.kv_dtype, {.full = num_pages}, run.page_size));
 
   std::vector<int32_t> pages(static_cast<size_t>(num_pages));
   std::iota(pages.rbegin(), pages.rend(), 0);  // not in memory order
@@ -92,13 +95,15 @@ Result<std::vector<float>> compute_batch_logits(const LogitsRun& run,
   std::iota(logit_rows.begin(), logit_rows.end(), 0);
 
   const ModelOptions options{.act_dtype = plan.act_dtype,
+                             .kv_dtype = plan.kv_dtype,
                              .isa = plan.isa,
                              .moe_plan = plan.moe,
                              .max_batch_tokens = t,
                              .dense_quant = plan.dense_quant};
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                           Model::load(checkpoint, config, options, pool, {}));
-  FP4MOE_ASSIGN_OR_RETURN(KvCache kv, KvCache::make(config, plan.act_dtype, num_pages, run.page_size));
+  FP4MOE_ASSIGN_OR_RETURN(KvCache kv,
+                          KvCache::make(config, plan.kv_dtype, {.full = num_pages}, run.page_size));
   std::vector<float> logits(static_cast<size_t>(t * config.vocab_size));
   FP4MOE_RETURN_IF_ERROR(
       model->forward_model({ids, positions, sequences, logit_rows}, kv, logits.data(), pool));

@@ -7,6 +7,7 @@
 
 #include "fp4moe/config.h"
 #include "fp4moe/status.h"
+#include "io/checkpoint/checkpoint.h"
 #include "io/config/model_config.h"
 
 namespace fp4moe {
@@ -25,6 +26,7 @@ struct LogitsRun {
   EngineConfig flags;  // dtype, runner, threads
   int64_t chunk = 0;   // prompt tokens in one forward_model(); 0: all
   int page_size = 16;
+  const Checkpoint* checkpoint = nullptr;  // read instead of the folder's weights
 };
 
 // Logits [T, V] of the prompt, computed chunk by chunk with logits for every row.

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <list>
+
+#include "formats/e4m3.h"
 #include "moe/fp4_linear.h"
 #include "moe/layer_case.h"
 #include "moe/moe_oracle.h"
@@ -132,6 +136,51 @@ TEST(DenseMlpTest, ShardsAddUpAndOneWithoutABlockIsZero) {
   }
 }
 
+// The MLP of bf16 weights that FP8 codes with scales for blocks or rows represent exactly; its shards add up.
+TEST(DenseMlpTest, Fp8EqualsItsDequantisedWeights) {
+  constexpr int64_t kWide = 192;  // cut into 96 and 96: within a block of 128
+  for (const bool has_blocks : {true, false}) {
+    Random random(5);
+    std::list<std::vector<uint8_t>> codes;
+    std::list<std::vector<bf16>> values;
+    MlpWeightsView fp8{kHidden, kWide, {}, {}, {}}, bf16_view = fp8;
+    const auto fill = [&](LinearWeightsView& to, LinearWeightsView& same, int64_t n, int64_t k) {
+      const int64_t row_block = has_blocks ? 128 : 1, col_block = has_blocks ? 128 : k;
+      const int64_t per_row = (k + col_block - 1) / col_block;
+      std::vector<float> scales;
+      for (int64_t i = 0; i < (n + row_block - 1) / row_block * per_row; ++i)
+        scales.push_back(std::ldexp(1.0f, static_cast<int>(random.integer(-6, -3))));
+      to.n = same.n = n;
+      to.k = same.k = k;
+      std::vector<uint8_t>& bytes = codes.emplace_back();
+      std::vector<bf16>& weights = values.emplace_back();
+      for (int64_t i = 0; i < n * k; ++i) {
+        bytes.push_back(static_cast<uint8_t>(random.integer(0, 0x40) + 128 * random.integer(0, 1)));
+        const float scale = scales[static_cast<size_t>(i / k / row_block * per_row + i % k / col_block)];
+        weights.push_back(float_to_bf16(e4m3_decode(bytes.back()) * scale));
+      }
+      to.fp8_scales = std::make_shared<const std::vector<float>>(std::move(scales));
+      to.fp8 = {bytes.data(), to.fp8_scales->data(), row_block, col_block};
+      same.weight = weights.data();
+    };
+    fill(fp8.gate, bf16_view.gate, kWide, kHidden);
+    fill(fp8.up, bf16_view.up, kWide, kHidden);
+    fill(fp8.down, bf16_view.down, kHidden, kWide);
+    EXPECT_EQ(dense_mlp_block(fp8), has_blocks ? 32 : 16);
+    const MoePlan plan = plan_of("w4a16");
+    const std::vector<float> x = random.normal(5 * kHidden),
+                             want = run(*make(plan, bf16_view, {0, kWide}), x);
+    EXPECT_TRUE(within_relative_l2(run(*make(plan, fp8, {0, kWide}), x), want, 3e-3));
+    std::vector<float> sum(want.size());
+    for (int rank = 0; rank < 2; ++rank) {
+      const Shard shard = shard_blocks(kWide, dense_mlp_block(fp8), 2, rank);
+      const std::vector<float> part = run(*make(plan, fp8, shard), x);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+    }
+    EXPECT_TRUE(within_relative_l2(sum, want, 3e-3));
+  }
+}
+
 TEST(DenseMlpTest, NoTokens) {
   for (bool is_fp4 : {true, false}) {
     MlpCase c(is_fp4);
@@ -145,7 +194,7 @@ TEST(DenseMlpTest, RefusesAMixOfFp4AndBf16) {
   ThreadPool pool(1);
   EXPECT_EQ(
       DenseMlp::make(plan_of("w4a16"), ref_dense_ops(), c.view, {0, kIntermediate}, pool).status().message(),
-      "down is bf16, but gate is not; the matrices of an MLP must be all FP4 or all bf16");
+      "down is bf16, but gate is FP4; the matrices of an MLP must be all FP4, all FP8 or all bf16");
 }
 
 // ---- as a shared expert ---------------------------------------------------------------------------

@@ -83,7 +83,8 @@ def sample():
     yield row(NVFP4, "flashinfer_cutlass", "flashinfer", 2, 2, dp=2)
     yield row(MXFP4, "flashinfer_mxfp4", "none", 4, 4)
     for model in (MXFP4, NVFP4):
-        yield row(model, "auto", "none", 1, 1, flags=["--dense-quant", "q8"])
+        for quant in ("q8", "fp8"):
+            yield row(model, "auto", "none", 1, 1, flags=["--dense-quant", quant])
     yield row(MXFP4, "auto", "none", 2, 1, flags=["--dense-quant", "q8"])
 
 

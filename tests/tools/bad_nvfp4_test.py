@@ -64,8 +64,8 @@ CASES = [
      "model.layers.0.mlp.experts", "left unquantised"),
     ("qwen3-moe-tiny", "modelopt", quantization(exclude_modules=["re:("]), USAGE, "exclude_modules", "does not compile"),
     ("qwen3-moe-tiny", "modelopt", quantization(quant_algo="MIXED_PRECISION", quantized_layers={
-        "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"}, "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"}}),
-     UNSUPPORTED, "FP8", "'model.layers.0.self_attn.q_proj'"),
+        "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"}, "model.layers.0.self_attn.q_proj": {"quant_algo": "INT8_SQ"}}),
+     UNSUPPORTED, "INT8_SQ", "'model.layers.0.self_attn.q_proj'"),
     ("qwen3-moe-tiny", "compressed-nvfp4", flat(format="int-quantized"), UNSUPPORTED, "'int-quantized'", "nvfp4-pack"),
     ("qwen3-moe-tiny", "compressed-mxfp4", group(group_size=16), USAGE, "group_size = 16", "MXFP4: 32"),
     ("qwen3-moe-tiny", "compressed-nvfp4", group(num_bits=8), UNSUPPORTED, "compressed-tensors", "nvfp4-pack"),

@@ -128,6 +128,20 @@ class Disaggregation(unittest.TestCase):
     def test_latents(self):
         self.check_model(DSV3, [], ["--disable-cuda-graph"])
 
+    # Pages of 8-bit codes are handed over as they are, so every response is that of one server.
+    def test_eight_bit_pages(self):
+        fp8 = ["--kv-cache-dtype", "fp8_e4m3"]
+        self.check_model(GPTOSS, fp8, [*fp8, "--chunked-prefill-size", "32"])
+        self.check_model(DSV3, fp8, [*fp8, *(["--disable-cuda-graph"] if CUDA else [])])
+
+    def test_pages_of_different_types_are_refused(self):
+        with Node("prefill", GPTOSS, "--kv-cache-dtype", "fp8_e4m3") as p, Node("decode", GPTOSS) as d:
+            with Router([p], [d]) as router:
+                status, answer = generate(router.url, "a")
+                self.assertEqual(status, 503)
+                self.assertIn("KV type is F8_E4M3 on the prefill node and BF16 on the decode node",
+                              answer["error"]["message"])
+
     # The kernels differ in the last bits, but not in the greedy text of these prompts.
     @unittest.skipUnless(CUDA, "needs a GPU")
     def test_a_gpu_and_a_cpu(self):

@@ -1,4 +1,5 @@
 """fp4moe plan predicts a start's allocations, and refuses the same configurations as a start."""
+import itertools
 import json
 import os
 import re
@@ -47,21 +48,22 @@ class Plan(unittest.TestCase):
                 self.assertIn(f" = {expected['kv_tokens']} tokens in pages of 16", log)
 
     def test_eight_bit_dense_layers_are_counted(self):
-        for model in (MODEL, NVFP4):
-            with self.subTest(model):
-                bf16, q8 = (plan(model, "--dense-quant", quant, *FEW) for quant in ("none", "q8"))
-                self.assertLess(q8["ranks"][0]["weight_bytes"], bf16["ranks"][0]["weight_bytes"])
-                self.assertLess(q8["weight_bytes_per_token"], bf16["weight_bytes_per_token"])
+        for model, eight in itertools.product((MODEL, NVFP4), ("q8", "fp8")):
+            with self.subTest(model=model, quant=eight):
+                bf16, small = (plan(model, "--dense-quant", quant, *FEW) for quant in ("none", eight))
+                self.assertLess(small["ranks"][0]["weight_bytes"], bf16["ranks"][0]["weight_bytes"])
+                self.assertLess(small["weight_bytes_per_token"], bf16["weight_bytes_per_token"])
                 saved = {}
-                for quant, expected in (("none", bf16), ("q8", q8)):
+                for quant in ("none", eight):
                     with Serve(BINARY, model, "--dense-quant", quant, *FEW) as server:
                         log = "".join(server.lines)
                     found = re.search(r" weights ([\d.]+) (\wiB), KV pool", log)
                     self.assertTrue(found, log)
                     saved[quant] = float(found[1]) * UNITS[found[2]]
-                    self.assertIn("dense layers q8: 8 bits" if quant == "q8" else "dense layers bfloat16", log)
-                planned = bf16["ranks"][0]["weight_bytes"] - q8["ranks"][0]["weight_bytes"]
-                self.assertLess(abs(saved["none"] - saved["q8"] - planned), 0.01 * planned + 2 * 0.005 * 2**20)
+                    words = {"none": "bfloat16", "q8": "q8: 8 bits", "fp8": "fp8: E4M3"}
+                    self.assertIn("dense layers " + words[quant], log)
+                planned = bf16["ranks"][0]["weight_bytes"] - small["ranks"][0]["weight_bytes"]
+                self.assertLess(abs(saved["none"] - saved[eight] - planned), 0.01 * planned + 2 * 0.005 * 2**20)
 
     def test_what_a_token_reads(self):
         # From the shapes of demo-gptoss-mxfp4: H = I = 256, E = 16, K = 4, 4 layers, 4.25 bits per weight,

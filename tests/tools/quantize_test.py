@@ -77,7 +77,7 @@ class Quantize(unittest.TestCase):
             self.assertEqual((layer["missing_input_scales"], layer["gate_up_scale_mismatches"]), (0, 0))
 
     def test_a_bf16_checkpoint_is_served_and_says_so(self):
-        with Serve(BINARY, self.bf16[GPT_OSS], "--weight-cache-dir", "none") as serve:
+        with Serve(BINARY, self.bf16[GPT_OSS], "--device", "cpu", "--weight-cache-dir", "none") as serve:
             ended = fp4moe("eval", "--base-url", serve.url, "--eval-name", "gsm8k", "--data-path", self.questions,
                            "--num-threads", "8", "--json")
             self.assertGreater(json.loads(ended.stdout)["rounds"][0]["score"], 0.9)

@@ -14,7 +14,7 @@ bool has(const std::string& text, const char* part) { return text.find(part) != 
 // weights.
 double flops_of(const TensorEntry& tensor) {
   if (has(tensor.name, "scale")) return 0;
-  const bool is_codes = tensor.view.dtype == DType::kU8;
+  const bool is_codes = tensor.view.dtype == DType::kU8 || tensor.view.dtype == DType::kI8;
   return (is_codes ? 4.0 : 2.0) * static_cast<double>(tensor.view.num_elems());
 }
 

@@ -101,13 +101,14 @@ Result<TextModel> TextModel::load(const std::string& model_path, int threads) {
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(model_path));
   text.pool_ = std::make_unique<ThreadPool>(threads > 0 ? threads : available_cores());
   const ModelOptions options{.act_dtype = plan.act_dtype,
+                             .kv_dtype = plan.kv_dtype,
                              .isa = plan.isa,
                              .moe_plan = plan.moe,
                              .max_batch_tokens = kTextChunk,
                              .max_logit_rows = kTextChunk};
   FP4MOE_ASSIGN_OR_RETURN(text.model_, Model::load(checkpoint, text.config_, options, *text.pool_, {}));
-  FP4MOE_ASSIGN_OR_RETURN(text.kv_,
-                          KvCache::make(text.config_, plan.act_dtype, kTextChunk / kPageSize, kPageSize));
+  FP4MOE_ASSIGN_OR_RETURN(
+      text.kv_, KvCache::make(text.config_, plan.kv_dtype, {.full = kTextChunk / kPageSize}, kPageSize));
   return text;
 }
 

@@ -9,7 +9,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr Fp4Format kFormats[] = {Fp4Format::kNvfp4, Fp4Format::kMxfp4};
+constexpr Fp4Format kFormats[] = {Fp4Format::kNvfp4, Fp4Format::kMxfp4, Fp4Format::kNone};
 
 MoeProblem documented_problem(Fp4Format format) {
   MoeProblem p = gpt_oss_problem(format);

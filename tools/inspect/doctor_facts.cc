@@ -223,9 +223,9 @@ std::vector<Check> check_model(const std::string& model_path) {
   checks.push_back(of_status("plan", plan.status(), plan.ok() ? summary(plan->moe) : "",
                              "fp4moe backends --model MODEL shows the supported combinations"));
   const Result<Tokenizer> tokenizer = Tokenizer::load(model_path);
-  checks.push_back(of_status("tokenizer", tokenizer.status(),
-                             tokenizer.ok() ? fmt::format("{} ids", tokenizer->vocab_size()) : "",
-                             "put tokenizer.json next to config.json"));
+  checks.push_back(of_status(
+      "tokenizer", tokenizer.status(), tokenizer.ok() ? fmt::format("{} ids", tokenizer->vocab_size()) : "",
+      "put tokenizer.json, or tiktoken.model and tokenizer_config.json, next to config.json"));
   const Result<ChatTemplate> chat = ChatTemplate::load(model_path, "");
   const Result<std::string> rendered =
       chat.ok() ? chat->render(R"([{"role": "user", "content": "Hello"}])", {}) : chat.status();

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "formats/bf16.h"
 #include "inspect/inspect_numerics.h"
+#include "io/checkpoint/module_formats.h"
 #include "io/checkpoint/mtp_layers.h"
 #include "io/checkpoint/unused_tensors.h"
 #include "io/write/expert_statistics.h"
@@ -37,6 +38,10 @@ const char* quant_method_name(QuantMethod method) {
       return "mxfp4 (compressed-tensors)";
     case QuantMethod::kModelOptNvfp4:
       return "nvfp4 (modelopt)";
+    case QuantMethod::kQuarkMxfp4:
+      return "mxfp4 (quark)";
+    case QuantMethod::kFp8Mxfp4:
+      return "mxfp4 (fp8 with FP4 experts)";
   }
   return "unknown";
 }
@@ -58,7 +63,8 @@ Report config_report(const ModelConfig& c) {
                    {"declared_by", c.quant.declared_by},
                    {"exclude_modules", c.quant.exclude_modules}};
   if (!c.quant.include_modules.empty()) report["fp4_modules"] = c.quant.include_modules;
-  if (!c.quant.kv_cache_note.empty()) report["kv_cache"] = c.quant.kv_cache_note;
+  if (!c.quant.fp8_modules.empty()) report["fp8_modules"] = c.quant.fp8_modules;
+  if (!c.quant.kv_cache_type.empty()) report["kv_cache"] = c.quant.kv_cache_type;
   return report;
 }
 
@@ -139,6 +145,20 @@ Result<Report> experts_report(const Checkpoint& checkpoint, const ModelConfig& c
   return layers;
 }
 
+// Returns the format of every kind of module: "nvfp4", or "BF16 (1), nvfp4 (3)" if it has several.
+Report formats_report(const Checkpoint& checkpoint, const ModelConfig& config) {
+  Report report = Report::object();
+  for (const auto& [kind, formats] : module_formats(checkpoint, config)) {
+    std::string text;
+    for (const auto& [format, count] : formats) {
+      text += (text.empty() ? "" : ", ") + format;
+      if (formats.size() > 1) text += " (" + std::to_string(count) + ")";
+    }
+    report[kind] = text;
+  }
+  return report;
+}
+
 // Returns the names of unused tensors: those in the model ("in_model"), for which a server refuses the
 // checkpoint, and others ("elsewhere"), for which it only logs a warning. Empty if all tensors are used.
 Report unused_report(const UnusedTensors& unused) {
@@ -173,6 +193,7 @@ Result<Report> make_report(const InspectFlags& flags) {
         report["tensors"].push_back(tensor_report(tensor));
     }
     report["totals"] = totals_report(*checkpoint);
+    if (config.ok()) report["formats"] = formats_report(*checkpoint, *config);
     if (config.ok())
       if (Report unused = unused_report(find_unused_tensors(*checkpoint, *config)); !unused.empty())
         report["unused_tensors"] = std::move(unused);
@@ -235,6 +256,9 @@ void print_inspect(const Report& report) {
     for (const auto& [dtype, total] : report["totals"].items())
       std::printf("total %-8s %8" PRId64 " tensors %16" PRId64 " bytes\n", dtype.c_str(),
                   total["tensors"].get<int64_t>(), total["bytes"].get<int64_t>());
+  if (report.contains("formats"))
+    for (const auto& [kind, formats] : report["formats"].items())
+      std::printf("format of %-40s %s\n", kind.c_str(), text_of(formats).c_str());
   if (report.contains("unused_tensors"))
     for (const auto& [where, names] : report["unused_tensors"].items())
       for (const Report& name : names)

@@ -46,17 +46,20 @@ Report flags_report(const EngineConfig& f) {
 
 // Returns the memory of each rank in bytes.
 Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
-                            const CommMemory& comm, int64_t num_kv_pages) {
+                            const CommMemory& comm, const MemoryPlan& memory) {
   Report ranks = Report::array();
   for (int rank = 0; rank < plan.moe.problem().layout.tp; ++rank) {
     ModelPlan at = plan;
     at.moe = plan.moe.at_rank(rank);
+    const KvCounts page_bytes =
+        KvCache::bytes_per_page(config, plan.kv_dtype, plan.flags.page_size, at.moe.problem().layout);
+    const int64_t num_window_pages =
+        has_window_pages(config, plan.flags) ? memory.num_window_pages : memory.num_kv_pages;
     ranks.push_back(
         {{"rank", rank},
          {"weight_bytes", plan.device() == DeviceKind::kCuda ? device_weight_bytes(checkpoint, config, at)
                                                              : rank_weight_bytes(checkpoint, config, at)},
-         {"kv_bytes", num_kv_pages * KvCache::bytes_per_page(config, plan.act_dtype, plan.flags.page_size,
-                                                             at.moe.problem().layout)},
+         {"kv_bytes", memory.num_kv_pages * page_bytes.full + num_window_pages * page_bytes.window},
          {"comm_heap_bytes", comm.heap_bytes},
          {"a2a_bytes", comm.a2a_bytes}});
   }
@@ -74,6 +77,7 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
   const RankGroupOptions options{
       .max_batch_tokens = limits.max_prefill_tokens + limits.max_running_requests,
       .max_logit_rows = dp * limits.max_running_requests,
+      .num_window_pages = has_window_pages(config, flags) ? 1 : 0,  // their number is planned below
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
                           comm_memory(plan.moe, step_limits(config, plan, flags, options)));
@@ -84,7 +88,8 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
   FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
   problem.comm_bytes = comm.heap_bytes * (plan.device() == DeviceKind::kCuda ? 1 : local_ranks(plan));
   FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(problem, flags));
-  FP4MOE_ASSIGN_OR_RETURN(Report ranks, ranks_report(checkpoint, config, plan, comm, memory.num_kv_pages));
+  FP4MOE_ASSIGN_OR_RETURN(Report ranks, ranks_report(checkpoint, config, plan, comm, memory));
+  const KvCounts page_bytes = KvCache::bytes_per_page(config, plan.kv_dtype, flags.page_size);
   const UnusedTensors unused = find_unused_tensors(checkpoint, config);
   return Report{{"model", flags.model_path},
                 {"architecture", config.architecture},
@@ -100,11 +105,11 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
                 {"available_bytes", memory.available_bytes},
                 {"budget_bytes", memory.budget_bytes},
                 {"kv_tokens", memory.num_kv_pages * flags.page_size * dp},
+                {"window_kv_tokens", memory.num_window_pages * flags.page_size * dp},
                 {"context_length", memory.context_length},
                 {"weight_bytes_per_token",
                  std::llround(model_costs(checkpoint, config, plan.dense_quant).step_bytes(1))},
-                {"kv_bytes_per_token",
-                 KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size) / flags.page_size}};
+                {"kv_bytes_per_token", (page_bytes.full + page_bytes.window) / flags.page_size}};
 }
 
 void print_plan(const Report& r) {
@@ -129,6 +134,9 @@ void print_plan(const Report& r) {
               " tokens, context %" PRId64 "\n",
               size(r["available_bytes"]).c_str(), size(r["budget_bytes"]).c_str(),
               r["kv_tokens"].get<int64_t>(), r["context_length"].get<int64_t>());
+  if (r["window_kv_tokens"] != 0)
+    std::printf("of these, layers with a sliding window hold %" PRId64 "\n",
+                r["window_kv_tokens"].get<int64_t>());
   std::printf("a decoded token reads %s of weights, and %" PRId64
               " bytes of KV cache for each preceding token\n",
               size(r["weight_bytes_per_token"]).c_str(), r["kv_bytes_per_token"].get<int64_t>());

@@ -34,6 +34,11 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
                   "RoPE field in config.json: new (rope_parameters) or old (rope_scaling)")
       ->type_name("TEXT:{new,old}")
       ->capture_default_str();
+  subcommand
+      .add_option("--tokenizer", o.tokenizer,
+                  "tokenizer file: json (tokenizer.json) or tiktoken (tiktoken.model)")
+      ->type_name("TEXT:{json,tiktoken}")
+      ->capture_default_str();
   subcommand.add_option("--seed", o.seed, "seed for the random weights")->capture_default_str();
   subcommand.add_option("--shards", o.num_shards, "number of safetensors files")->capture_default_str();
 
@@ -52,10 +57,10 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
   size("--sliding-window", o.sliding_window, "sliding window in tokens (gpt-oss)");
   size("--max-position-embeddings", o.max_position_embeddings, "maximum context in tokens");
   size("--dense-intermediate-size", o.dense_intermediate_size,
-       "intermediate size (I) of layers without experts (deepseek, qwen3)");
-  size("--num-dense-layers", o.num_dense_layers, "number of layers without experts (deepseek)");
-  size("--num-groups", o.num_groups, "number of expert groups (deepseek)");
-  size("--top-k-groups", o.top_k_groups, "expert groups per token (deepseek)");
+       "intermediate size (I) of layers without experts (deepseek, glm, kimi, qwen3)");
+  size("--num-dense-layers", o.num_dense_layers, "number of layers without experts (deepseek, glm, kimi)");
+  size("--num-groups", o.num_groups, "number of expert groups (deepseek, glm, kimi)");
+  size("--top-k-groups", o.top_k_groups, "expert groups per token (deepseek, glm, kimi)");
   subcommand.callback([flags, &exit_code] {
     const Status status = make_tiny(flags->folder, flags->options);
     if (!status.ok()) {

@@ -51,6 +51,7 @@ Status run_logits(const LogitsFlags& flags) {
   EngineConfig flags_of_pass = plan.flags;
   flags_of_pass.max_prefill_tokens = t;
   flags_of_pass.disable_cuda_graph = true;
+  flags_of_pass.disable_hybrid_swa_memory = true;  // one step holds all tokens
   FP4MOE_ASSIGN_OR_RETURN(const MemoryProblem problem,
                           memory_problem(checkpoint, config, plan, flags_of_pass));
   FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(problem, flags_of_pass));

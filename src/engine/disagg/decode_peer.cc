@@ -159,7 +159,7 @@ Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::span<c
   if (page.index != found.next_page)
     return data_loss("received page " + std::to_string(page.index) + ", expected page " +
                      std::to_string(found.next_page));
-  node_.page_bytes_.fetch_add(page.num_tokens * shape.token_bytes);
+  node_.page_bytes_.fetch_add(shape.bytes_of(page.index));
   if (const Status status = found.pages->write(page.index, payload.subspan(sizeof page)); !status.ok()) {
     release(room);
     if (status.code() != StatusCode::kCancelled)

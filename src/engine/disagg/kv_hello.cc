@@ -33,12 +33,17 @@ std::string fingerprint(const Checkpoint& checkpoint) {
 
 KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, DType kv_dtype,
                    const Executor& executor) {
-  return {.facts = {{"protocol", std::to_string(kKvProtocol)},
-                    {"model", config.architecture},
-                    {"checkpoint fingerprint", fingerprint(checkpoint)},
-                    {"KV type", dtype_name(kv_dtype)},
-                    {"KV bytes of a token", std::to_string(executor.kv_token_bytes())},
-                    {"--page-size", std::to_string(executor.page_size())}}};
+  KvHello hello = {.facts = {{"protocol", std::to_string(kKvProtocol)},
+                             {"model", config.architecture},
+                             {"checkpoint fingerprint", fingerprint(checkpoint)},
+                             {"KV type", dtype_name(kv_dtype)},
+                             {"KV bytes of a token", std::to_string(executor.kv_token_bytes())},
+                             {"--page-size", std::to_string(executor.page_size())}}};
+  if (executor.num_window_pages() > 0)
+    hello.facts.emplace_back("KV window", std::to_string(executor.window().tokens) + " tokens, " +
+                                              std::to_string(executor.window_token_bytes()) +
+                                              " bytes of a token");
+  return hello;
 }
 
 }  // namespace fp4moe

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <mutex>
 #include <span>
+#include <string>
 #include <utility>
-#include <vector>
 
+#include "base/check.h"
 #include "engine/disagg/kv_wire.h"
 #include "engine/ranks/executor.h"
+#include "model/page_tables.h"
 
 namespace fp4moe {
 
@@ -16,23 +18,34 @@ namespace fp4moe {
 // writes to the pages or uses pages that are being filled. Any other thread can call read() and write().
 class KvLease {
  public:
-  KvLease(Executor& executor, int group, std::vector<int32_t> pages, int64_t num_tokens)
-      : executor_(executor), group_(group), pages_(std::move(pages)), num_tokens_(num_tokens) {}
+  KvLease(Executor& executor, int group, PageTables tables, int64_t num_tokens)
+      : executor_(executor), group_(group), tables_(std::move(tables)), num_tokens_(num_tokens) {
+    FP4MOE_CHECK(tables_.first_window <= shape().first_window_page,
+                 "window page " + std::to_string(shape().first_window_page) + " has been released");
+  }
 
-  KvPageShape shape() const { return {num_tokens_, executor_.kv_token_bytes(), executor_.page_size()}; }
-  // Reads a page in canonical form. kCancelled if the lease has ended (nothing was copied); otherwise the
-  // executor's errors.
+  KvPageShape shape() const {
+    return {.num_tokens = num_tokens_,
+            .token_bytes = executor_.kv_token_bytes(),
+            .page_size = executor_.page_size(),
+            .window_token_bytes = executor_.window_token_bytes(),
+            .first_window_page = executor_.window().first_page(num_tokens_)};
+  }
+  // Reads a page in canonical form: that of full layers and, from first_window_page on, that of window
+  // layers. kCancelled if the lease has ended (nothing was copied); otherwise the executor's errors.
   Status read(int64_t index, std::span<uint8_t> canonical) {
     std::lock_guard lock(mutex_);
     if (ended_) return cancelled("the lease has ended");
-    return executor_.read_page(group_, pages_[static_cast<size_t>(index)], shape().tokens_of(index),
-                               canonical.data());
+    return for_groups(index, [&](PageId page, int64_t num_tokens, int64_t offset) {
+      return executor_.read_page(group_, page, num_tokens, canonical.data() + offset);
+    });
   }
   Status write(int64_t index, std::span<const uint8_t> canonical) {
     std::lock_guard lock(mutex_);
     if (ended_) return cancelled("the lease has ended");
-    return executor_.write_page(group_, pages_[static_cast<size_t>(index)], shape().tokens_of(index),
-                                canonical.data());
+    return for_groups(index, [&](PageId page, int64_t num_tokens, int64_t offset) {
+      return executor_.write_page(group_, page, num_tokens, canonical.data() + offset);
+    });
   }
   // Waits for a page transfer in progress; later ones fail.
   void end() {
@@ -41,9 +54,20 @@ class KvLease {
   }
 
  private:
+  // Calls copy(page, number of tokens, offset in the canonical form) for the page of each group of layers.
+  template <class Copy>
+  Status for_groups(int64_t index, const Copy& copy) {
+    const KvPageShape of = shape();
+    const int64_t num_tokens = of.tokens_of(index);
+    FP4MOE_RETURN_IF_ERROR(copy(tables_.full[static_cast<size_t>(index)], num_tokens, int64_t{0}));
+    if (!of.has_window_page(index)) return {};
+    return copy({tables_.window[static_cast<size_t>(index)], KvLayers::kWindow}, num_tokens,
+                num_tokens * of.token_bytes);
+  }
+
   Executor& executor_;
   const int group_;
-  const std::vector<int32_t> pages_;
+  const PageTables tables_;
   const int64_t num_tokens_;
   std::mutex mutex_;
   bool ended_ = false;

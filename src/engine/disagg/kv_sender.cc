@@ -65,7 +65,7 @@ Status KvSender::send_pages(KvSocket& socket, uint64_t epoch, const Item& item) 
   const KvPageShape shape = item.pages->shape();
   for (int64_t index = item.first; index < shape.num_pages(); ++index) {
     const KvPageHeader page{index, shape.tokens_of(index)};
-    const int64_t num_bytes = page.num_tokens * shape.token_bytes;
+    const int64_t num_bytes = shape.bytes_of(index);
     std::vector<uint8_t> frame = open_kv_frame(item.type, epoch, item.room, int64_t{sizeof page} + num_bytes);
     const std::span<uint8_t> payload = kv_payload(frame);
     std::memcpy(payload.data(), &page, sizeof page);

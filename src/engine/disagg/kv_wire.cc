@@ -160,9 +160,9 @@ Result<KvPageHeader> decode_page(std::span<const uint8_t> payload, const KvPageS
     return data_loss("page " + std::to_string(page.index) + " has " + std::to_string(page.num_tokens) +
                      " tokens, expected " + std::to_string(shape.tokens_of(page.index)));
   const int64_t num_bytes = std::ssize(payload) - int64_t{sizeof page};
-  if (num_bytes != page.num_tokens * shape.token_bytes)
+  if (num_bytes != shape.bytes_of(page.index))
     return data_loss("page " + std::to_string(page.index) + " has " + std::to_string(num_bytes) +
-                     " bytes, expected " + std::to_string(page.num_tokens * shape.token_bytes));
+                     " bytes, expected " + std::to_string(shape.bytes_of(page.index)));
   return page;
 }
 

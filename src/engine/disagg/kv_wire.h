@@ -20,7 +20,9 @@
 //
 // A page is sent in canonical form (KvCache::read_page), which is independent of ranks: [layers, tensors,
 // tokens, KV heads, head_dim] in the KV cache's type. `tensors` is 2 (keys, values), or 1 (the latent) with
-// latent attention.
+// latent attention. If window layers have separate pages (model/kv_window.h), the page of the full layers
+// comes first; that of the window layers follows only for the last pages, which decode needs
+// (KvPageShape::first_window_page).
 //
 // Every frame is a header and a payload under one checksum. It carries the epoch that the prefill node chose
 // at random for this connection, so that frames of another connection, or from before a node's restart, are
@@ -152,11 +154,17 @@ Status decode_failure(std::span<const uint8_t> payload);  // never OK
 Result<int64_t> decode_take(std::span<const uint8_t> payload);
 struct KvPageShape {
   int64_t num_tokens = 0;   // of the prompt
-  int64_t token_bytes = 0;  // of one token in a canonical page
+  int64_t token_bytes = 0;  // of one token in a canonical page of full layers
   int page_size = 0;
+  int64_t window_token_bytes = 0;  // of one token in a canonical page of window layers; 0: they have none
+  int64_t first_window_page = 0;
   int64_t num_pages() const { return (num_tokens + page_size - 1) / page_size; }
   int64_t tokens_of(int64_t page) const {
     return page + 1 < num_pages() ? page_size : num_tokens - page * page_size;
+  }
+  bool has_window_page(int64_t page) const { return window_token_bytes > 0 && page >= first_window_page; }
+  int64_t bytes_of(int64_t page) const {
+    return tokens_of(page) * (token_bytes + (has_window_page(page) ? window_token_bytes : 0));
   }
 };
 // Returns the header; the page's bytes follow it in `payload`. Checks that the index is valid, that the page

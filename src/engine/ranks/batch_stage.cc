@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "base/check.h"
-#include "kernels/device_copy.h"
 
 namespace fp4moe {
 namespace {
@@ -23,7 +23,9 @@ Result<BatchStage> BatchStage::make(const StageLimits& limits, MemoryResource& h
   BatchStage stage;
   stage.limits_ = limits;
   stage.page_table_begin_ = packed_bytes(limits);
-  const int64_t num_bytes = stage.page_table_begin_ + limits.max_sequences * limits.max_pages * 4;
+  const int64_t table_bytes = limits.max_sequences * limits.max_pages * 4;
+  stage.window_table_begin_ = stage.page_table_begin_ + table_bytes;
+  const int64_t num_bytes = stage.window_table_begin_ + (limits.has_window_pages ? table_bytes : 0);
   for (Buffer& side : stage.hosts_) {
     FP4MOE_ASSIGN_OR_RETURN(side, Buffer::make(num_bytes, host));
     std::memset(side.data(), 0, static_cast<size_t>(num_bytes));
@@ -61,8 +63,9 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   int32_t* first_row = take(out.num_sequences + 1, &out.first_row);
   int32_t* first_position = take(out.num_sequences, &out.first_position);
   int64_t* logit_rows = take(out.num_logit_rows, &out.logit_rows);
-  auto* pages = reinterpret_cast<int32_t*>(host().data() + page_table_begin_);
   out.page_table = reinterpret_cast<const int32_t*>(device_.data() + page_table_begin_);
+  if (limits_.has_window_pages)
+    out.window_page_table = reinterpret_cast<const int32_t*>(device_.data() + window_table_begin_);
 
   std::copy_n(batch.token_ids.begin(), t, ids);
   std::copy_n(batch.positions.begin(), t, positions);
@@ -79,9 +82,7 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
     first_row[s] = static_cast<int32_t>(rows.first_row);
     first_position[s] = static_cast<int32_t>(rows.first_position);
     out.max_rows = std::max(out.max_rows, rows.num_rows);
-    FP4MOE_CHECK(std::ssize(rows.page_table) <= limits_.max_pages, "a sequence has too many pages");
-    std::copy(rows.page_table.begin(), rows.page_table.end(), pages + s * limits_.max_pages);
-    used_pages_ = std::max(used_pages_, std::ssize(rows.page_table));
+    write_tables(rows, s);
   }
   out.max_rows = std::max<int64_t>(out.max_rows, 1);
   for (int64_t i = 0; i < out.num_logit_rows; ++i)
@@ -89,15 +90,36 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   return out;
 }
 
+void BatchStage::write_tables(const SequenceRows& rows, int64_t sequence) {
+  FP4MOE_CHECK(std::ssize(rows.page_table) <= limits_.max_pages, "a sequence has too many pages");
+  const auto write = [&](std::span<const int32_t> table, int64_t begin) {
+    auto* pages = reinterpret_cast<int32_t*>(host().data() + begin);
+    std::copy(table.begin(), table.end(), pages + sequence * limits_.max_pages);
+  };
+  write(rows.page_table, page_table_begin_);
+  used_pages_ = std::max(used_pages_, std::ssize(rows.page_table));
+  if (!limits_.has_window_pages) return;
+  FP4MOE_CHECK(rows.window_page_table.size() <= rows.page_table.size(),
+               "a sequence has " + std::to_string(rows.window_page_table.size()) + " window pages but only " +
+                   std::to_string(rows.page_table.size()) + " full pages");
+  write(rows.window_page_table, window_table_begin_);
+}
+
+// The copy of the used part of a page table, or of nothing.
+HostRows BatchStage::table_copy(int64_t begin, bool is_used) {
+  return {.to = device_.data() + begin,
+          .from = host().data() + begin,
+          .stride_bytes = limits_.max_pages * 4,
+          .row_bytes = used_pages_ * 4,
+          .num_rows = is_used ? used_page_rows_ : 0};
+}
+
 DeviceBatch BatchStage::put(const Batch& batch, int64_t num_rows) {
   side_ ^= 1;
   const DeviceBatch out = write(batch, num_rows);
   cuda_copy_from_host()({{{.to = device_.data(), .from = host().data(), .row_bytes = used_, .num_rows = 1},
-                          {.to = device_.data() + page_table_begin_,
-                           .from = host().data() + page_table_begin_,
-                           .stride_bytes = limits_.max_pages * 4,
-                           .row_bytes = used_pages_ * 4,
-                           .num_rows = used_page_rows_}}});
+                          table_copy(page_table_begin_, true),
+                          table_copy(window_table_begin_, limits_.has_window_pages)}});
   return out;
 }
 

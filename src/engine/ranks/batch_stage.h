@@ -7,6 +7,7 @@
 
 #include "base/buffer.h"
 #include "fp4moe/status.h"
+#include "kernels/device_copy.h"
 #include "model/model.h"
 
 namespace fp4moe {
@@ -14,7 +15,8 @@ namespace fp4moe {
 // Upper limits for one step.
 struct StageLimits {
   int64_t max_rows = 0, max_sequences = 0, max_logit_rows = 0;
-  int64_t max_pages = 0;  // per sequence; also the number of columns in every step's page table
+  int64_t max_pages = 0;          // per sequence; also the number of columns in every step's page table
+  bool has_window_pages = false;  // window layers have a second page table
 };
 
 class BatchStage {
@@ -34,14 +36,16 @@ class BatchStage {
  private:
   template <class T>
   T* take(int64_t count, const T** on_device);
+  void write_tables(const SequenceRows& rows, int64_t sequence);
+  HostRows table_copy(int64_t begin, bool is_used);
 
   StageLimits limits_;
   Buffer& host() { return hosts_[side_]; }
 
-  Buffer hosts_[2], device_;  // all with the same layout: the packed arrays, then the page table
+  Buffer hosts_[2], device_;  // all with the same layout: the packed arrays, then the page tables
   int side_ = 0;              // index of the buffer that the last step was written to
   int64_t used_ = 0;          // bytes of the packed arrays
-  int64_t page_table_begin_ = 0;
+  int64_t page_table_begin_ = 0, window_table_begin_ = 0;
   int64_t used_pages_ = 0;  // page-table columns to copy
   int64_t used_page_rows_ = 0;
 };

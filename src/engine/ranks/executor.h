@@ -17,7 +17,12 @@ class Executor {
   virtual const ModelConfig& config() const = 0;
   virtual int num_groups() const = 0;        // data-parallel groups, each with its own KV pages
   virtual int64_t num_kv_pages() const = 0;  // per group
+  virtual int64_t num_window_pages() const {
+    return 0;
+  }  // of window layers; 0: all layers use num_kv_pages()
   virtual int page_size() const = 0;
+  // Returns the window of the layers with window pages.
+  KvWindow window() const { return {num_window_pages() > 0 ? KvCache::window(config()) : 0, page_size()}; }
 
   // Runs one step over num_groups() batches, some of which may be empty; not re-entrant. logits() then holds
   // the logits of one group after another, each group's in the order of its logit_rows: [rows, V] f32. The
@@ -55,10 +60,11 @@ class Executor {
   // while steps run, provided that these steps neither write to the page being read nor use the page being
   // written. Errors are those of failure().
   virtual int64_t kv_token_bytes() const { return 0; }  // bytes per token; 0 if unsupported
-  virtual Status read_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/, uint8_t* /*canonical*/) {
+  virtual int64_t window_token_bytes() const { return 0; }
+  virtual Status read_page(int /*group*/, PageId /*page*/, int64_t /*num_tokens*/, uint8_t* /*canonical*/) {
     return unsupported("this executor cannot export KV pages");
   }
-  virtual Status write_page(int /*group*/, int32_t /*page*/, int64_t /*num_tokens*/,
+  virtual Status write_page(int /*group*/, PageId /*page*/, int64_t /*num_tokens*/,
                             const uint8_t* /*canonical*/) {
     return unsupported("this executor cannot import KV pages");
   }

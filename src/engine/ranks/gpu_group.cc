@@ -48,8 +48,10 @@ class GpuGroup final : public RankGroup {
   const ModelConfig& config() const override { return leader().model().config(); }
   int num_groups() const override { return layout_.dp; }
   int64_t num_kv_pages() const override { return leader().kv().num_pages(); }
+  int64_t num_window_pages() const override { return leader().kv().num_pages(KvLayers::kWindow); }
   int page_size() const override { return leader().kv().page_size(); }
   int64_t kv_token_bytes() const override { return leader().kv().token_bytes(); }
+  int64_t window_token_bytes() const override { return leader().kv().token_bytes(KvLayers::kWindow); }
   ThreadPool& pool() override { return ranks_[0]->rank().pool(); }
   float* logits() override { return layout_.dp == 1 ? ranks_[0]->logits() : logits_.data(); }
   Status supports_routed_experts() const override { return {}; }
@@ -76,11 +78,11 @@ class GpuGroup final : public RankGroup {
     }
     return cause_of(failures);
   }
-  Status read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
+  Status read_page(int, PageId page, int64_t num_tokens, uint8_t* canonical) override {
     FP4MOE_CHECK(ranks_.size() == 1, "cannot read KV pages of several ranks");
     return ranks_[0]->read_page(page, num_tokens, canonical);
   }
-  Status write_page(int, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+  Status write_page(int, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
     FP4MOE_CHECK(ranks_.size() == 1, "cannot write KV pages of several ranks");
     return ranks_[0]->write_page(page, num_tokens, canonical);
   }

@@ -96,7 +96,8 @@ Status GpuRank::allocate(const RankSetup& setup) {
   const StageLimits limits{.max_rows = options.max_batch_tokens,
                            .max_sequences = std::max<int64_t>(max_logit_rows_, 1),
                            .max_logit_rows = max_logit_rows_,
-                           .max_pages = (context + page_size() - 1) / page_size()};
+                           .max_pages = (context + page_size() - 1) / page_size(),
+                           .has_window_pages = num_window_pages() > 0};
   FP4MOE_ASSIGN_OR_RETURN(stage_, BatchStage::make(limits, pinned_memory(), device_memory()));
   const int64_t logit_bytes = max_logit_rows_ * config().vocab_size * int64_t{sizeof(float)};
   FP4MOE_ASSIGN_OR_RETURN(logits_, Buffer::make(logit_bytes, device_memory()));
@@ -122,7 +123,9 @@ Status GpuRank::allocate(const RankSetup& setup) {
   FP4MOE_ASSIGN_OR_RETURN(experts_, Buffer::make(expert_bytes(options.max_batch_tokens), device_memory()));
   FP4MOE_ASSIGN_OR_RETURN(host_experts_, Buffer::make(experts_.num_bytes(), pinned_memory()));
   FP4MOE_ASSIGN_OR_RETURN(page_stream_, Stream::make());
-  FP4MOE_ASSIGN_OR_RETURN(page_, Buffer::make(page_size() * kv_token_bytes(), pinned_memory()));
+  const int64_t most_bytes =
+      std::max(page_bytes(0, page_size()), page_bytes({0, KvLayers::kWindow}, page_size()));
+  FP4MOE_ASSIGN_OR_RETURN(page_, Buffer::make(most_bytes, pinned_memory()));
   for (HostBuffers& buffers : host_buffers_) {
     FP4MOE_ASSIGN_OR_RETURN(buffers.allowed, Buffer::make(max_logit_rows_ * mask_bytes, pinned_memory()));
     FP4MOE_ASSIGN_OR_RETURN(buffers.edits, Buffer::make(edit_bytes, pinned_memory()));
@@ -145,14 +148,16 @@ Status GpuRank::rehearse() {
   const int64_t most = std::min(stage_.limits().max_rows, num_pages * page_size());
   std::vector<int32_t> pages(static_cast<size_t>(num_pages));
   std::iota(pages.begin(), pages.end(), 0);
+  std::vector<int32_t> window_pages(num_window_pages() > 0 ? pages.size() : 0);  // all of them page 0
   for (int64_t rows = 1;; rows = std::min(2 * rows, most)) {
     const std::vector<int32_t> ids(static_cast<size_t>(rows));
     std::vector<int64_t> positions(ids.size()),
         logit_rows(static_cast<size_t>(std::min(rows, max_logit_rows_)));
     std::iota(positions.begin(), positions.end(), 0);
     std::iota(logit_rows.begin(), logit_rows.end(), 0);
-    const SequenceRows sequence{
-        0, rows, 0, std::span(pages).first(static_cast<size_t>((rows + page_size() - 1) / page_size()))};
+    const auto count = static_cast<size_t>((rows + page_size() - 1) / page_size());
+    const SequenceRows sequence{0, rows, 0, std::span(pages).first(count),
+                                std::span(window_pages).first(std::min(count, window_pages.size()))};
     const Batch batch{ids, positions, {&sequence, 1}, logit_rows};
     FP4MOE_RETURN_IF_ERROR(execute_step(batch, step_of(batch)));
     FP4MOE_RETURN_IF_ERROR(rehearse_sampling(std::ssize(logit_rows)));
@@ -302,17 +307,17 @@ Status GpuRank::keep_failure(const Status& status) {
 
 // ---- KV pages exchanged with other engines --------------------------------------------------------
 
-Status GpuRank::read_page(int32_t page, int64_t num_tokens, uint8_t* canonical) {
+Status GpuRank::read_page(PageId page, int64_t num_tokens, uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);
   FP4MOE_RETURN_IF_ERROR(
       copy_page(rank_.kv().page_copy(page, num_tokens, page_.data()), "reading a KV page"));
-  std::copy_n(page_.data(), num_tokens * kv_token_bytes(), canonical);
+  std::copy_n(page_.data(), page_bytes(page, num_tokens), canonical);
   return {};
 }
 
-Status GpuRank::write_page(int32_t page, int64_t num_tokens, const uint8_t* canonical) {
+Status GpuRank::write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);
-  std::copy_n(canonical, num_tokens * kv_token_bytes(), page_.data());
+  std::copy_n(canonical, page_bytes(page, num_tokens), page_.data());
   KvPageCopyArgs args = rank_.kv().page_copy(page, num_tokens, page_.data());
   args.to_device = true;
   return copy_page(args, "writing a KV page");

@@ -60,8 +60,8 @@ class GpuRank {
   }
   // Returns OK, or why one of this rank's groups has failed (DeviceCommunicator::failure()).
   Status group_failure() const;
-  Status read_page(int32_t page, int64_t num_tokens, uint8_t* canonical);
-  Status write_page(int32_t page, int64_t num_tokens, const uint8_t* canonical);
+  Status read_page(PageId page, int64_t num_tokens, uint8_t* canonical);
+  Status write_page(PageId page, int64_t num_tokens, const uint8_t* canonical);
   Status finish_steps() { return wait(step_); }
 
   Rank& rank() { return rank_; }
@@ -78,7 +78,10 @@ class GpuRank {
   Status run_batch(const DeviceBatch& batch);
   const ModelConfig& config() const { return rank_.model().config(); }
   int64_t page_size() const { return rank_.kv().page_size(); }
-  int64_t kv_token_bytes() const { return rank_.kv().token_bytes(); }
+  int64_t num_window_pages() const { return rank_.kv().num_pages(KvLayers::kWindow); }
+  int64_t page_bytes(PageId page, int64_t num_tokens) const {
+    return num_tokens * rank_.kv().token_bytes(page.layers);
+  }
   int64_t expert_bytes(int64_t num_rows) const {
     return config().num_layers * num_rows * config().top_k * int64_t{sizeof(int32_t)};
   }

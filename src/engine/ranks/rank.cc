@@ -37,9 +37,11 @@ Rank::Rank(const RankSetup& setup, int rank, Endpoint* endpoint)
 
 Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
   const RankGroupOptions& options = setup.options;
-  FP4MOE_ASSIGN_OR_RETURN(const int64_t num_kv_pages, agree_on_pages(options.num_kv_pages));
+  FP4MOE_ASSIGN_OR_RETURN(const KvCounts num_kv_pages,
+                          agree_on_pages({options.num_kv_pages, options.num_window_pages}));
   const ModelOptions model_options{
       .act_dtype = setup.plan.act_dtype,
+      .kv_dtype = setup.plan.kv_dtype,
       .isa = setup.plan.isa,
       .moe_plan = setup.plan.moe.at_rank(layout_.rank),
       .max_batch_tokens = options.max_batch_tokens,
@@ -50,7 +52,7 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
   };
   FP4MOE_RETURN_IF_ERROR(load_model(setup, model_options, progress));
   FP4MOE_ASSIGN_OR_RETURN(
-      kv_, KvCache::make(setup.config, setup.plan.act_dtype, num_kv_pages, setup.flags.page_size, layout_,
+      kv_, KvCache::make(setup.config, setup.plan.kv_dtype, num_kv_pages, setup.flags.page_size, layout_,
                          dense_ops_for(model_options).memory()));
   return {};
 }
@@ -73,11 +75,13 @@ Status Rank::load_model(const RankSetup& setup, const ModelOptions& options, con
 }
 
 // Processes on other machines may have memory for fewer pages.
-Result<int64_t> Rank::agree_on_pages(int64_t num_kv_pages) {
-  if (!world_) return num_kv_pages;
-  std::vector<int64_t> all(static_cast<size_t>(layout_.tp));
-  FP4MOE_RETURN_IF_ERROR(world_->exchange({"kv_pages"}, &num_kv_pages, sizeof num_kv_pages, all.data()));
-  return *std::min_element(all.begin(), all.end());
+Result<KvCounts> Rank::agree_on_pages(KvCounts num_pages) {
+  if (!world_) return num_pages;
+  std::vector<KvCounts> all(static_cast<size_t>(layout_.tp));
+  FP4MOE_RETURN_IF_ERROR(world_->exchange({"kv_pages"}, &num_pages, sizeof num_pages, all.data()));
+  for (const KvCounts& other : all)
+    num_pages = {std::min(num_pages.full, other.full), std::min(num_pages.window, other.window)};
+  return num_pages;
 }
 
 Status Rank::forward_on_rank(const Batch& batch, float* logits) {

@@ -35,8 +35,8 @@ class Rank {
   // `endpoint` is borrowed; null if there is only one rank.
   Rank(const RankSetup& setup, int rank, Endpoint* endpoint);
 
-  // With several ranks, all of them must call load(), which first makes them agree on the smallest
-  // num_kv_pages.
+  // With several ranks, all of them must call load(), which first makes them agree on the smallest numbers of
+  // KV pages.
   Status load(const RankSetup& setup, const ProgressSink& progress);
   Status forward_on_rank(const Batch& batch, float* logits);
 
@@ -53,7 +53,7 @@ class Rank {
 
  private:
   Status load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress);
-  Result<int64_t> agree_on_pages(int64_t num_kv_pages);
+  Result<KvCounts> agree_on_pages(KvCounts num_pages);
 
   RankLayout layout_;
   ThreadPool pool_;
@@ -72,13 +72,15 @@ class SingleRankGroup : public RankGroup {
   const ModelConfig& config() const override { return rank_.model().config(); }
   int num_groups() const override { return 1; }
   int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
+  int64_t num_window_pages() const override { return rank_.kv().num_pages(KvLayers::kWindow); }
   int page_size() const override { return rank_.kv().page_size(); }
   int64_t kv_token_bytes() const override { return rank_.kv().token_bytes(); }
-  Status read_page(int, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
+  int64_t window_token_bytes() const override { return rank_.kv().token_bytes(KvLayers::kWindow); }
+  Status read_page(int, PageId page, int64_t num_tokens, uint8_t* canonical) override {
     rank_.kv().read_page(page, num_tokens, canonical);
     return {};
   }
-  Status write_page(int, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+  Status write_page(int, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
     rank_.kv().write_page(page, num_tokens, canonical);
     return {};
   }

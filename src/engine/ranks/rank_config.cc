@@ -36,6 +36,10 @@ std::chrono::nanoseconds comm_timeout(const EngineConfig& flags) {
       std::chrono::duration<double>(flags.comm_timeout));
 }
 
+bool has_window_pages(const ModelConfig& config, const EngineConfig& flags) {
+  return KvCache::window(config) > 0 && !flags.disable_hybrid_swa_memory;
+}
+
 StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags,
                        const RankGroupOptions& options) {
   const auto pages_for = [&flags](int64_t num_tokens) { return num_tokens / flags.page_size + 1; };
@@ -46,6 +50,7 @@ StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const E
           .max_batch_tokens = options.max_batch_tokens,
           .max_logit_rows = options.max_logit_rows,
           .num_kv_pages = std::max(most, options.num_kv_pages),
+          .num_window_pages = options.num_window_pages > 0 ? std::max(most, options.num_kv_pages) : 0,
           .max_table_pages =
               options.max_logit_rows / plan.moe.problem().layout.dp * std::min(pages_for(context), most),
           .page_size = flags.page_size,
@@ -60,11 +65,12 @@ std::string rank_config_text(const Checkpoint& checkpoint, const ModelConfig& co
        << " E=" << config.num_experts << " I=" << config.intermediate_size << " K=" << config.top_k
        << " V=" << config.vocab_size << ", " << config.num_layers << " layers, checkpoint "
        << checkpoint.total_bytes() << " bytes hash " << std::hex << checkpoint_hash(checkpoint) << std::dec
-       << ", dtype " << dtype_name(plan.act_dtype) << ", tp=" << layout.tp << " ep=" << layout.ep
-       << " dp=" << layout.dp << ", " << summary(plan.moe) << ", a2a budget " << flags.a2a_memory_budget
-       << " checksum " << flags.a2a_checksum << " deterministic " << flags.enable_deterministic_inference
-       << ", rows " << options.max_batch_tokens << " logits " << options.max_logit_rows << " page size "
-       << flags.page_size << " timeout " << flags.comm_timeout;
+       << ", dtype " << dtype_name(plan.act_dtype) << " KV " << dtype_name(plan.kv_dtype)
+       << ", tp=" << layout.tp << " ep=" << layout.ep << " dp=" << layout.dp << ", " << summary(plan.moe)
+       << ", a2a budget " << flags.a2a_memory_budget << " checksum " << flags.a2a_checksum
+       << " deterministic " << flags.enable_deterministic_inference << ", rows " << options.max_batch_tokens
+       << " logits " << options.max_logit_rows << " page size " << flags.page_size << " window pages "
+       << (options.num_window_pages > 0) << " timeout " << flags.comm_timeout;
   return text.str();
 }
 

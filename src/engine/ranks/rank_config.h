@@ -15,8 +15,11 @@ int local_ranks(const ModelPlan& plan);
 // Returns --comm-timeout.
 std::chrono::nanoseconds comm_timeout(const EngineConfig& flags);
 
-// Returns the limits for one step. num_kv_pages is an upper bound that does not depend on this process's
-// memory.
+// Returns whether window layers have separate pages (model/kv_window.h).
+bool has_window_pages(const ModelConfig& config, const EngineConfig& flags);
+
+// Returns the limits for one step. The numbers of pages are upper bounds that do not depend on this
+// process's memory.
 StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags,
                        const RankGroupOptions& options);
 

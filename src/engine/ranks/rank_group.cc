@@ -51,6 +51,7 @@ class SingleCpuGroup final : public SingleRankGroup {
 };
 
 // This process's ranks in a job of several ranks.
+// Large because it implements RankGroup.
 class MultiRankGroup final : public RankGroup {
  public:
   explicit MultiRankGroup(std::unique_ptr<Job> job) : job_(std::move(job)) {}
@@ -85,14 +86,16 @@ class MultiRankGroup final : public RankGroup {
   const ModelConfig& config() const override { return config_; }
   int num_groups() const override { return layout_.dp; }
   int64_t num_kv_pages() const override { return ranks_[0]->kv().num_pages(); }
+  int64_t num_window_pages() const override { return ranks_[0]->kv().num_pages(KvLayers::kWindow); }
   int page_size() const override { return ranks_[0]->kv().page_size(); }
   // Ranks of this process only: disaggregation with ranks in several processes is refused before loading.
   int64_t kv_token_bytes() const override { return ranks_[0]->kv().token_bytes(); }
-  Status read_page(int group, int32_t page, int64_t num_tokens, uint8_t* canonical) override {
+  int64_t window_token_bytes() const override { return ranks_[0]->kv().token_bytes(KvLayers::kWindow); }
+  Status read_page(int group, PageId page, int64_t num_tokens, uint8_t* canonical) override {
     for (const auto& rank : ranks_of(group)) rank->kv().read_page(page, num_tokens, canonical);
     return {};
   }
-  Status write_page(int group, int32_t page, int64_t num_tokens, const uint8_t* canonical) override {
+  Status write_page(int group, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
     for (const auto& rank : ranks_of(group)) rank->kv().write_page(page, num_tokens, canonical);
     return {};
   }

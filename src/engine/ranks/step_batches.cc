@@ -24,6 +24,28 @@ Status beyond(const char* what, int64_t value, int64_t limit) {
   return bad(std::string(what) + " " + std::to_string(value) + "; legal: at most " + std::to_string(limit));
 }
 
+Status decode_pages(std::span<const uint32_t> words, const char* what, int64_t num_pages,
+                    std::vector<int32_t>& pages) {
+  for (const uint32_t page : words) {
+    if (page >= static_cast<uint64_t>(num_pages)) return beyond(what, page, num_pages - 1);
+    pages.push_back(static_cast<int32_t>(page));
+  }
+  return {};
+}
+
+// Copies the sequences' tables to `tables` and makes the sequences refer to the copies.
+void own_tables(std::vector<SequenceRows>& sequences, std::span<const int32_t> SequenceRows::*table,
+                std::vector<int32_t>& tables) {
+  tables.clear();
+  for (const SequenceRows& s : sequences) tables.insert(tables.end(), (s.*table).begin(), (s.*table).end());
+  std::span<const int32_t> rest(tables);
+  for (SequenceRows& s : sequences) {
+    const size_t size = (s.*table).size();
+    s.*table = rest.first(size);
+    rest = rest.subspan(size);
+  }
+}
+
 }  // namespace
 
 void StepBatches::assign(std::span<const Batch> groups) {
@@ -36,21 +58,16 @@ void StepBatches::assign(std::span<const Batch> groups) {
     to.logit_rows.assign(from.logit_rows.begin(), from.logit_rows.end());
     to.sequences.assign(from.sequences.begin(), from.sequences.end());
     to.routed_experts = from.routed_experts;
-    to.page_tables.clear();
-    for (const SequenceRows& s : from.sequences)
-      to.page_tables.insert(to.page_tables.end(), s.page_table.begin(), s.page_table.end());
-    std::span<const int32_t> rest(to.page_tables);
-    for (SequenceRows& s : to.sequences) {
-      s.page_table = rest.first(s.page_table.size());
-      rest = rest.subspan(s.page_table.size());
-    }
+    own_tables(to.sequences, &SequenceRows::page_table, to.page_tables);
+    own_tables(to.sequences, &SequenceRows::window_page_table, to.window_tables);
   }
 }
 
 int64_t StepBatches::max_bytes(const StepLimits& limits) {
   const int64_t of_rows = limits.max_batch_tokens * (1 + kSequenceWords + 1);  // token id, sequence, logit
                                                                                // row
-  return 4 * (kHeaderWords + limits.num_groups * (kGroupWords + of_rows + limits.max_table_pages));
+  const int64_t of_tables = limits.max_table_pages * (limits.num_window_pages > 0 ? 2 : 1);
+  return 4 * (kHeaderWords + limits.num_groups * (kGroupWords + of_rows + of_tables));
 }
 
 void StepBatches::encode(std::vector<uint8_t>& bytes) const {
@@ -67,6 +84,11 @@ void StepBatches::encode(std::vector<uint8_t>& bytes) const {
     }
     for (const int64_t row : g.logit_rows) words.push_back(word(row));
     for (const int32_t page : g.page_tables) words.push_back(word(page));
+    if (g.window_tables.empty()) continue;
+    for (const SequenceRows& s : g.sequences) {  // as many entries as in its other table
+      for (const int32_t page : s.window_page_table) words.push_back(word(page));
+      words.insert(words.end(), s.page_table.size() - s.window_page_table.size(), 0);
+    }
   }
   words[1] = word(static_cast<int64_t>(words.size()));
   bytes.resize(words.size() * 4);
@@ -106,7 +128,8 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
   if (pages > static_cast<uint64_t>(limits.max_table_pages))
     return beyond("pages", words[3], limits.max_table_pages);
   words = words.subspan(kGroupWords);
-  if (words.size() < rows + sequences * kSequenceWords + logit_rows + pages)
+  const uint64_t window_pages = limits.num_window_pages > 0 ? pages : 0;
+  if (words.size() < rows + sequences * kSequenceWords + logit_rows + pages + window_pages)
     return bad("it ends within a group");
   const auto take = [&words](uint64_t n) {
     const std::span<const uint32_t> taken = words.first(n);
@@ -123,17 +146,15 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
     if (row >= rows || row <= before) return bad("invalid logit row " + std::to_string(row));
     group.logit_rows.push_back(before = row);
   }
-  for (const uint32_t page : take(pages)) {
-    if (page >= static_cast<uint64_t>(limits.num_kv_pages))
-      return beyond("page", page, limits.num_kv_pages - 1);
-    group.page_tables.push_back(static_cast<int32_t>(page));
-  }
+  FP4MOE_RETURN_IF_ERROR(decode_pages(take(pages), "page", limits.num_kv_pages, group.page_tables));
+  FP4MOE_RETURN_IF_ERROR(
+      decode_pages(take(window_pages), "window page", limits.num_window_pages, group.window_tables));
   return decode_sequences(of_sequences, limits, group);
 }
 
 Status StepBatches::decode_sequences(std::span<const uint32_t> words, const StepLimits& limits,
                                      Group& group) {
-  std::span<const int32_t> pages(group.page_tables);
+  std::span<const int32_t> pages(group.page_tables), window_pages(group.window_tables);
   int64_t first_row = 0;
   const int64_t num_rows = static_cast<int64_t>(group.token_ids.size());
   for (; !words.empty(); words = words.subspan(kSequenceWords)) {
@@ -145,8 +166,10 @@ Status StepBatches::decode_sequences(std::span<const uint32_t> words, const Step
       return beyond("pages of a sequence", num_pages, static_cast<int64_t>(pages.size()));
     const int64_t room = num_pages * limits.page_size;
     if (first < 0 || first > room - rows) return beyond("first position", first, room - rows);
-    group.sequences.push_back({first_row, rows, first, pages.first(static_cast<size_t>(num_pages))});
-    pages = pages.subspan(static_cast<size_t>(num_pages));
+    const auto count = static_cast<size_t>(num_pages), window_count = window_pages.empty() ? 0 : count;
+    group.sequences.push_back({first_row, rows, first, pages.first(count), window_pages.first(window_count)});
+    pages = pages.subspan(count);
+    window_pages = window_pages.subspan(window_count);
     for (int64_t i = 0; i < rows; ++i) group.positions.push_back(first + i);
     first_row += rows;
   }

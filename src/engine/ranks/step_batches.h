@@ -16,7 +16,8 @@ struct StepLimits {
   int64_t max_batch_tokens = 0;  // rows of one batch
   int64_t max_logit_rows = 0;    // over all batches
   int64_t num_kv_pages = 0;      // per group
-  int64_t max_table_pages = 0;   // entries in the page tables of one batch; sequences may share pages
+  int64_t num_window_pages = 0;  // the same, for window layers; 0: sequences have no second page table
+  int64_t max_table_pages = 0;   // entries in one kind of page tables of a batch; sequences may share pages
   int page_size = 0;
   int64_t vocab_size = 0;
 };
@@ -39,7 +40,7 @@ class StepBatches {
 
  private:
   struct Group {
-    std::vector<int32_t> token_ids, page_tables;
+    std::vector<int32_t> token_ids, page_tables, window_tables;
     std::vector<int64_t> positions, logit_rows;
     std::vector<SequenceRows> sequences;
     int32_t* routed_experts = nullptr;  // not sent to other processes

@@ -18,10 +18,10 @@ SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups) {
           .conservativeness = limits.conservativeness};
 }
 
-DpScheduler::DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t num_pages, int page_size) {
+DpScheduler::DpScheduler(int num_groups, const SchedulerLimits& limits, const PoolShape& pool) {
   FP4MOE_CHECK(num_groups >= 1, "num_groups=" + std::to_string(num_groups));
   for (int group = 0; group < num_groups; ++group)
-    groups_.push_back(std::make_unique<Scheduler>(limits, num_pages, page_size));
+    groups_.push_back(std::make_unique<Scheduler>(limits, pool));
 }
 
 void DpScheduler::enqueue(std::unique_ptr<Sequence> sequence) {

@@ -27,8 +27,8 @@ SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups);
 // Single-threaded.
 class DpScheduler {
  public:
-  // `limits` and num_pages are per group.
-  DpScheduler(int num_groups, const SchedulerLimits& limits, int64_t num_pages, int page_size);
+  // `limits` and `pool` are per group.
+  DpScheduler(int num_groups, const SchedulerLimits& limits, const PoolShape& pool);
 
   void enqueue(std::unique_ptr<Sequence> sequence);
   // Plans the next step: each group's rows, oldest sequence first. Returns false if no group has rows (see
@@ -57,6 +57,10 @@ class DpScheduler {
   int64_t num_free_pages() const { return sum(&PagePool::num_free); }
   int64_t num_cached_pages() const { return sum(&PagePool::num_cached); }
   int64_t num_used_pages() const { return sum(&PagePool::num_used); }
+  int64_t num_window_pages() const { return sum(&PagePool::num_window_pages); }
+  int64_t num_free_window_pages() const { return sum(&PagePool::num_window_free); }
+  int64_t num_cached_window_pages() const { return sum(&PagePool::num_window_cached); }
+  int64_t num_used_window_pages() const { return sum(&PagePool::num_window_used); }
   int64_t num_leaked_pages() const { return sum(&Scheduler::num_leaked_pages); }
 
  private:

@@ -21,8 +21,12 @@ bool may_start(const std::unique_ptr<Sequence>& waiting) { return !waiting->gram
 
 }  // namespace
 
-Scheduler::Scheduler(const SchedulerLimits& limits, int64_t num_pages, int page_size)
-    : limits_(limits), pages_(num_pages, page_size), new_token_ratio_(limits.conservativeness) {
+Scheduler::Scheduler(const SchedulerLimits& limits, const PoolShape& pool)
+    : limits_(limits), pages_(pool), new_token_ratio_(limits.conservativeness) {
+  const int64_t least = std::min(pages_.window().most_pages(1), pages_.num_pages());
+  FP4MOE_CHECK(!pages_.has_window() || pages_.num_window_pages() >= least,
+               std::to_string(pages_.num_window_pages()) + " window pages; one sequence needs " +
+                   std::to_string(least));
   running_.reserve(static_cast<size_t>(limits.max_running_requests));
   step_.reserve(static_cast<size_t>(limits.max_running_requests));
 }
@@ -82,12 +86,13 @@ bool Scheduler::can_admit(const Sequence& sequence) const {
 bool Scheduler::has_room(const Sequence& sequence) const {
   if (!admits_ || num_running() >= limits_.max_running_requests) return false;
   const PagePool::Prefix prefix = pages_.find_prefix(reusable_tokens(sequence));
+  if (window_room(sequence) < window_need(sequence)) return false;
   const int64_t num_pages = pages_.pages_for(sequence.num_tokens());
   const int64_t num_left = pages_.num_available() - prefix.num_cached - (num_pages - prefix.num_pages);
   if (running_.empty()) return num_left >= 0;
   int64_t num_expected = expected_growth(sequence, num_pages);
   for (const auto& other : running_)
-    num_expected += expected_growth(*other, std::ssize(other->kv.page_table));
+    num_expected += expected_growth(*other, std::ssize(other->kv.tables.full));
   return num_left >= std::max(num_expected, num_running());
 }
 
@@ -97,9 +102,37 @@ int64_t Scheduler::expected_growth(const Sequence& sequence, int64_t num_pages) 
   return std::max<int64_t>(0, pages_.pages_for(sequence.num_tokens() + more) - num_pages);
 }
 
+// Returns the most window pages that the sequence has during decode.
+int64_t Scheduler::window_need(const Sequence& sequence) const {
+  if (!window_is_scarce()) return 0;
+  return std::min(pages_.window().most_pages(1), pages_.pages_for(sequence.max_tokens));
+}
+
+// Returns the number of available window pages that the other running sequences will not need in decode. For
+// every running sequence it is at least what the sequence itself still needs: admission ensures this, and a
+// shared page counts as many times as it has users, because each of them leaves it at a different time.
+int64_t Scheduler::window_room(const Sequence& sequence) const {
+  if (!window_is_scarce()) return 0;
+  const PageReferences& references = pages_.window_pages().references();
+  int64_t num_left = pages_.window_pages().num_available();
+  num_left -= references.num_references() - references.num_used();
+  for (const auto& other : running_)
+    if (other.get() != &sequence)
+      num_left -= std::max<int64_t>(0, window_need(*other) - other->kv.tables.num_window_pages());
+  return num_left;
+}
+
 void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
   take_prefix(*sequence);
+  if (sequence->disagg.awaits_pages) {
+    pages_.leave_window(sequence->kv.tables, sequence->num_prompt_tokens);
+    FP4MOE_CHECK(pages_.grow_window(sequence->kv.tables, sequence->num_prompt_tokens),
+                 "available window pages were miscounted");
+  }
   sequence->kv.num_rows = sequence->num_pending() == 1 && wants_rows(*sequence) ? 1 : 0;
+  if (sequence->kv.num_rows > 0)
+    FP4MOE_CHECK(pages_.grow_window(sequence->kv.tables, sequence->num_tokens()),
+                 "available window pages were miscounted");
   logit_rows_left_ -= sequence->kv.num_rows;
   running_.push_back(std::move(sequence));
 }
@@ -109,7 +142,8 @@ void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
 // Makes room for num_tokens tokens of `sequence` by retracting first yielding sequences, then the most
 // recently admitted ones. Returns false if it had to retract `sequence` itself.
 bool Scheduler::grow_or_retract(Sequence& sequence, int64_t num_tokens) {
-  while (!pages_.grow(sequence.kv.page_table, num_tokens)) {
+  while (!pages_.grow(sequence.kv.tables, num_tokens) ||
+         !pages_.grow_window(sequence.kv.tables, num_tokens)) {
     if (retract_yielding()) continue;
     const bool was_itself = running_.back().get() == &sequence;
     retract_last();
@@ -119,9 +153,11 @@ bool Scheduler::grow_or_retract(Sequence& sequence, int64_t num_tokens) {
 }
 
 void Scheduler::retract_last() {
-  FP4MOE_CHECK(running_.size() > 1, "the oldest sequence has " +
-                                        std::to_string(running_.front()->kv.page_table.size()) + " of " +
-                                        std::to_string(pages_.num_pages()) + " pages and needs more");
+  FP4MOE_CHECK(running_.size() > 1,
+               "the oldest sequence has " + std::to_string(running_.front()->kv.tables.full.size()) + " of " +
+                   std::to_string(pages_.num_pages()) + " pages, " +
+                   std::to_string(running_.front()->kv.tables.num_window_pages()) + " of " +
+                   std::to_string(pages_.num_window_pages()) + " window pages, and needs more");
   int64_t num_tokens = 0, num_at_most = 0;
   for (const auto& sequence : running_) {
     num_tokens += sequence->num_tokens() - sequence->num_prompt_tokens;
@@ -215,7 +251,14 @@ int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind
   };
   int64_t num_added =
       std::min({sequence.num_pending() - num_before, limits_.chunked_prefill_size - num_before, most});
+  if (window_is_scarce()) {
+    const int64_t num_pages = std::ssize(sequence.kv.tables.window) + window_room(sequence);
+    num_added = std::min(num_added, num_pages * pages_.page_size() - sequence.kv.num_cached - num_before);
+  }
   while (num_added > 0 && num_logit_rows_of(num_added) > logit_rows_left_ - num_behind) --num_added;
+  if (num_added <= 0) return 0;
+  FP4MOE_CHECK(pages_.grow_window(sequence.kv.tables, sequence.kv.num_cached + num_before + num_added),
+               "available window pages were miscounted");
   logit_rows_left_ -= num_logit_rows_of(num_added);
   sequence.kv.num_rows += num_added;
   return num_added;
@@ -234,6 +277,7 @@ void Scheduler::commit_step() {
   for (const ScheduledRows& rows : step_) {
     rows.sequence->kv.num_cached += rows.num_rows;
     publish_prefix(*rows.sequence);
+    if (pages_.has_window()) pages_.leave_window(rows.sequence->kv.tables, rows.sequence->kv.num_cached);
   }
   step_.clear();
 }
@@ -271,13 +315,13 @@ int64_t Scheduler::num_reusable_pages(const Sequence& sequence) const {
   return pages_.find_prefix(reusable_tokens(sequence)).num_pages;
 }
 
-// Allocates pages for all tokens of the sequence, using published pages first. Admission has checked that
-// enough pages are available.
+// Allocates full pages for all tokens of the sequence, using published pages first. Admission has checked
+// that enough pages are available.
 void Scheduler::take_prefix(Sequence& sequence) {
-  pages_.take_prefix(reusable_tokens(sequence), sequence.kv.page_table);
-  sequence.kv.num_published_pages = std::ssize(sequence.kv.page_table);
+  pages_.take_prefix(reusable_tokens(sequence), sequence.kv.tables);
+  sequence.kv.num_published_pages = std::ssize(sequence.kv.tables.full);
   sequence.kv.num_cached = sequence.kv.num_published_pages * pages_.page_size();
-  FP4MOE_CHECK(pages_.grow(sequence.kv.page_table, sequence.num_tokens()), "available pages were miscounted");
+  FP4MOE_CHECK(pages_.grow(sequence.kv.tables, sequence.num_tokens()), "available pages were miscounted");
 }
 
 // Publishes pages of known tokens only: a token that a step in flight chooses is not known yet, even if its
@@ -288,21 +332,28 @@ void Scheduler::publish_prefix(Sequence& sequence) {
   if (num_tokens / pages_.page_size() == sequence.kv.num_published_pages) return;
   sequence.kv.num_published_pages =
       pages_.publish_prefix(std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens)),
-                            sequence.kv.page_table, sequence.kv.num_published_pages);
+                            sequence.kv.tables, sequence.kv.num_published_pages);
 }
 
 void Scheduler::give_back_pages(Sequence& sequence) {
   if (sequence.disagg.lease != nullptr) std::exchange(sequence.disagg.lease, nullptr)->end();
-  pages_.release(sequence.kv.page_table);
+  pages_.release(sequence.kv.tables);
   sequence.kv.num_cached = sequence.kv.num_published_pages = 0;
 }
 
 int64_t Scheduler::num_leaked_pages() const {
   int64_t num_references = pages_.num_references();
+  int64_t num_window_references = pages_.window_pages().references().num_references();
   for (const auto* sequences : {&running_, &held_})
-    for (const auto& sequence : *sequences) num_references -= std::ssize(sequence->kv.page_table);
+    for (const auto& sequence : *sequences) {
+      num_references -= std::ssize(sequence->kv.tables.full);
+      num_window_references -= sequence->kv.tables.num_window_pages();
+    }
   const int64_t num_stateless = pages_.num_pages() - pages_.num_available() - pages_.num_used();
-  return std::abs(num_references) + std::abs(num_stateless);
+  const int64_t num_window_stateless =
+      pages_.num_window_pages() - pages_.window_pages().num_available() - pages_.num_window_used();
+  return std::abs(num_references) + std::abs(num_stateless) + std::abs(num_window_references) +
+         std::abs(num_window_stateless);
 }
 
 // ---- lookup and removal ---------------------------------------------------------------------------
@@ -328,7 +379,7 @@ std::unique_ptr<Sequence> Scheduler::remove(std::string_view id, bool failed) {
   if (!sequence) sequence = take_from(held_, id);
   if (!sequence) return take_from(waiting_, id);
   if (failed)
-    pages_.forget(sequence->kv.page_table);
+    pages_.forget(sequence->kv.tables);
   else
     publish_prefix(*sequence);
   give_back_pages(*sequence);

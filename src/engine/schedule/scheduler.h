@@ -50,6 +50,10 @@ struct ScheduledRows {
 // computing a prompt that shares a prefix with a new sequence, and that prefix is most of what the new
 // sequence has to compute, the new sequence gets no rows until the prefix's pages are published.
 //
+// Window layers (model/kv_window.h) have separate pages. A sequence has few of them at a time, whatever its
+// length: admission requires those that it and the running sequences need in decode, and the rows of a prompt
+// leave as many to the other sequences. So window pages never run out in decode.
+//
 // A sequence whose prompt another engine computes (awaits_pages) is admitted like any other, but has no rows
 // until the prompt's pages are filled; if it is retracted, this engine computes the prompt. A held sequence
 // has no rows, counts as neither running nor waiting, and keeps its pages until it is removed. A sequence
@@ -63,7 +67,7 @@ struct ScheduledRows {
 // Single-threaded.
 class Scheduler {
  public:
-  Scheduler(const SchedulerLimits& limits, int64_t num_pages, int page_size);
+  Scheduler(const SchedulerLimits& limits, const PoolShape& pool);
   ~Scheduler();
 
   void enqueue(std::unique_ptr<Sequence> sequence);
@@ -112,13 +116,19 @@ class Scheduler {
   int64_t num_retracted() const { return num_retracted_; }
   double new_token_ratio() const { return new_token_ratio_.value(); }
   const PagePool& pages() const { return pages_; }
-  // Returns the number of page references that belong to no sequence, plus the number of pages in no state.
-  // Anything but 0 is a bug.
+  // Returns the number of page references that belong to no sequence, plus the number of pages in no state,
+  // for both groups of layers. Anything but 0 is a bug.
   int64_t num_leaked_pages() const;
 
  private:
   bool has_room(const Sequence& sequence) const;
   int64_t expected_growth(const Sequence& sequence, int64_t num_pages) const;
+  // Whether window pages can run out before full pages do.
+  bool window_is_scarce() const {
+    return pages_.num_window_pages() < pages_.num_pages() && pages_.has_window();
+  }
+  int64_t window_need(const Sequence& sequence) const;
+  int64_t window_room(const Sequence& sequence) const;
   bool grow_or_retract(Sequence& sequence, int64_t num_tokens);
   void retract_last();
   bool retract_yielding();

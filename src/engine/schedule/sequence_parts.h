@@ -17,6 +17,7 @@
 #include "engine/output/logit_edits.h"
 #include "engine/output/output_text.h"
 #include "fp4moe/request.h"
+#include "model/page_tables.h"
 
 namespace fp4moe {
 
@@ -38,8 +39,8 @@ struct SequenceRequest {
 // Owned by the scheduler.
 struct SequenceKv {
   int64_t num_cached = 0;           // number of leading token_ids whose keys and values are in the pages
-  std::vector<int32_t> page_table;  // covers num_cached and the rows of the current step
-  int64_t num_published_pages = 0;  // number of leading pages of page_table that the pool has published
+  PageTables tables;                // cover num_cached and the rows of the current step
+  int64_t num_published_pages = 0;  // number of leading pages of tables.full that the pool has published
   int64_t num_reused = -1;          // tokens found in cached pages when its first rows were scheduled; -1:
                                     // not yet scheduled
   int64_t num_rows = 0;             // number of rows in the step being planned

@@ -65,6 +65,44 @@ Status check_fixed(const MemoryProblem& problem, const EngineConfig& flags, cons
   return does_not_fit(what + fraction_advice(fixed, problem));
 }
 
+// Returns the number of window pages beside num_pages full pages. A window page is used or cached only beside
+// the full page of the same tokens, so more of them than full pages are never needed.
+int64_t window_pages_for(const MemoryProblem& problem, const EngineConfig& flags, int64_t num_pages) {
+  constexpr int64_t kFullPagesPerCached = 16;
+  if (problem.window_bytes_per_page == 0) return 0;
+  int64_t wanted = problem.wanted_window_pages;
+  if (flags.swa_full_tokens_ratio > 0)
+    wanted = static_cast<int64_t>(std::ceil(flags.swa_full_tokens_ratio * static_cast<double>(num_pages)));
+  else if (!flags.disable_radix_cache)
+    wanted += num_pages / kFullPagesPerCached;
+  return std::min(wanted, num_pages);
+}
+
+int64_t pool_bytes(const MemoryProblem& problem, const EngineConfig& flags, int64_t num_pages) {
+  return num_pages * problem.kv_bytes_per_page +
+         window_pages_for(problem, flags, num_pages) * problem.window_bytes_per_page;
+}
+
+// Returns the most full pages that fit in num_bytes together with their window pages.
+int64_t most_pages(const MemoryProblem& problem, const EngineConfig& flags, int64_t num_bytes) {
+  int64_t fits = 0, too_many = std::min<int64_t>(num_bytes / problem.kv_bytes_per_page,
+                                                 std::numeric_limits<int32_t>::max()) +
+                               1;
+  while (too_many - fits > 1) {
+    const int64_t middle = fits + (too_many - fits) / 2;
+    (pool_bytes(problem, flags, middle) <= num_bytes ? fits : too_many) = middle;
+  }
+  return fits;
+}
+
+std::string pages_string(const MemoryProblem& problem, const EngineConfig& flags, int64_t num_pages) {
+  std::string text = std::to_string(num_pages) + " KV pages of " + size_string(problem.kv_bytes_per_page);
+  if (problem.window_bytes_per_page > 0)
+    text += " and " + std::to_string(window_pages_for(problem, flags, num_pages)) + " window pages of " +
+            size_string(problem.window_bytes_per_page);
+  return text;
+}
+
 // Returns the number of pages in the pool: as --max-total-tokens requires or, if that is 0, as many as fit,
 // but at most a full context for every running request.
 Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan,
@@ -72,13 +110,13 @@ Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& fla
   const int64_t page_size = flags.page_size;
   const int64_t fixed = fixed_bytes(problem);
   const int64_t rest = plan.budget_bytes - fixed;
-  const int64_t most =
-      std::min<int64_t>(rest / problem.kv_bytes_per_page, std::numeric_limits<int32_t>::max());
+  const int64_t most = most_pages(problem, flags, rest);
   const std::string left =
       size_string(rest) + " that the weights leave of " + budget_string(plan, problem, flags);
+  const int64_t one = pool_bytes(problem, flags, 1);
   if (most < 1)
-    return does_not_fit("one KV page of " + size_string(problem.kv_bytes_per_page) + " exceeds the " + left +
-                        "; " + fraction_advice(fixed + problem.kv_bytes_per_page, problem));
+    return does_not_fit("one KV page of " + size_string(one) + " exceeds the " + left + "; " +
+                        fraction_advice(fixed + one, problem));
   const auto pages_for = [&](int64_t num_tokens) {
     return num_tokens / page_size + (num_tokens % page_size != 0);
   };
@@ -89,10 +127,22 @@ Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& fla
   const int64_t wanted = pages_for(flags.max_total_tokens);
   if (wanted > most)
     return does_not_fit("--max-total-tokens " + std::to_string(flags.max_total_tokens) + " needs " +
-                        std::to_string(wanted) + " KV pages of " + size_string(problem.kv_bytes_per_page) +
-                        ", more than the " + left + "; --max-total-tokens " +
-                        std::to_string(most * page_size) + " would do");
+                        pages_string(problem, flags, wanted) + ", more than the " + left +
+                        "; --max-total-tokens " + std::to_string(most * page_size) + " would do");
   return wanted;
+}
+
+// Checks that the window pages that --swa-full-tokens-ratio gives are enough for one request.
+Status check_window_pages(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan) {
+  const int64_t least = std::min(problem.least_window_pages, plan.num_kv_pages);
+  if (plan.num_window_pages >= least) return {};
+  const double needed = std::ceil(1e4 * static_cast<double>(least) / static_cast<double>(plan.num_kv_pages));
+  char ratios[64];
+  std::snprintf(ratios, sizeof ratios, "; --swa-full-tokens-ratio %.4f would do", needed / 1e4);
+  return does_not_fit("--swa-full-tokens-ratio " + std::to_string(flags.swa_full_tokens_ratio) + " gives " +
+                      std::to_string(plan.num_window_pages) + " window pages beside " +
+                      std::to_string(plan.num_kv_pages) + " KV pages, but one request needs " +
+                      std::to_string(least) + ratios);
 }
 
 }  // namespace
@@ -107,12 +157,19 @@ int64_t head_bytes(const TensorEntry& embedding, DenseQuant quant) {
   const TensorView& view = embedding.view;
   if (quant == DenseQuant::kNone || view.dtype != DType::kBF16 || view.shape.size() != 2)
     return view.num_bytes();
-  return linear_weight_bytes(view.shape[0], view.shape[1], LinearLayout::kPanel16Q8);
+  const int64_t n = view.shape[0], k = view.shape[1];
+  return quant == DenseQuant::kFp8 ? fp8_weight_bytes(quantized_fp8_shape(n, k), LinearLayout::kPanel16Fp8)
+                                   : linear_weight_bytes(n, k, LinearLayout::kPanel16Q8);
 }
 
 int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant) {
   const auto has = [&tensor](std::string_view part) { return tensor.name.find(part) != std::string::npos; };
   // MLA's up-projections multiply f32 rows per head, so they stay bf16.
+  const TensorView& view = tensor.view;
+  if (view.dtype == DType::kF8E4M3 && view.shape.size() == 2 && tensor.name.ends_with(".weight"))
+    return has("kv_b_proj") ? 2 * view.num_elems()
+                            : fp8_weight_bytes({view.shape[0], view.shape[1], 1, kFp8WeightBlock},
+                                               LinearLayout::kPanel16Fp8);
   const bool is_dense = !has(".experts.") && (has("lm_head") || (has("_proj") && !has("kv_b_proj")));
   return is_dense ? head_bytes(tensor, quant) : tensor.view.num_bytes();
 }
@@ -160,7 +217,7 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
 }
 
 int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
-  const int64_t dense = shard_bytes(checkpoint, config, plan, DenseQuant::kNone, [](std::string_view name) {
+  const int64_t dense = shard_bytes(checkpoint, config, plan, plan.dense_quant, [](std::string_view name) {
     return name.find(".experts.") == name.npos;
   });
   const MoeProblem& moe = plan.moe.problem();
@@ -192,14 +249,35 @@ void add_work(const ModelConfig& c, const EngineConfig& flags, MemoryProblem& pr
 
 }  // namespace
 
+namespace {
+
+// Sets the sizes of the pages in the pools of num_ranks ranks.
+void add_pages(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags, int64_t num_ranks,
+               MemoryProblem& problem) {
+  const RankLayout& layout = plan.moe.problem().layout;
+  const KvCounts bytes = KvCache::bytes_per_page(config, plan.kv_dtype, flags.page_size, layout);
+  if (!has_window_pages(config, flags)) {
+    problem.kv_bytes_per_page = num_ranks * (bytes.full + bytes.window);
+    return;
+  }
+  problem.kv_bytes_per_page = num_ranks * bytes.full;
+  problem.window_bytes_per_page = num_ranks * bytes.window;
+  const KvWindow window{KvCache::window(config), flags.page_size};
+  const auto part = [&](int64_t n) { return (n + layout.dp - 1) / layout.dp; };
+  problem.least_window_pages = window.most_pages(1);
+  // Every request in decode, plus the prompts' rows, which fill at most one page more in each request.
+  problem.wanted_window_pages = part(flags.max_running_requests) * (window.most_pages(1) + 1) +
+                                part(flags.max_prefill_tokens) / flags.page_size;
+}
+
+}  // namespace
+
 Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelConfig& config,
                                      const ModelPlan& plan, const EngineConfig& flags) {
   if (plan.device() == DeviceKind::kCuda) {
     MemoryProblem problem{
         .device = plan.device(),
         .weight_bytes = device_weight_bytes(checkpoint, config, plan),
-        .kv_bytes_per_page =
-            KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size, plan.moe.problem().layout),
         .max_position_embeddings = config.max_position_embeddings,
     };
     if (plan.absent_gpu) problem.available_bytes = plan.absent_gpu->memory_bytes;
@@ -208,18 +286,19 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
       const int64_t free_bytes = memory.free_bytes / ranks_per_gpu();
       problem.available_bytes = rank == 0 ? free_bytes : std::min(problem.available_bytes, free_bytes);
     }
+    add_pages(config, plan, flags, 1, problem);
     add_work(config, flags, problem);
     return problem;
   }
   const bool is_mpi = plan.moe.fabric().name == std::string_view("mpi");
   const int64_t num_ranks = local_ranks(plan);
-  return MemoryProblem{
+  MemoryProblem problem{
       .available_bytes = available_memory_bytes() / (is_mpi ? launcher_info().local_processes : 1),
       .weight_bytes = num_ranks * rank_weight_bytes(checkpoint, config, plan),
-      .kv_bytes_per_page = num_ranks * KvCache::bytes_per_page(config, plan.act_dtype, flags.page_size,
-                                                               plan.moe.problem().layout),
       .max_position_embeddings = config.max_position_embeddings,
   };
+  add_pages(config, plan, flags, num_ranks, problem);
+  return problem;
 }
 
 Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig& flags) {
@@ -236,6 +315,8 @@ Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig&
   const int64_t wanted_context =
       flags.context_length > 0 ? flags.context_length : problem.max_position_embeddings;
   FP4MOE_ASSIGN_OR_RETURN(plan.num_kv_pages, plan_pages(problem, flags, plan, wanted_context));
+  plan.num_window_pages = window_pages_for(problem, flags, plan.num_kv_pages);
+  FP4MOE_RETURN_IF_ERROR(check_window_pages(problem, flags, plan));
   const int64_t pool_tokens = plan.num_kv_pages * flags.page_size;
   plan.context_length = std::min(wanted_context, pool_tokens);
   if (plan.context_length == wanted_context) return plan;

@@ -15,9 +15,14 @@ namespace fp4moe {
 // on the GPU with the least free memory.
 struct MemoryProblem {
   DeviceKind device = DeviceKind::kCpu;
-  int64_t available_bytes = 0;          // free memory: this process's share of the machine's, or the GPU's
-  int64_t weight_bytes = 0;             // the ranks' shards; packed weights are about as large
-  int64_t kv_bytes_per_page = 0;        // of one page in each rank's pool
+  int64_t available_bytes = 0;    // free memory: this process's share of the machine's, or the GPU's
+  int64_t weight_bytes = 0;       // the ranks' shards; packed weights are about as large
+  int64_t kv_bytes_per_page = 0;  // of one page in each rank's pool
+  // Separate pages of window layers (model/kv_window.h); 0 without them. Then kv_bytes_per_page is that of
+  // the full layers.
+  int64_t window_bytes_per_page = 0;
+  int64_t least_window_pages = 0;       // those of one request in decode
+  int64_t wanted_window_pages = 0;      // for --max-running-requests and --max-prefill-tokens
   int64_t comm_bytes = 0;               // the ranks' heaps
   int64_t work_bytes = 0;               // GPU: activations, workspaces, graphs
   int64_t work_bytes_per_token = 0;     // the part of work_bytes that each token of --max-prefill-tokens adds
@@ -25,7 +30,7 @@ struct MemoryProblem {
 };
 
 // Returns the bytes of a checkpoint tensor as a CPU stores it: bf16 matrices of dense layers according to
-// `quant`.
+// `quant`, FP8 ones with their scales for each row (an upper bound).
 int64_t held_bytes(const TensorEntry& tensor, DenseQuant quant);
 
 // Returns the bytes of the LM head's copy of an embedding that is also used as the LM head.
@@ -45,12 +50,16 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
 
 struct MemoryPlan {
   int64_t available_bytes = 0;
-  int64_t budget_bytes = 0;    // mem_fraction_static of that, for weights, heaps, KV pool and a GPU's work
-  int64_t num_kv_pages = 0;    // per data-parallel group
-  int64_t context_length = 0;  // tokens of one request; fits in a group's pool
-  std::string note;            // why the context is shorter than the model's; empty if it is not
+  int64_t budget_bytes = 0;      // mem_fraction_static of that, for weights, heaps, KV pool and a GPU's work
+  int64_t num_kv_pages = 0;      // per data-parallel group
+  int64_t num_window_pages = 0;  // the same, for window layers; 0: all layers use num_kv_pages
+  int64_t context_length = 0;    // tokens of one request; fits in a group's pool
+  std::string note;              // why the context is shorter than the model's; empty if it is not
 };
 
+// Window pages: --swa-full-tokens-ratio times the full pages; without it, as many as all running requests
+// need and, for the prefix cache, one for every 16 full pages. Never more than full pages.
+//
 // Without --max-total-tokens, the pool gets the rest of the budget, but at most a full context for every
 // running request. Without --context-length, the context is the model's or, if the pool holds less, as long
 // as the pool allows (then with a note). kDoesNotFit, which is also returned for a context longer than the

@@ -29,9 +29,25 @@ std::string experts_line(const StartupFacts& facts) {
 
 std::string numerics_line(const ModelPlan& plan) {
   const std::string activations = plan.act_dtype == DType::kF32 ? "float32" : "bfloat16";
-  const bool q8 = plan.dense_quant == DenseQuant::kQ8;
-  return "numerics   activations " + activations + ", dense layers " +
-         (q8 ? "q8: 8 bits and a bfloat16 scale per block of 32 (--dense-quant none: bfloat16)" : "bfloat16");
+  const auto dense = [&] {
+    switch (plan.dense_quant) {
+      case DenseQuant::kQ8:
+        return "q8: 8 bits and a bfloat16 scale per block of 32 (--dense-quant none: bfloat16)";
+      case DenseQuant::kFp8:
+        return "fp8: E4M3 and a float32 scale per output row (--dense-quant none: bfloat16)";
+      default:
+        return "bfloat16";
+    }
+  };
+  return "numerics   activations " + activations + ", dense layers " + dense();
+}
+
+// Empty if the KV cache has the activations' type and the checkpoint declares none.
+std::string kv_cache_text(const ModelPlan& plan, const QuantConfig& quant) {
+  const std::string declared = quant.kv_cache_type.empty() ? "" : quant.kv_cache_type + " declared; ";
+  if (plan.kv_dtype == DType::kF8E4M3)
+    return declared + "E4M3 codes times the layer's scales, which are 1 if the checkpoint has none";
+  return declared.empty() ? "" : declared + "served as bf16";
 }
 
 std::string context_line(const StartupFacts& facts) {
@@ -41,6 +57,18 @@ std::string context_line(const StartupFacts& facts) {
        << " requests at once, prefill " << flags.chunked_prefill_size << " tokens per request and "
        << flags.max_prefill_tokens << " per step";
   return line.str();
+}
+
+std::string window_line(const StartupFacts& facts) {
+  const MemoryPlan& memory = facts.memory;
+  const int64_t num_tokens =
+      memory.num_window_pages * facts.flags.page_size * facts.plan.moe.problem().layout.dp;
+  return "           of these, layers with a window of " + std::to_string(KvCache::window(facts.model)) +
+         " tokens hold " + std::to_string(num_tokens) + " (--swa-full-tokens-ratio " +
+         std::to_string(static_cast<double>(memory.num_window_pages) /
+                        static_cast<double>(memory.num_kv_pages))
+             .substr(0, 6) +
+         ")";
 }
 
 std::string loaded_line(const StartupFacts& facts) {
@@ -122,14 +150,15 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
   if (facts.model.num_mtp_layers > 0)
     lines.push_back("MTP        " + std::to_string(facts.model.num_mtp_layers) +
                     " layer(s) of multi-token prediction in the checkpoint, skipped");
-  if (!facts.model.quant.kv_cache_note.empty())
-    lines.push_back("KV cache   " + facts.model.quant.kv_cache_note);
+  if (const std::string text = kv_cache_text(facts.plan, facts.model.quant); !text.empty())
+    lines.push_back("KV cache   " + text);
   lines.push_back("memory     " + size_string(facts.memory.available_bytes) +
                   (is_gpu ? " free on the GPU, " : " available, ") + size_string(facts.memory.budget_bytes) +
                   (is_gpu ? " for weights, KV pool and activations" : " for weights and KV pool"));
   lines.push_back("           weights " + size_string(info.weight_bytes) + ", KV pool " +
                   size_string(info.kv_bytes) + " = " + std::to_string(info.max_total_tokens) +
                   " tokens in pages of " + std::to_string(facts.flags.page_size));
+  if (facts.memory.num_window_pages > 0) lines.push_back(window_line(facts));
   lines.push_back(context_line(facts));
   if (!facts.memory.note.empty()) lines.push_back("           " + facts.memory.note);
   lines.push_back(loaded_line(facts));

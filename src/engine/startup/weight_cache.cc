@@ -48,7 +48,7 @@ std::string packing_text(const ModelPlan& plan, const RankLayout& layout) {
   std::ostringstream text;
   text << "runner " << plan.moe.runner()->name << ", " << numerics_text(plan.moe.numerics()) << "\n"
        << "activations " << dtype_name(plan.act_dtype) << ", dense layers " << isa_name(plan.isa) << " "
-       << (plan.dense_quant == DenseQuant::kQ8 ? "q8" : "bf16") << "\n"
+       << (plan.dense_quant == DenseQuant::kNone ? "bf16" : plan.flags.dense_quant) << "\n"
        << "rank " << layout.rank << " of tp " << layout.tp << ", ep " << layout.ep << ", dp " << layout.dp
        << (plan.flags.enable_dp_lm_head ? ", an LM head a group" : "")
        << (plan.moe.a2a_settings().deterministic ? ", deterministic" : "") << "\n";

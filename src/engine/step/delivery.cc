@@ -146,8 +146,8 @@ void Delivery::hold(LogitRow& row) {
   FP4MOE_CHECK(parts_.scheduler.hold(sequence), "prompt " + sequence.id + " is not running");
   if (parts_.grammars != nullptr) parts_.grammars->remove(sequence);
   sequence.times.held = Sequence::Clock::now();
-  sequence.disagg.lease = std::make_shared<KvLease>(parts_.executor, sequence.kv.group,
-                                                    sequence.kv.page_table, sequence.num_prompt_tokens);
+  sequence.disagg.lease = std::make_shared<KvLease>(parts_.executor, sequence.kv.group, sequence.kv.tables,
+                                                    sequence.num_prompt_tokens);
   sequence.disagg.on_held({{.token = std::move(row.token),
                             .experts = std::move(sequence.experts.ids),
                             .cached_tokens = sequence.kv.num_reused},

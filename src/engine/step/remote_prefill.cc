@@ -11,7 +11,8 @@ namespace {
 
 DecodeNodeOptions node_options(const Executor& executor, const StepLoopOptions& options) {
   const int64_t max_page_bytes =
-      int64_t{sizeof(KvPageHeader)} + executor.page_size() * executor.kv_token_bytes();
+      int64_t{sizeof(KvPageHeader)} +
+      executor.page_size() * (executor.kv_token_bytes() + executor.window_token_bytes());
   return {.hello = options.hello, .max_page_bytes = max_page_bytes, .link = options.link};
 }
 
@@ -75,13 +76,13 @@ Result<bool> RemotePrefill::fetch_pages(Sequence& sequence) {
     return false;
   }
   const SequenceKv& kv = sequence.kv;
-  if (disagg.lease != nullptr || kv.page_table.empty()) return false;
+  if (disagg.lease != nullptr || kv.tables.full.empty()) return false;
   if (kv.num_cached >= sequence.num_prompt_tokens) {
     start_decoding(sequence);
     return true;
   }
   FP4MOE_RETURN_IF_ERROR(executor_.finish_steps());
-  disagg.lease = std::make_shared<KvLease>(executor_, kv.group, kv.page_table, sequence.num_prompt_tokens);
+  disagg.lease = std::make_shared<KvLease>(executor_, kv.group, kv.tables, sequence.num_prompt_tokens);
   node_.take(disagg.room, disagg.lease, kv.num_published_pages);
   return false;
 }

@@ -63,7 +63,10 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                     executor, options_, [this](KvEvent event) { inbox_.add_event(std::move(event)); })),
       intake_(executor, tokenizer, options_, inbox_, grammars_.get(), remote_prefill_.get()),
       scheduler_(executor.num_groups(), group_limits(options.scheduler, executor.num_groups()),
-                 executor.num_kv_pages(), executor.page_size()),
+                 {.num_pages = executor.num_kv_pages(),
+                  .page_size = executor.page_size(),
+                  .num_window_pages = executor.num_window_pages(),
+                  .window = executor.window().tokens}),
       rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size)),
       delivery_(
           {executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(), remote_prefill_.get()}),
@@ -292,6 +295,10 @@ void StepLoop::publish() {
   totals_.num_free_pages = scheduler_.num_free_pages();
   totals_.num_cached_pages = scheduler_.num_cached_pages();
   totals_.num_used_pages = scheduler_.num_used_pages();
+  totals_.num_window_pages = scheduler_.num_window_pages();
+  totals_.num_free_window_pages = scheduler_.num_free_window_pages();
+  totals_.num_cached_window_pages = scheduler_.num_cached_window_pages();
+  totals_.num_used_window_pages = scheduler_.num_used_window_pages();
   totals_.num_leaked_pages = scheduler_.num_leaked_pages();
   totals_.num_used_tokens = totals_.num_used_pages * executor_.page_size();
   inbox_.publish(totals_);

@@ -35,7 +35,8 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
     if (sequence.times.started == Sequence::Clock::time_point())
       sequence.times.started = Sequence::Clock::now();
     const int64_t first_row = static_cast<int64_t>(rows.token_ids.size()), first = sequence.kv.num_cached;
-    rows.sequences.push_back({first_row, scheduled.num_rows, first, sequence.kv.page_table});
+    const PageTables& tables = sequence.kv.tables;
+    rows.sequences.push_back({first_row, scheduled.num_rows, first, tables.full, tables.window});
     for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
       rows.token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
       rows.positions.push_back(position);

@@ -12,6 +12,7 @@
 #include "base/thread_pool.h"
 #include "io/checkpoint/checkpoint_index.h"
 #include "io/checkpoint/safetensors.h"
+#include "io/config/tensor_names.h"
 #include "io/file.h"
 
 namespace fp4moe {
@@ -112,7 +113,7 @@ Status Checkpoint::State::map_shards() {
 Status Checkpoint::State::list_tensors() {
   for (Shard& shard : shards)
     for (SafetensorsEntry& entry : shard.entries) {
-      tensors.push_back({.name = std::move(entry.spec.name),
+      tensors.push_back({.name = text_model_name(entry.spec.name),
                          .view = {.data = shard.file.bytes().data() + entry.begin,
                                   .dtype = entry.spec.dtype,
                                   .shape = std::move(entry.spec.shape)},
@@ -131,7 +132,7 @@ Status Checkpoint::State::list_tensors() {
 
 Status Checkpoint::State::check_index(const CheckpointIndex& index) const {
   for (const auto& [name, file] : index.tensors) {
-    const auto at = by_name.find(name);
+    const auto at = by_name.find(text_model_name(name));
     if (at == by_name.end() || at->second->file != file)
       return data_loss("'" + folder + "': " + kIndexFile + " puts tensor '" + name + "' in '" + file +
                        "', which lacks it" +

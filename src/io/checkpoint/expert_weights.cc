@@ -85,6 +85,9 @@ Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const M
       method == QuantMethod::kMxfp4GptOss ||
       (method == QuantMethod::kModelOptNvfp4 && checkpoint.find(prefix + "gate_up_proj.weight") != nullptr);
   const std::string module = prefix + (is_fused ? "gate_up_proj" : "0.gate_proj");
+  if (const TensorEntry* tensor = checkpoint.find(module + ".weight");
+      tensor != nullptr && tensor->view.dtype == DType::kF8E4M3)
+    return unsupported("module '" + module + "' is quantised to F8_E4M3; supported: experts in FP4");
   if (is_excluded(config.quant, module))
     return unsupported("module '" + module + "' is left unquantised by " + config.quant.declared_by +
                        "; supported: experts in FP4");

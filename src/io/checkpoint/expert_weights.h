@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/thread_pool.h"
 #include "formats/fp4_matrix.h"
+#include "formats/fp8_matrix.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/config/model_config.h"
 
@@ -49,27 +51,32 @@ struct MoeWeightsView {
   std::vector<Bf16ExpertView> bf16_experts;  // [E] with kNone
 };
 
-// A linear layer outside the routed experts: FP4, or bf16 if the checkpoint did not quantise it.
+// A linear layer outside the routed experts: FP4, FP8, or bf16 if the checkpoint did not quantise it.
 struct LinearWeightsView {
   bool is_fp4 = false;
-  Fp4MatrixView fp4;             // [N, K]
-  float input_scale = 1;         // for fp4, decode direction; 1 if the checkpoint has none
-  const bf16* weight = nullptr;  // [N, K] row-major, if not FP4
+  Fp4MatrixView fp4;      // [N, K]
+  float input_scale = 1;  // for fp4, decode direction; 1 if the checkpoint has none
+  Fp8LinearView fp8;      // [N, K], if is_fp8(); its scales are those of fp8_scales
+  std::shared_ptr<const std::vector<float>> fp8_scales;
+  const bf16* weight = nullptr;  // [N, K] row-major, if neither FP4 nor FP8
   const bf16* bias = nullptr;    // [N] or null
   int64_t n = 0, k = 0;
   // The checkpoint tensors behind weight and bias, or null; for check_finite().
   const TensorEntry* weight_tensor = nullptr;
   const TensorEntry* bias_tensor = nullptr;
+
+  bool is_fp8() const { return fp8.codes != nullptr; }
 };
 
 // A gated MLP applied to every token: a shared expert, or the MLP of a layer without experts.
 struct MlpWeightsView {
   int64_t hidden_size = 0, intermediate_size = 0;
-  LinearWeightsView gate, up, down;  // [I, H], [I, H], [H, I]; all FP4 in one format, or all bf16
+  LinearWeightsView gate, up, down;  // [I, H], [I, H], [H, I]; all FP4 in one format, all FP8, or all bf16
 };
 
 // Loads "<name>.weight" and its scales: FP4 if the checkpoint has FP4 tensors of that name and the
-// quantization declaration does not exclude the module (kInvalidArgument if the two contradict). Makes the
+// quantization declaration does not exclude the module (kInvalidArgument if the two contradict); FP8 if the
+// weight is F8_E4M3 with a scale beside it, even if the declaration excludes the module; else bf16. Makes the
 // same checks as load_expert_weights(). has_bias: requires "<name>.bias".
 Result<LinearWeightsView> load_linear_weights(const Checkpoint& checkpoint, const ModelConfig& config,
                                               const std::string& name, int64_t n, int64_t k,

@@ -29,17 +29,20 @@ int64_t find_not_finite(const TensorView& view, int64_t first, int64_t n) {
       return find_not_finite<int16_t>(view.as<int16_t>() + first, n, 0x7FFF, 0x7C00);
     case DType::kF32:
       return find_not_finite<int32_t>(view.as<int32_t>() + first, n, 0x7FFFFFFF, 0x7F800000);
+    case DType::kF8E4M3:  // no infinity: only codes 0x7F and 0xFF are NaN
+      return find_not_finite<int8_t>(view.as<int8_t>() + first, n, 0x7F, 0x7F);
     default:
       return -1;
   }
 }
 
 bool has_not_finite(DType dtype) {
-  return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32;
+  return dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF32 || dtype == DType::kF8E4M3;
 }
 
 // Whether the element, which is not finite, is an infinity (its fraction is 0) and not a NaN.
 bool is_infinite(const TensorView& view, int64_t at) {
+  if (view.dtype == DType::kF8E4M3) return false;
   if (view.dtype == DType::kF32) return std::isinf(view.as<float>()[at]);
   return (view.as<int16_t>()[at] & (view.dtype == DType::kBF16 ? 0x7F : 0x3FF)) == 0;
 }

@@ -16,7 +16,7 @@ struct TensorPart {
 };
 
 // kDataLoss, naming the tensor, the first bad element's indices and its kind, if an element of the part is
-// NaN or infinite. Checks bf16, f16 and f32; other types pass. Reads the part once, in parallel.
+// NaN or infinite. Checks bf16, f16, f32 and e4m3; other types pass. Reads the part once, in parallel.
 Status check_finite(const TensorPart& part, ThreadPool& pool);
 
 }  // namespace fp4moe

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/run_ranges.h"
+#include "formats/bf16.h"
 #include "formats/tensor_scale.h"
 
 namespace fp4moe {
@@ -40,16 +41,10 @@ int64_t find_bad_scale(Fp4Format format, const uint8_t* bytes, int64_t num_bytes
   });
 }
 
-// Loads a tensor-wide scale, which exporters write with shape [] or [1].
-Result<float> load_tensor_scale(const Checkpoint& checkpoint, const std::string& name) {
+// Returns the dtype of the tensor if it is `first` or `second`, which have the same bytes; else `first`.
+DType one_of(const Checkpoint& checkpoint, const std::string& name, DType first, DType second) {
   const TensorEntry* entry = checkpoint.find(name);
-  const bool one_element = entry != nullptr && entry->view.shape == std::vector<int64_t>{1};
-  FP4MOE_ASSIGN_OR_RETURN(
-      const TensorView view,
-      checkpoint.get(name, DType::kF32, one_element ? std::vector<int64_t>{1} : std::vector<int64_t>{}));
-  const float scale = *view.as<float>();
-  FP4MOE_RETURN_IF_ERROR(check_tensor_scale(name, "", scale));
-  return scale;
+  return entry != nullptr && entry->view.dtype == second ? second : first;
 }
 
 // compressed-tensors stores the encode-direction scale (a divisor).
@@ -79,14 +74,30 @@ Status load_compressed_scales(const Checkpoint& checkpoint, const std::string& n
 
 }  // namespace
 
+Result<float> load_tensor_scale(const Checkpoint& checkpoint, const std::string& name, DType dtype) {
+  const TensorEntry* entry = checkpoint.find(name);
+  const bool one_element = entry != nullptr && entry->view.shape == std::vector<int64_t>{1};
+  FP4MOE_ASSIGN_OR_RETURN(
+      const TensorView view,
+      checkpoint.get(name, dtype, one_element ? std::vector<int64_t>{1} : std::vector<int64_t>{}));
+  const float scale = dtype == DType::kBF16 ? bf16_to_float(*view.as<bf16>()) : *view.as<float>();
+  FP4MOE_RETURN_IF_ERROR(check_tensor_scale(name, "", scale));
+  return scale;
+}
+
 std::string fp4_codes_name(QuantMethod method, const std::string& name) {
-  return name + (method == QuantMethod::kModelOptNvfp4 ? ".weight" : ".weight_packed");
+  const bool is_packed = method == QuantMethod::kCompressedNvfp4 || method == QuantMethod::kCompressedMxfp4;
+  return name + (is_packed ? ".weight_packed" : ".weight");
+}
+
+std::string fp4_scales_name(QuantMethod method, const std::string& name) {
+  return name + (method == QuantMethod::kFp8Mxfp4 ? ".scale" : ".weight_scale");
 }
 
 bool has_fp4_tensors(const Checkpoint& checkpoint, QuantMethod method, const std::string& name) {
   if (method == QuantMethod::kNone || method == QuantMethod::kMxfp4GptOss) return false;
   const TensorEntry* codes = checkpoint.find(fp4_codes_name(method, name));
-  return codes != nullptr && codes->view.dtype == DType::kU8;
+  return codes != nullptr && (codes->view.dtype == DType::kU8 || codes->view.dtype == DType::kI8);
 }
 
 Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRange local, ThreadPool* pool) {
@@ -133,12 +144,13 @@ Result<Fp4Projection> load_fp4_projection(const Checkpoint& checkpoint, QuantMet
     return invalid_argument("module '" + name + "' has " + std::to_string(cols) +
                             " input features; legal for " + fp4_format_name(format) + ": multiples of " +
                             std::to_string(block));
-  const std::string scales_name = name + ".weight_scale";
-  FP4MOE_ASSIGN_OR_RETURN(const TensorView codes,
-                          checkpoint.get(fp4_codes_name(method, name), DType::kU8, {rows, cols / 2}));
-  FP4MOE_ASSIGN_OR_RETURN(
-      const TensorView scales,
-      checkpoint.get(scales_name, is_mxfp4(method) ? DType::kU8 : DType::kF8E4M3, {rows, cols / block}));
+  const std::string codes_name = fp4_codes_name(method, name), scales_name = fp4_scales_name(method, name);
+  const DType code_dtype = one_of(checkpoint, codes_name, DType::kU8, DType::kI8);
+  const DType scale_dtype =
+      is_mxfp4(method) ? one_of(checkpoint, scales_name, DType::kU8, DType::kF8E8M0) : DType::kF8E4M3;
+  FP4MOE_ASSIGN_OR_RETURN(const TensorView codes, checkpoint.get(codes_name, code_dtype, {rows, cols / 2}));
+  FP4MOE_ASSIGN_OR_RETURN(const TensorView scales,
+                          checkpoint.get(scales_name, scale_dtype, {rows, cols / block}));
   if (reads_scales) FP4MOE_RETURN_IF_ERROR(check_block_scales(format, *checkpoint.find(scales_name)));
   Fp4Projection projection;
   projection.weight = {.format = format,

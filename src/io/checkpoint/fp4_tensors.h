@@ -19,6 +19,8 @@ struct Fp4Projection {
 // Returns the name of the tensor with module `name`'s codes: "<name>.weight", or "<name>.weight_packed" in
 // compressed-tensors.
 std::string fp4_codes_name(QuantMethod method, const std::string& name);
+// Returns the name of its block scales: "<name>.weight_scale", or "<name>.scale" with kFp8Mxfp4.
+std::string fp4_scales_name(QuantMethod method, const std::string& name);
 // Whether the checkpoint holds FP4 tensors for the module.
 bool has_fp4_tensors(const Checkpoint& checkpoint, QuantMethod method, const std::string& name);
 
@@ -40,6 +42,10 @@ Result<Fp4Projection> load_fp4_projection(const Checkpoint& checkpoint, QuantMet
 // `local` ones. The threads of `pool` share the work unless it is null.
 Status check_block_scales(Fp4Format format, const TensorEntry& scales, ExpertRange local = {},
                           ThreadPool* pool = nullptr);
+// Loads a tensor-wide scale of `dtype` (kF32 or kBF16), which exporters write with shape [] or [1], and
+// checks it.
+Result<float> load_tensor_scale(const Checkpoint& checkpoint, const std::string& name,
+                                DType dtype = DType::kF32);
 // kDataLoss, naming the tensor and the value, unless `scale` is finite and positive. `position`: "" or "[3]".
 Status check_tensor_scale(const std::string& name, const std::string& position, float scale);
 

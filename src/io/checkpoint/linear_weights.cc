@@ -2,6 +2,7 @@
 #include "base/check.h"
 #include "io/checkpoint/expert_weights.h"
 #include "io/checkpoint/fp4_tensors.h"
+#include "io/checkpoint/fp8_tensors.h"
 #include "io/config/quant_config.h"
 
 namespace fp4moe {
@@ -14,16 +15,29 @@ Status check_dense_dtype(const Checkpoint& checkpoint, const std::string& name) 
   const DType dtype = entry->view.dtype;
   if (dtype == DType::kU8 && checkpoint.find(name + ".weight_scale") != nullptr)
     return undeclared_fp4(name + ".weight_scale");
-  if (dtype != DType::kF8E4M3 && dtype != DType::kF8E5M2 && dtype != DType::kI8) return {};
-  return unsupported("module '" + name + "' is quantised to " + dtype_name(dtype) +
-                     "; supported: linear layers in FP4 and bf16");
+  const std::string what = "module '" + name + "' is quantised to " + dtype_name(dtype);
+  if (dtype == DType::kF8E4M3)
+    return unsupported(what + " and has no scale; legal: '" + name +
+                       ".weight_scale_inv', '.weight_scale' or '" + ".scale'");
+  if (dtype != DType::kF8E5M2 && dtype != DType::kI8) return {};
+  return unsupported(what + "; supported: linear layers in FP4, F8_E4M3 and bf16");
+}
+
+// Fails for FP8 tensors in a checkpoint without a declaration.
+Status check_declares_fp8(const QuantConfig& quant, const std::string& tensor) {
+  if (quant.method != QuantMethod::kNone) return {};
+  return unsupported("'" + tensor +
+                     "' is FP8, but the checkpoint declares no quantization (neither in "
+                     "config.json's quantization_config nor in hf_quant_config.json)");
 }
 
 Status check_one_format(const std::string& prefix, const LinearWeightsView& gate,
                         const LinearWeightsView& other) {
-  const bool same = gate.is_fp4 == other.is_fp4 && (!gate.is_fp4 || gate.fp4.format == other.fp4.format);
+  const bool same = gate.is_fp4 == other.is_fp4 && gate.is_fp8() == other.is_fp8() &&
+                    (!gate.is_fp4 || gate.fp4.format == other.fp4.format);
   if (same) return {};
-  return unsupported("module '" + prefix + "' mixes FP4 and bf16 projections; supported: all in one format");
+  return unsupported("module '" + prefix +
+                     "' mixes FP4, FP8 or bf16 projections; supported: all in one format");
 }
 
 }  // namespace
@@ -42,6 +56,12 @@ Result<LinearWeightsView> load_linear_weights(const Checkpoint& checkpoint, cons
     FP4MOE_ASSIGN_OR_RETURN(const Fp4Projection fp4, load_fp4_projection(checkpoint, method, name, {n, k}));
     linear.fp4 = fp4.weight;
     linear.input_scale = fp4.input_scale;
+  } else if (const TensorEntry* scales = find_fp8_scales(checkpoint, name); scales != nullptr) {
+    FP4MOE_RETURN_IF_ERROR(check_declares_fp8(config.quant, scales->name));
+    FP4MOE_ASSIGN_OR_RETURN(Fp8Matrix fp8, load_fp8_matrix(checkpoint, name, n, k));
+    linear.fp8 = fp8.view;
+    linear.fp8_scales = std::move(fp8.scales);
+    linear.weight_tensor = checkpoint.find(name + ".weight");
   } else {
     FP4MOE_RETURN_IF_ERROR(check_dense_dtype(checkpoint, name));
     FP4MOE_ASSIGN_OR_RETURN(const TensorView weight, checkpoint.get(name + ".weight", DType::kBF16, {n, k}));

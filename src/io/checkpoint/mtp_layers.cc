@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "io/checkpoint/skipped_tensors.h"
+
 namespace fp4moe {
 
 namespace {
@@ -36,23 +38,15 @@ bool is_mtp_name(const ModelConfig& config, std::string_view name) {
 bool is_mtp_tensor(const ModelConfig& config, const Checkpoint& checkpoint, std::string_view name) {
   if (is_below_mtp(name)) return true;
   const int64_t layer = layer_number(name);
-  if (config.family != ModelFamily::kDeepseekV3 || layer < config.num_layers) return false;
+  if (layer < config.num_layers) return false;
   const std::string joint = "model.layers." + std::to_string(layer) + ".eh_proj.weight";
   return checkpoint.find(joint) != nullptr || checkpoint.find(joint + "_packed") != nullptr;
 }
 
 std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& checkpoint) {
-  int64_t num_tensors = 0, num_bytes = 0;
-  const std::string* first = nullptr;
-  for (const TensorEntry& tensor : checkpoint.tensors()) {
-    if (!is_mtp_tensor(config, checkpoint, tensor.name)) continue;
-    if (first == nullptr) first = &tensor.name;
-    ++num_tensors;
-    num_bytes += tensor.view.num_bytes();
-  }
-  if (first == nullptr) return {};
-  return "skipping " + std::to_string(num_tensors) + " tensors (" + std::to_string(num_bytes) +
-         " bytes) for multi-token prediction; the first is '" + *first + "'";
+  return describe_skipped(
+      checkpoint, [&](std::string_view name) { return is_mtp_tensor(config, checkpoint, name); },
+      "for multi-token prediction");
 }
 
 }  // namespace fp4moe

@@ -13,14 +13,12 @@ namespace fp4moe {
 // "model.layers.N.*" with N >= num_layers.
 bool is_mtp_name(const ModelConfig& config, std::string_view name);
 
-// Whether a tensor belongs to an MTP layer: "mtp.*", "model.mtp.*", and for DeepSeek "model.layers.N.*" with
-// N >= num_layers if the checkpoint has layer N's "eh_proj", which projects the embedding and hidden state
-// and exists in no other layer. A layer N without it is an ordinary layer that num_hidden_layers does not
-// count.
+// Whether a tensor belongs to an MTP layer: "mtp.*", "model.mtp.*", and "model.layers.N.*" with N >=
+// num_layers if the checkpoint has layer N's "eh_proj", which projects the embedding and hidden state and
+// exists in no other layer. A layer N without it is an ordinary layer that num_hidden_layers does not count.
 bool is_mtp_tensor(const ModelConfig& config, const Checkpoint& checkpoint, std::string_view name);
 
-// Returns a log line about the skipped tensors: "skipping 9 tensors (1234 bytes) for multi-token prediction;
-// the first is 'model.layers.61.eh_proj.weight'"; empty if the checkpoint has none.
+// Returns a log line about the skipped tensors (describe_skipped()).
 std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& checkpoint);
 
 }  // namespace fp4moe

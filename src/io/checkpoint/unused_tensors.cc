@@ -9,7 +9,11 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "io/checkpoint/fp4_tensors.h"
+#include "io/checkpoint/fp8_tensors.h"
+#include "io/checkpoint/kv_scales.h"
 #include "io/checkpoint/mtp_layers.h"
+#include "io/checkpoint/skipped_tensors.h"
+#include "io/config/tensor_names.h"
 #include "io/json_document.h"
 #include "io/write/make_tiny_tensors.h"
 
@@ -43,6 +47,8 @@ class UsedNames {
       names_.insert(std::move(name));
     } else if (has_fp4_tensors(checkpoint_, method_, module)) {
       add_fp4(module);
+    } else if (const TensorEntry* scales = find_fp8_scales(checkpoint_, module); scales != nullptr) {
+      names_.insert({module + ".weight", scales->name, module + ".input_scale"});
     } else {
       names_.insert(module + ".weight");
     }
@@ -57,7 +63,8 @@ class UsedNames {
     return checkpoint_.find(prefix + "gate_up_proj.weight") != nullptr ? prefix : std::string();
   }
 
-  // Returns the linear layer, FP4 or bf16, to which a listed tensor belongs; empty if it belongs to none.
+  // Returns the linear layer, FP4, FP8 or bf16, to which a listed tensor belongs; empty if it belongs to
+  // none.
   static std::string linear_module(const std::string& name) {
     for (const std::string_view suffix : {"_proj.weight", "_proj.weight_packed", "_mqa.weight"})
       if (name.ends_with(suffix)) return name.substr(0, name.rfind('.'));
@@ -65,15 +72,15 @@ class UsedNames {
   }
 
   static bool is_scale_of_linear(const std::string& name) {
-    for (const std::string_view suffix :
-         {".weight_scale", ".weight_scale_2", ".input_scale", ".weight_global_scale", ".input_global_scale"})
+    for (const std::string_view suffix : {".weight_scale", ".weight_scale_2", ".weight_scale_inv", ".scale",
+                                          ".input_scale", ".weight_global_scale", ".input_global_scale"})
       if (name.ends_with(suffix)) return true;
     return false;
   }
 
   void add_fp4(const std::string& module) {
     names_.insert(fp4_codes_name(method_, module));
-    names_.insert(module + ".weight_scale");
+    names_.insert(fp4_scales_name(method_, module));
     if (method_ == QuantMethod::kModelOptNvfp4)
       names_.insert({module + ".weight_scale_2", module + ".input_scale"});
     if (method_ == QuantMethod::kCompressedNvfp4)
@@ -85,17 +92,6 @@ class UsedNames {
   std::unordered_set<std::string> names_;
 };
 
-bool is_kv_scale(std::string_view name) {
-  constexpr std::string_view kAttention = ".self_attn.";
-  const size_t at = name.find(kAttention);
-  if (at == name.npos) return false;
-  name.remove_prefix(at + kAttention.size());
-  for (const std::string_view scale : {"k_proj.k_scale", "v_proj.v_scale", "k_scale", "v_scale", "q_scale",
-                                       "kv_scale", "attn.k_scale", "attn.v_scale"})
-    if (name == scale) return true;
-  return false;
-}
-
 bool is_copy_of_embedding(const Checkpoint& checkpoint, const ModelConfig& config,
                           const TensorEntry& tensor) {
   const TensorEntry* embedding = checkpoint.find(kEmbedding);
@@ -105,9 +101,14 @@ bool is_copy_of_embedding(const Checkpoint& checkpoint, const ModelConfig& confi
          std::memcmp(a.data, b.data, static_cast<size_t>(a.num_bytes())) == 0;
 }
 
+bool is_vision_tensor(const ModelConfig& config, std::string_view name) {
+  return !config.text_prefix.empty() && is_vision_name(name);
+}
+
 bool is_known(const Checkpoint& checkpoint, const ModelConfig& config, const TensorEntry& tensor) {
-  return tensor.name.ends_with("rotary_emb.inv_freq") || is_kv_scale(tensor.name) ||
-         is_mtp_tensor(config, checkpoint, tensor.name) || is_copy_of_embedding(checkpoint, config, tensor);
+  return tensor.name.ends_with("rotary_emb.inv_freq") || is_vision_tensor(config, tensor.name) ||
+         is_kv_scale(tensor.name) || is_mtp_tensor(config, checkpoint, tensor.name) ||
+         is_copy_of_embedding(checkpoint, config, tensor);
 }
 
 // Returns a tensor name from a file, escaped and cut for a log line.
@@ -182,6 +183,9 @@ Status check_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& con
   }
   if (!unused.elsewhere.empty()) log_warning(describe_unused_tensors(unused.elsewhere, config));
   if (const std::string mtp = describe_skipped_mtp(config, checkpoint); !mtp.empty()) log_info(mtp);
+  const auto is_vision = [&](std::string_view name) { return is_vision_tensor(config, name); };
+  const std::string vision = describe_skipped(checkpoint, is_vision, "of the vision model, which is not run");
+  if (!vision.empty()) log_info(vision);
   return {};
 }
 

@@ -7,6 +7,7 @@
 #include "io/checkpoint/mtp_layers.h"
 #include "io/config/model_families.h"
 #include "io/config/quant_config.h"
+#include "io/config/tensor_names.h"
 #include "io/file.h"
 #include "io/json_fields.h"
 
@@ -15,29 +16,9 @@ namespace {
 
 constexpr int64_t kMaxConfigBytes = int64_t{64} << 20;
 
-struct FamilyRow {
-  ModelFamily family;
-  const char* model_type;
-  const char* architecture;
-  const char* experts_key;
-  const char* expert_width_key;  // I of one expert
-  // The defaults of the stock transformers class for keys that the file lacks.
-  double rms_norm_eps;
-  int64_t num_kv_heads;  // 0: same as num_attention_heads (latent attention has no KV heads)
-  double rope_theta;
-  int32_t eos_token_id;  // -1: none
-};
-
-constexpr FamilyRow kFamilies[] = {
-    {ModelFamily::kGptOss, "gpt_oss", "GptOssForCausalLM", "num_local_experts", "intermediate_size", 1e-5, 8,
-     150000, -1},
-    {ModelFamily::kDeepseekV3, "deepseek_v3", "DeepseekV3ForCausalLM", "n_routed_experts",
-     "moe_intermediate_size", 1e-6, 0, 10000, 1},
-    {ModelFamily::kQwen3Moe, "qwen3_moe", "Qwen3MoeForCausalLM", "num_experts", "moe_intermediate_size", 1e-6,
-     4, 10000, -1},
-    {ModelFamily::kQwen2Moe, "qwen2_moe", "Qwen2MoeForCausalLM", "num_experts", "moe_intermediate_size", 1e-6,
-     16, 10000, -1},
-};
+bool contains(const std::vector<const char*>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 Result<const FamilyRow*> find_family(JsonFields& fields, ModelConfig& config) {
   std::vector<std::string> architectures;
@@ -46,14 +27,40 @@ Result<const FamilyRow*> find_family(JsonFields& fields, ModelConfig& config) {
   FP4MOE_RETURN_IF_ERROR(fields.status());
   if (!architectures.empty()) config.architecture = architectures[0];
   std::string supported;
-  for (const FamilyRow& row : kFamilies) {
-    const bool same_architecture = config.architecture.empty() || config.architecture == row.architecture;
+  for (const FamilyRow& row : model_families()) {
+    const bool same_architecture =
+        config.architecture.empty() || contains(row.architectures, config.architecture);
     if (config.model_type == row.model_type && same_architecture) return &row;
-    supported += std::string(supported.empty() ? "" : ", ") + row.architecture + " (model_type " +
+    supported += std::string(supported.empty() ? "" : ", ") + row.architectures[0] + " (model_type " +
                  row.model_type + ")";
   }
   return unsupported("config.json: architecture '" + config.architecture + "' with model_type '" +
                      config.model_type + "' is not supported; supported: " + supported);
+}
+
+// Returns the text model's keys: those of text_config, and the keys of the whole file that stock classes read
+// for all parts of a model.
+Result<Json> text_keys(const Json& whole, const FamilyRow& row) {
+  JsonFields fields(whole, "config.json");
+  fields.require_key("text_config");
+  const Json* text = fields.object("text_config");
+  FP4MOE_RETURN_IF_ERROR(fields.status());
+  JsonFields text_fields(*text, "config.json: text_config");
+  std::string model_type = row.text_model_types[0];
+  text_fields.read_string("model_type", model_type);
+  FP4MOE_RETURN_IF_ERROR(text_fields.status());
+  if (!contains(row.text_model_types, model_type)) {
+    std::string legal;
+    for (const char* type : row.text_model_types) legal += std::string(legal.empty() ? "" : ", ") + type;
+    return unsupported("config.json: text_config: model_type '" + model_type +
+                       "'; supported with model_type " + row.model_type + ": " + legal);
+  }
+  Json keys = *text;
+  keys.erase("tie_word_embeddings");  // the whole model's key has effect
+  for (const char* key :
+       {"tie_word_embeddings", "torch_dtype", "dtype", "eos_token_id", "quantization_config"})
+    if (const auto at = whole.find(key); at != whole.end() && !at->is_null()) keys[key] = *at;
+  return keys;
 }
 
 void read_dense_dtype(JsonFields& fields, ModelConfig& config) {
@@ -84,19 +91,21 @@ void read_sizes(JsonFields& fields, const FamilyRow& row, ModelConfig& config) {
   fields.read_int("hidden_size", config.hidden_size, kWidths);
   fields.read_int("num_hidden_layers", config.num_layers, kLayers);
   fields.read_int("num_attention_heads", config.num_heads, kHeads);
-  const bool has_default = row.num_kv_heads > 0 && !fields.contains("num_key_value_heads");
-  config.num_kv_heads = has_default ? row.num_kv_heads : config.num_heads;
+  const bool has_default = row.stock.num_kv_heads > 0 && !fields.contains("num_key_value_heads");
+  config.num_kv_heads = has_default ? row.stock.num_kv_heads : config.num_heads;
   fields.read_int("num_key_value_heads", config.num_kv_heads, kHeads);
   fields.read_int("max_position_embeddings", config.max_position_embeddings, kPositions);
   fields.read_int(experts_key, config.num_experts, kExperts);
   fields.read_int("num_experts_per_tok", config.top_k, kExperts);
   fields.read_int(row.expert_width_key, config.intermediate_size, kWidths);
-  config.rms_norm_eps = row.rms_norm_eps;
-  config.rope.theta = row.rope_theta;
+  config.rms_norm_eps = row.stock.rms_norm_eps;
+  config.rope.theta = row.stock.rope_theta;
+  config.tie_word_embeddings = row.stock.tie_word_embeddings;
   fields.read_real("rms_norm_eps", config.rms_norm_eps, {1e-30, 1});
   fields.read_bool("tie_word_embeddings", config.tie_word_embeddings);
-  config.attention_bias = row.family == ModelFamily::kGptOss;
+  config.attention_bias = row.stock.attention_bias;
   fields.read_bool("attention_bias", config.attention_bias);
+  config.attention_out_bias = config.attention_bias;
   std::string activation = "silu";
   fields.read_string("hidden_act", activation);
   fields.require(activation == "silu", "hidden_act = '" + activation + "'; legal: silu");
@@ -158,16 +167,40 @@ Status check_quant(const FamilyRow& row, const ModelConfig& config) {
   if (quant.method == QuantMethod::kNone) return {};
   const bool is_gpt_oss = row.family == ModelFamily::kGptOss;
   if (is_gpt_oss != (quant.method == QuantMethod::kMxfp4GptOss))
-    return unsupported(quant.declared_by + " declares " +
-                       (is_gpt_oss ? "a format other than mxfp4 for gpt_oss; supported: quant_method 'mxfp4'"
-                                   : std::string("mxfp4 for ") + row.model_type +
-                                         "; supported: quant_method 'modelopt' or 'compressed-tensors'"));
+    return unsupported(
+        quant.declared_by + " declares " +
+        (is_gpt_oss ? "a format other than mxfp4 for gpt_oss; supported: quant_method 'mxfp4'"
+                    : std::string("mxfp4 for ") + row.model_type +
+                          "; supported: quant_method 'modelopt', 'compressed-tensors', 'quark' or 'fp8'"));
   for (const ModuleAlgorithm& other : quant.other_modules)
-    if (!is_mtp_name(config, other.pattern))
+    if (!is_mtp_name(config, text_model_name(other.pattern)) && !is_vision_name(other.pattern))
       return unsupported(quant.declared_by + " declares " + other.algorithm + " for modules '" +
-                         other.pattern + "'; supported: linear layers in FP4 and unquantised ones");
+                         other.pattern +
+                         "'; supported: linear layers in FP4, FP8 (E4M3) and unquantised ones");
+  const std::string expert =
+      "model.layers." + std::to_string(config.num_layers - 1) + ".mlp.experts.0.up_proj";
+  if (is_declared_fp8(quant, expert))
+    return unsupported(quant.declared_by + " declares FP8 for '" + expert +
+                       "'; supported: routed experts in FP4");
   FP4MOE_RETURN_IF_ERROR(check_width(quant, "hidden_size", config.hidden_size));
   return check_width(quant, row.expert_width_key, config.intermediate_size);
+}
+
+// Reads both declarations. A refusal names the exports that the engine runs, if there are any.
+Status read_quant(const FamilyRow& row, const Json& keys, std::string_view hf_quant_config_json,
+                  ModelConfig& config) {
+  Json hf_quant;
+  if (!hf_quant_config_json.empty()) {
+    FP4MOE_ASSIGN_OR_RETURN(hf_quant, parse_json(hf_quant_config_json, "hf_quant_config.json"));
+  }
+  Result<QuantConfig> quant = parse_quant_config(keys, hf_quant);
+  if (!quant.ok() && quant.status().code() == StatusCode::kUnsupported && row.fp4_exports != nullptr)
+    return unsupported(quant.status().message() + "; FP4 exports of " + row.model_type +
+                       " models: " + row.fp4_exports);
+  if (!quant.ok()) return quant.status();
+  config.quant = std::move(*quant);
+  config.quant.text_prefix = row.text_prefix;
+  return check_quant(row, config);
 }
 
 Result<std::string> read_if_there(const std::string& path) {
@@ -180,25 +213,27 @@ Result<std::string> read_if_there(const std::string& path) {
 Result<ModelConfig> parse_model_config(std::string_view config_json, std::string_view generation_config_json,
                                        std::string_view hf_quant_config_json) {
   FP4MOE_ASSIGN_OR_RETURN(const Json json, parse_json(config_json, "config.json"));
-  JsonFields fields(json, "config.json");
+  JsonFields whole(json, "config.json");
   ModelConfig config;
-  FP4MOE_ASSIGN_OR_RETURN(const FamilyRow* row, find_family(fields, config));
+  FP4MOE_ASSIGN_OR_RETURN(const FamilyRow* row, find_family(whole, config));
   config.family = row->family;
+  config.text_prefix = row->text_prefix;
+  const bool is_nested = !row->text_model_types.empty();
+  Json text;
+  if (is_nested) {
+    FP4MOE_ASSIGN_OR_RETURN(text, text_keys(json, *row));
+  }
+  const Json& keys = is_nested ? text : json;
+  JsonFields fields(keys, is_nested ? "config.json: text_config" : "config.json");
   read_sizes(fields, *row, config);
-  read_family(fields, config);
-  read_rope(fields, config);
+  row->read(fields, row->stock, config);
+  read_rope(fields, row->stock, config);
   FP4MOE_RETURN_IF_ERROR(fields.status());
-  if (row->eos_token_id >= 0 && row->eos_token_id < config.vocab_size && !fields.contains("eos_token_id"))
-    config.eos_token_ids = {row->eos_token_id};
+  const int32_t eos = row->stock.eos_token_id;
+  if (eos >= 0 && eos < config.vocab_size && !fields.contains("eos_token_id")) config.eos_token_ids = {eos};
   read_eos(fields, config);
   FP4MOE_RETURN_IF_ERROR(fields.status());
-
-  Json hf_quant;
-  if (!hf_quant_config_json.empty()) {
-    FP4MOE_ASSIGN_OR_RETURN(hf_quant, parse_json(hf_quant_config_json, "hf_quant_config.json"));
-  }
-  FP4MOE_ASSIGN_OR_RETURN(config.quant, parse_quant_config(json, hf_quant));
-  FP4MOE_RETURN_IF_ERROR(check_quant(*row, config));
+  FP4MOE_RETURN_IF_ERROR(read_quant(*row, keys, hf_quant_config_json, config));
   if (!generation_config_json.empty())
     FP4MOE_RETURN_IF_ERROR(read_generation_config(generation_config_json, config));
   return config;

@@ -14,7 +14,9 @@
 
 namespace fp4moe {
 
-enum class ModelFamily { kGptOss, kDeepseekV3, kQwen3Moe, kQwen2Moe };
+// How a model's layers are loaded (model/families.h). Families that differ in defaults and names only, such
+// as kimi_k2 and deepseek_v3, share a value; their rows are in model_families.cc.
+enum class ModelFamily { kGptOss, kDeepseekV3, kQwen3Moe, kQwen2Moe, kGlm4Moe };
 
 enum class QuantMethod {
   kNone,
@@ -22,14 +24,17 @@ enum class QuantMethod {
   kModelOptNvfp4,    // dialect A: per expert or fused, decode-direction scales
   kCompressedNvfp4,  // compressed-tensors nvfp4-pack-quantized: global scales are divisors
   kCompressedMxfp4,  // compressed-tensors mxfp4-pack-quantized
+  kQuarkMxfp4,       // AMD Quark: U8 weight, U8 weight_scale
+  kFp8Mxfp4,         // quant_method fp8 with FP4 experts (DeepSeek): I8 weight, E8M0 scale
 };
 
 // Whether the checkpoint's FP4 tensors use MXFP4 blocks; false for kNone.
 constexpr bool is_mxfp4(QuantMethod method) {
-  return method == QuantMethod::kMxfp4GptOss || method == QuantMethod::kCompressedMxfp4;
+  return method == QuantMethod::kMxfp4GptOss || method == QuantMethod::kCompressedMxfp4 ||
+         method == QuantMethod::kQuarkMxfp4 || method == QuantMethod::kFp8Mxfp4;
 }
 
-// A pattern of modules quantised to a format other than FP4.
+// A pattern of modules quantised to a format other than FP4 and FP8.
 struct ModuleAlgorithm {
   std::string pattern, algorithm;
 };
@@ -39,10 +44,12 @@ struct QuantConfig {
   int group_size = 0;       // 32 for MXFP4, 16 for NVFP4
   std::string declared_by;  // the declaring file and key, for messages
   // Patterns for names_module() in quant_config.h; callers use is_excluded() instead.
-  std::vector<std::string> exclude_modules;    // kept in bf16
+  std::vector<std::string> exclude_modules;    // not in FP4: bf16, or FP8 if their tensors are
   std::vector<std::string> include_modules;    // in FP4; empty: all linear layers that are not excluded
+  std::vector<std::string> fp8_modules;        // declared as FP8; "Linear": all linear layers not in FP4
   std::vector<ModuleAlgorithm> other_modules;  // refused, unless they belong to MTP layers
-  std::string kv_cache_note;  // a declared KV cache type that is served as bf16; empty: none declared
+  std::string text_prefix;    // ModelConfig::text_prefix, with which patterns may name modules
+  std::string kv_cache_type;  // the declared type of the KV cache, such as "FP8"; empty: none declared
 };
 
 struct RopeConfig {
@@ -57,15 +64,15 @@ struct RopeConfig {
   std::optional<double> mscale, mscale_all_dim;  // DeepSeek
 };
 
-// How the chosen experts' weights are computed (DeepSeek, Qwen3); gpt-oss softmaxes the chosen logits.
+// How the chosen experts' weights are computed (DeepSeek, GLM, Qwen); gpt-oss softmaxes the chosen logits.
 struct RoutingConfig {
   int64_t num_groups = 1, top_k_groups = 1;  // group-limited choice; 1 of 1: not limited
   bool norm_top_k = false;                   // the chosen experts' weights are divided by their sum
   double scaling_factor = 1;                 // routed_scaling_factor
-  bool has_correction_bias = false;          // DeepSeek: e_score_correction_bias affects the choice only
+  bool has_correction_bias = false;          // DeepSeek, GLM: e_score_correction_bias affects the choice only
 };
 
-// Multi-head latent attention (DeepSeek). A query or key head is [nope, rope].
+// Multi-head latent attention (DeepSeek, Kimi, GLM-4.7-Flash). A query or key head is [nope, rope].
 struct MlaConfig {
   int64_t q_lora_rank = 0;  // 0: queries are not compressed
   int64_t kv_lora_rank = 0, qk_nope_head_dim = 0, qk_rope_head_dim = 0, v_head_dim = 0;
@@ -76,29 +83,32 @@ struct MlaConfig {
 struct ModelConfig {
   ModelFamily family = ModelFamily::kGptOss;
   std::string architecture, model_type;
+  // Prefix of the text model's tensors in published checkpoints (tensor_names.h); empty: text-only model.
+  std::string text_prefix;
   int64_t vocab_size = 0, hidden_size = 0, num_layers = 0;
   int64_t num_heads = 0, num_kv_heads = 0;
   int64_t head_dim = 0;                  // of queries and keys; DeepSeek: nope + rope
+  int64_t rotary_dim = 0;                // the dims of a head that RoPE rotates
   int64_t num_experts = 0, top_k = 0;    // top_k = num_experts_per_tok
   int64_t intermediate_size = 0;         // of one expert
   int64_t dense_intermediate_size = 0;   // MLP of layers without experts; 0: every layer has experts
   int64_t num_shared_experts = 0;        // run for every token
   int64_t shared_intermediate_size = 0;  // of all shared experts together
   bool shared_expert_gate = false;       // Qwen2: the shared expert's output is scaled by sigmoid(x . gate)
-  bool qk_norm = false;                  // Qwen3: RMS norm on every query and key head
+  bool qk_norm = false;                  // RMS norm on every query and key head (Qwen3; GLM if set)
   int64_t num_mtp_layers = 0;            // declared layers after num_layers; skipped by name (mtp_layers.h)
   std::vector<bool> layer_has_experts;   // [num_layers]; empty: all layers have experts
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-5;
-  // On q, k, v and o (gpt-oss, Qwen3), on q, k, v (Qwen2), on q_a, kv_a and o (DeepSeek).
-  bool attention_bias = false;
+  bool attention_bias = false;      // on q, k and v; DeepSeek: on q_a and kv_a
+  bool attention_out_bias = false;  // on o
   bool tie_word_embeddings = false;
   DType dense_dtype = DType::kBF16;  // of unquantised tensors
   RopeConfig rope;
   std::vector<int64_t> layer_windows;  // [num_layers]; 0: full attention; otherwise the sliding window
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;  // gpt-oss
-  RoutingConfig router;                              // DeepSeek, Qwen3
-  MlaConfig mla;                                     // DeepSeek
+  RoutingConfig router;
+  MlaConfig mla;  // kv_lora_rank 0: grouped-query attention
   QuantConfig quant;
   std::vector<int32_t> eos_token_ids;  // from generation_config.json, otherwise from config.json
   SamplingParams default_sampling;     // values set in generation_config.json

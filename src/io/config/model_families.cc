@@ -20,7 +20,7 @@ void read_head_dim(JsonFields& fields, ModelConfig& config) {
                  equals("head_dim", config.head_dim) + "; legal: even numbers from 2 to 1024");
 }
 
-void read_gpt_oss(JsonFields& fields, ModelConfig& config) {
+void read_gpt_oss(JsonFields& fields, const StockDefaults&, ModelConfig& config) {
   read_head_dim(fields, config);
   double limit = config.swiglu_limit, alpha = config.swiglu_alpha;
   fields.read_real("swiglu_limit", limit, {1e-6, kHuge});
@@ -47,15 +47,14 @@ void read_gpt_oss(JsonFields& fields, ModelConfig& config) {
   }
 }
 
-void read_deepseek_router(JsonFields& fields, ModelConfig& config) {
+void read_deepseek_router(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
   RoutingConfig& router = config.router;
   std::string scoring = "sigmoid";
   fields.read_string("scoring_func", scoring);
   fields.require(scoring == "sigmoid", "scoring_func = '" + scoring + "'; legal: sigmoid");
-  // The stock class defaults to the best 4 of 8 groups; null disables grouping.
-  router.num_groups = fields.contains("n_group") ? 1 : 8;
+  router.num_groups = fields.contains("n_group") ? 1 : stock.num_groups;  // null disables grouping
   fields.read_int("n_group", router.num_groups, kExperts);
-  router.top_k_groups = fields.contains("topk_group") ? router.num_groups : 4;
+  router.top_k_groups = fields.contains("topk_group") ? router.num_groups : stock.top_k_groups;
   fields.read_int("topk_group", router.top_k_groups, kExperts);
   std::string method = "noaux_tc";
   fields.read_string("topk_method", method);
@@ -64,7 +63,7 @@ void read_deepseek_router(JsonFields& fields, ModelConfig& config) {
   router.has_correction_bias = method == "noaux_tc";
   router.norm_top_k = true;
   fields.read_bool("norm_topk_prob", router.norm_top_k);
-  router.scaling_factor = 2.5;
+  router.scaling_factor = stock.routed_scaling_factor;
   fields.read_real("routed_scaling_factor", router.scaling_factor, {1e-6, kHuge});
   if (!fields.status().ok()) return;
   fields.require(config.num_experts % router.num_groups == 0, equals("n_routed_experts", config.num_experts) +
@@ -78,12 +77,52 @@ void read_deepseek_router(JsonFields& fields, ModelConfig& config) {
                                                 std::to_string(choosable) + " experts in topk_group groups");
 }
 
-void read_deepseek_v3(JsonFields& fields, ModelConfig& config) {
-  for (const char* key :
-       {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "intermediate_size"})
+// Applies mlp_layer_types (dense or sparse, per layer) or, without it, first_k_dense_replace and
+// moe_layer_freq.
+void read_deepseek_layers(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  int64_t num_dense = stock.num_dense_layers, step = 1;
+  std::vector<std::string> types;
+  fields.read_int("first_k_dense_replace", num_dense, {0, config.num_layers});
+  fields.read_int("moe_layer_freq", step, kLayers);
+  fields.read_strings("mlp_layer_types", types);
+  fields.require(types.empty() || static_cast<int64_t>(types.size()) == config.num_layers,
+                 "mlp_layer_types has " + std::to_string(types.size()) + " entries, but " +
+                     equals("num_hidden_layers", config.num_layers));
+  if (!fields.status().ok()) return;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    bool is_sparse = layer >= num_dense && layer % step == 0;
+    if (!types.empty()) {
+      const std::string& type = types[static_cast<size_t>(layer)];
+      fields.require(type == "sparse" || type == "dense",
+                     "mlp_layer_types holds '" + type + "'; legal: dense, sparse");
+      fields.require(!fields.has("first_k_dense_replace") || is_sparse == (type == "sparse"),
+                     "mlp_layer_types says that layer " + std::to_string(layer) + " is " + type +
+                         ", which contradicts " + equals("first_k_dense_replace", num_dense));
+      is_sparse = type == "sparse";
+    }
+    config.layer_has_experts.push_back(is_sparse);
+  }
+  config.layer_windows.assign(static_cast<size_t>(config.num_layers), 0);
+}
+
+// Reads the keys of DeepSeek's feed-forward: router, shared experts, and which layers have experts.
+void read_deepseek_moe(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  config.num_shared_experts = fields.contains("n_shared_experts") ? 0 : 1;
+  fields.read_int("n_shared_experts", config.num_shared_experts, {0, kExperts.max});
+  config.shared_intermediate_size = config.num_shared_experts * config.intermediate_size;
+  fields.read_int("num_nextn_predict_layers", config.num_mtp_layers, {0, kLayers.max});
+  config.dense_intermediate_size = stock.dense_intermediate_size;
+  if (stock.dense_intermediate_size == 0) fields.require_key("intermediate_size");
+  fields.read_int("intermediate_size", config.dense_intermediate_size, kWidths);
+  read_deepseek_router(fields, stock, config);
+  if (fields.status().ok()) read_deepseek_layers(fields, stock, config);
+}
+
+void read_deepseek_v3(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  for (const char* key : {"kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"})
     fields.require_key(key);
   MlaConfig& mla = config.mla;
-  mla.q_lora_rank = fields.contains("q_lora_rank") ? 0 : 1536;  // null: queries are not compressed
+  mla.q_lora_rank = fields.contains("q_lora_rank") ? 0 : stock.q_lora_rank;  // null: not compressed
   fields.read_int("q_lora_rank", mla.q_lora_rank, kWidths);
   fields.read_int("kv_lora_rank", mla.kv_lora_rank, kWidths);
   fields.read_int("qk_nope_head_dim", mla.qk_nope_head_dim, kHeadDims);
@@ -92,26 +131,19 @@ void read_deepseek_v3(JsonFields& fields, ModelConfig& config) {
   fields.read_bool("rope_interleave", mla.rope_interleave);
   fields.require(mla.qk_rope_head_dim % 2 == 0, equals("qk_rope_head_dim", mla.qk_rope_head_dim) + " is odd");
   config.head_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
-  config.num_shared_experts = fields.contains("n_shared_experts") ? 0 : 1;
-  fields.read_int("n_shared_experts", config.num_shared_experts, {0, kExperts.max});
-  config.shared_intermediate_size = config.num_shared_experts * config.intermediate_size;
-  fields.read_int("num_nextn_predict_layers", config.num_mtp_layers, {0, kLayers.max});
-  fields.read_int("intermediate_size", config.dense_intermediate_size, kWidths);
-  read_deepseek_router(fields, config);
-  if (!fields.status().ok()) return;
+  read_deepseek_moe(fields, stock, config);
+}
 
-  int64_t first_with_experts = 3, step = 1;
-  fields.read_int("first_k_dense_replace", first_with_experts, {0, config.num_layers});
-  fields.read_int("moe_layer_freq", step, kLayers);
-  for (int64_t layer = 0; layer < config.num_layers; ++layer)
-    config.layer_has_experts.push_back(layer >= first_with_experts && layer % step == 0);
-  config.layer_windows.assign(static_cast<size_t>(config.num_layers), 0);
+void read_glm4_moe(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  read_head_dim(fields, config);
+  fields.read_bool("use_qk_norm", config.qk_norm);
+  config.attention_out_bias = false;
+  read_deepseek_moe(fields, stock, config);
 }
 
 // With use_sliding_window, the stock classes apply the window to all layers of qwen3_moe, and to the layers
 // of qwen2_moe that layer_types selects; the default is every even layer below max_window_layers.
-void read_qwen_windows(JsonFields& fields, ModelConfig& config) {
-  config.layer_windows.assign(static_cast<size_t>(config.num_layers), 0);
+void read_qwen_windows(JsonFields& fields, bool on_all_layers, ModelConfig& config) {
   bool sliding = false;
   int64_t window = fields.contains("sliding_window") ? 0 : 4096, num_alternating = 28;  // null: no window
   std::vector<std::string> types;
@@ -120,14 +152,14 @@ void read_qwen_windows(JsonFields& fields, ModelConfig& config) {
   fields.read_int("sliding_window", window, kPositions);
   fields.read_int("max_window_layers", num_alternating, {0, kLayers.max});
   fields.read_strings("layer_types", types);
-  const bool has_types = !types.empty() && config.family == ModelFamily::kQwen2Moe;
+  const bool has_types = !types.empty() && !on_all_layers;
   fields.require(!has_types || static_cast<int64_t>(types.size()) == config.num_layers,
                  "layer_types has " + std::to_string(types.size()) + " entries, but " +
                      equals("num_hidden_layers", config.num_layers));
   if (!fields.status().ok()) return;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const size_t at = static_cast<size_t>(layer);
-    bool slides = config.family == ModelFamily::kQwen3Moe || (layer % 2 == 0 && layer < num_alternating);
+    bool slides = on_all_layers || (layer % 2 == 0 && layer < num_alternating);
     if (has_types) slides = types[at] == "sliding_attention";
     if (slides) config.layer_windows[at] = window;
   }
@@ -146,21 +178,138 @@ void read_sparse_layers(JsonFields& fields, ModelConfig& config) {
   }
 }
 
-void read_qwen(JsonFields& fields, ModelConfig& config) {
+// Reads the keys common to all Qwen families.
+void read_qwen(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
   read_head_dim(fields, config);
-  config.dense_intermediate_size = config.family == ModelFamily::kQwen3Moe ? 6144 : 5632;
+  config.dense_intermediate_size = stock.dense_intermediate_size;
   fields.read_int("intermediate_size", config.dense_intermediate_size, kWidths);
   fields.read_bool("norm_topk_prob", config.router.norm_top_k);
   read_sparse_layers(fields, config);
-  read_qwen_windows(fields, config);
-  config.qk_norm = config.family == ModelFamily::kQwen3Moe;
-  if (config.family == ModelFamily::kQwen3Moe) return;
+  config.layer_windows.assign(static_cast<size_t>(config.num_layers), 0);
+}
+
+void read_qwen3(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  read_qwen(fields, stock, config);
+  read_qwen_windows(fields, /*on_all_layers=*/true, config);
+  config.qk_norm = true;
+}
+
+// The stock class has no windows and always divides the chosen experts' weights by their sum. In a text, the
+// three positions of a token (time, height, width) are equal, so mRoPE is plain RoPE.
+void read_qwen3_vl(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  config.router.norm_top_k = true;
+  read_qwen(fields, stock, config);
+  fields.require(config.router.norm_top_k, "norm_topk_prob = false; legal: true");
+  config.qk_norm = true;
+}
+
+void read_qwen2(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  read_qwen(fields, stock, config);
+  read_qwen_windows(fields, /*on_all_layers=*/false, config);
   config.attention_bias = true;
   fields.read_bool("qkv_bias", config.attention_bias);
+  config.attention_out_bias = false;
   config.num_shared_experts = 1;
   config.shared_expert_gate = true;
   fields.require_key("shared_expert_intermediate_size");
   fields.read_int("shared_expert_intermediate_size", config.shared_intermediate_size, kWidths);
+}
+
+// ---- the table
+
+constexpr StockDefaults kDeepseekV3 = {.eos_token_id = 1,
+                                       .q_lora_rank = 1536,
+                                       .num_groups = 8,
+                                       .top_k_groups = 4,
+                                       .num_dense_layers = 3,
+                                       .routed_scaling_factor = 2.5};
+// A row with DeepSeek's key names.
+FamilyRow deepseek_like(const char* model_type, std::vector<const char*> architectures,
+                        const StockDefaults& stock) {
+  return {.family = ModelFamily::kDeepseekV3,
+          .model_type = model_type,
+          .architectures = std::move(architectures),
+          .experts_key = "n_routed_experts",
+          .expert_width_key = "moe_intermediate_size",
+          .read = read_deepseek_v3,
+          .stock = stock};
+}
+
+FamilyRow kimi(FamilyRow row) {
+  row.fp4_exports = "nvidia/Kimi-K2-Thinking-NVFP4, nvidia/Kimi-K2.5-NVFP4, nvidia/Kimi-K2.6-NVFP4";
+  return row;
+}
+
+FamilyRow kimi_k25() {
+  StockDefaults stock = kDeepseekV3;
+  stock.tie_word_embeddings = true;
+  FamilyRow row = deepseek_like(
+      "kimi_k25", {"KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"}, stock);
+  row.text_model_types = {"kimi_k2", "deepseek_v3"};
+  row.text_prefix = "language_model.";
+  return kimi(std::move(row));
+}
+
+FamilyRow glm4_moe() {
+  FamilyRow row = deepseek_like("glm4_moe", {"Glm4MoeForCausalLM"},
+                                {.rms_norm_eps = 1e-5,
+                                 .num_kv_heads = 8,
+                                 .partial_rotary_factor = 0.5,
+                                 .dense_intermediate_size = 10944});
+  row.family = ModelFamily::kGlm4Moe;
+  row.read = read_glm4_moe;
+  return row;
+}
+
+// A row with Qwen's key names.
+FamilyRow qwen_like(const char* model_type, const char* architecture, const StockDefaults& stock) {
+  return {.family = ModelFamily::kQwen3Moe,
+          .model_type = model_type,
+          .architectures = {architecture},
+          .experts_key = "num_experts",
+          .expert_width_key = "moe_intermediate_size",
+          .read = read_qwen3,
+          .stock = stock};
+}
+
+FamilyRow qwen2_moe() {
+  FamilyRow row =
+      qwen_like("qwen2_moe", "Qwen2MoeForCausalLM", {.num_kv_heads = 16, .dense_intermediate_size = 5632});
+  row.family = ModelFamily::kQwen2Moe;
+  row.read = read_qwen2;
+  return row;
+}
+
+FamilyRow qwen3_vl_moe() {
+  FamilyRow row = qwen_like("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration",
+                            {.num_kv_heads = 16, .rope_theta = 500000, .dense_intermediate_size = 5632});
+  row.read = read_qwen3_vl;
+  row.text_model_types = {"qwen3_vl_moe_text"};
+  row.text_prefix = "model.language_model.";
+  return row;
+}
+
+std::vector<FamilyRow> make_families() {
+  return {{.family = ModelFamily::kGptOss,
+           .model_type = "gpt_oss",
+           .architectures = {"GptOssForCausalLM"},
+           .experts_key = "num_local_experts",
+           .expert_width_key = "intermediate_size",
+           .read = read_gpt_oss,
+           .stock = {.rms_norm_eps = 1e-5, .num_kv_heads = 8, .rope_theta = 150000, .attention_bias = true}},
+          deepseek_like("deepseek_v3", {"DeepseekV3ForCausalLM"}, kDeepseekV3),
+          kimi(deepseek_like("kimi_k2", {"DeepseekV3ForCausalLM", "KimiK2ForCausalLM"}, kDeepseekV3)),
+          kimi_k25(),
+          glm4_moe(),
+          deepseek_like("glm4_moe_lite", {"Glm4MoeLiteForCausalLM"},
+                        {.rms_norm_eps = 1e-5,
+                         .eos_token_id = 1,
+                         .dense_intermediate_size = 10240,
+                         .q_lora_rank = 768,
+                         .routed_scaling_factor = 1.8}),
+          qwen2_moe(),
+          qwen_like("qwen3_moe", "Qwen3MoeForCausalLM", {.num_kv_heads = 4, .dense_intermediate_size = 6144}),
+          qwen3_vl_moe()};
 }
 
 }  // namespace
@@ -169,16 +318,9 @@ std::string equals(const char* key, int64_t value) {
   return std::string(key) + " = " + std::to_string(value);
 }
 
-void read_family(JsonFields& fields, ModelConfig& config) {
-  switch (config.family) {
-    case ModelFamily::kGptOss:
-      return read_gpt_oss(fields, config);
-    case ModelFamily::kDeepseekV3:
-      return read_deepseek_v3(fields, config);
-    case ModelFamily::kQwen3Moe:
-    case ModelFamily::kQwen2Moe:
-      return read_qwen(fields, config);
-  }
+std::span<const FamilyRow> model_families() {
+  static const std::vector<FamilyRow> families = make_families();
+  return families;
 }
 
 }  // namespace fp4moe

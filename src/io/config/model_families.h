@@ -1,8 +1,10 @@
-// The keys of config.json that differ between families, and the legal ranges of all keys. Only for the .cc
-// files in this folder.
+// The table of families, the keys of config.json that differ between them, and the legal ranges of all keys.
+// Only for the .cc files in this folder.
 #pragma once
 
+#include <span>
 #include <string>
+#include <vector>
 
 #include "io/config/model_config.h"
 #include "io/json_fields.h"
@@ -23,12 +25,41 @@ inline constexpr double kHuge = 1e9;
 // Returns "key = value", for messages.
 std::string equals(const char* key, int64_t value);
 
-// Reads the keys specific to config.family. `fields` is config.json; `config` already has the sizes common to
-// all families.
-void read_family(JsonFields& fields, ModelConfig& config);
+// The defaults of a family's stock transformers class for keys that config.json lacks.
+struct StockDefaults {
+  double rms_norm_eps = 1e-6;
+  int64_t num_kv_heads = 0;  // 0: same as num_attention_heads (latent attention has no KV heads)
+  double rope_theta = 10000;
+  int32_t eos_token_id = -1;  // -1: none
+  bool attention_bias = false, tie_word_embeddings = false;
+  double partial_rotary_factor = 0;     // 0: RoPE rotates whole heads, and no other factor is supported
+  int64_t dense_intermediate_size = 0;  // 0: the key must be present
+  // DeepSeek's layers:
+  int64_t q_lora_rank = 0, num_groups = 1, top_k_groups = 1, num_dense_layers = 1;
+  double routed_scaling_factor = 1;
+};
+
+// One model_type.
+struct FamilyRow {
+  ModelFamily family;
+  const char* model_type;
+  std::vector<const char*> architectures;
+  const char* experts_key;
+  const char* expert_width_key;  // I of one expert
+  // Reads the keys specific to the family; `config` already has the sizes common to all families.
+  void (*read)(JsonFields& fields, const StockDefaults& stock, ModelConfig& config);
+  StockDefaults stock;
+  // If not empty: the text model's keys are in text_config, whose model_type must be one of these, and its
+  // tensors have the prefix text_prefix.
+  std::vector<const char*> text_model_types = {};
+  const char* text_prefix = "";
+  const char* fp4_exports = nullptr;  // named if the publisher's own quantization is refused
+};
+
+std::span<const FamilyRow> model_families();
 
 // Reads rope_parameters {rope_type, rope_theta, ...}, or the older rope_theta plus rope_scaling {rope_type or
-// type, ...}.
-void read_rope(JsonFields& fields, ModelConfig& config);
+// type, ...}, and partial_rotary_factor; sets rope and rotary_dim. Called after FamilyRow::read.
+void read_rope(JsonFields& fields, const StockDefaults& stock, ModelConfig& config);
 
 }  // namespace fp4moe

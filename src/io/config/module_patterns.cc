@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "io/config/quant_config.h"
+#include "io/config/tensor_names.h"
 #include "io/tokenizer/split_pattern.h"
 
 namespace fp4moe {
@@ -32,13 +33,6 @@ bool glob(std::string_view pattern, std::string_view text) {
   return p == pattern.size();
 }
 
-std::string without_language_model(std::string_view name) {
-  constexpr std::string_view kOuter = "language_model.", kInner = "model.language_model.";
-  if (name.starts_with(kOuter)) return std::string(name.substr(kOuter.size()));
-  if (name.starts_with(kInner)) return "model." + std::string(name.substr(kInner.size()));
-  return std::string(name);
-}
-
 bool regex_matches(const std::string& regex, const std::string& module) {
   const Result<SplitPattern> pattern = SplitPattern::compile("\\A(?:" + regex + ")");
   std::vector<SplitPattern::Range> matches;
@@ -62,27 +56,40 @@ bool is_part_of_fused(std::string_view pattern, std::string_view module) {
 }  // namespace
 
 bool names_module(const std::string& pattern, std::string_view module) {
-  const std::string name = without_language_model(module);
+  const std::string name = text_model_name(module);
   if (pattern.starts_with("re:")) {
     const std::string regex = pattern.substr(3);
     return regex_matches(regex, name) || (name != module && regex_matches(regex, std::string(module)));
   }
-  const std::string wanted = without_language_model(pattern);
+  const std::string wanted = text_model_name(pattern);
   const bool is_part = wanted.find('.') == std::string::npos;
-  for (size_t begin = 0, end = 0; end < name.size(); begin = end + 1) {
-    end = std::min(name.find('.', begin), name.size());
-    if (glob(wanted, std::string_view(name).substr(0, end))) return true;
-    if (is_part && glob(wanted, std::string_view(name).substr(begin, end - begin))) return true;
-  }
-  return is_part_of_fused(wanted, name);
+  const auto matches = [&](std::string_view full) {
+    for (size_t begin = 0, end = 0; end < full.size(); begin = end + 1) {
+      end = std::min(full.find('.', begin), full.size());
+      if (glob(wanted, full.substr(0, end))) return true;
+      if (is_part && glob(wanted, full.substr(begin, end - begin))) return true;
+    }
+    return false;
+  };
+  return matches(name) || (name != module && matches(module)) || is_part_of_fused(wanted, name);
 }
 
 bool is_excluded(const QuantConfig& quant, std::string_view module) {
-  const auto names = [&](const std::string& pattern) { return names_module(pattern, module); };
+  const std::string stored = stored_name(quant.text_prefix, module);
+  const auto names = [&](const std::string& pattern) { return names_module(pattern, stored); };
   if (quant.method == QuantMethod::kNone) return true;
   if (std::any_of(quant.exclude_modules.begin(), quant.exclude_modules.end(), names)) return true;
   return !quant.include_modules.empty() &&
          std::none_of(quant.include_modules.begin(), quant.include_modules.end(), names);
+}
+
+bool is_declared_fp8(const QuantConfig& quant, std::string_view module) {
+  const std::string stored = stored_name(quant.text_prefix, module);
+  const auto names = [&](const std::string& pattern) { return names_module(pattern, stored); };
+  if (std::any_of(quant.exclude_modules.begin(), quant.exclude_modules.end(), names)) return false;
+  if (std::any_of(quant.fp8_modules.begin(), quant.fp8_modules.end(), names)) return true;
+  const auto linear = std::find(quant.fp8_modules.begin(), quant.fp8_modules.end(), "Linear");
+  return linear != quant.fp8_modules.end() && module != "lm_head" && is_excluded(quant, module);
 }
 
 }  // namespace fp4moe

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "formats/fp8_matrix.h"
 #include "io/json_fields.h"
 #include "io/tokenizer/split_pattern.h"
 
@@ -12,14 +13,18 @@ namespace {
 
 constexpr const char* kSupported =
     "; supported: quant_method 'mxfp4' (gpt-oss), 'modelopt' with quant_algo 'NVFP4', 'W4A16_NVFP4' or "
-    "'MIXED_PRECISION', and 'compressed-tensors' with format 'nvfp4-pack-quantized' or "
-    "'mxfp4-pack-quantized'";
+    "'MIXED_PRECISION', 'compressed-tensors' with format 'nvfp4-pack-quantized' or 'mxfp4-pack-quantized', "
+    "'quark' with fp4 weights in groups of 32, and 'fp8' with FP4 experts (expert_dtype 'fp4')";
 constexpr JsonFields::IntRange kGroupSizes = {1, 1 << 20};
 
 Status unsupported_declaration(const std::string& what) { return unsupported(what + kSupported); }
 
 bool is_modelopt_nvfp4(const std::string& algorithm) {
   return algorithm == "NVFP4" || algorithm == "W4A16_NVFP4";
+}
+
+bool is_modelopt_fp8(const std::string& algorithm) {
+  return algorithm == "FP8" || algorithm == "FP8_PB_WO" || algorithm == "FP8_PER_CHANNEL_PER_TOKEN";
 }
 
 // Appends the patterns under `key` and checks that the regular expressions among them compile.
@@ -55,7 +60,7 @@ void read_kv_cache(JsonFields& fields, const Json& object, QuantConfig& quant) {
     fields.read_string("kv_cache_scheme", declared);
   }
   fields.read_string("kv_cache_quant_algo", declared);
-  if (!declared.empty()) quant.kv_cache_note = declared + " declared; served as bf16";
+  quant.kv_cache_type = declared;
 }
 
 // ---- compressed-tensors, and ModelOpt's config_groups, which have the same form
@@ -94,7 +99,10 @@ std::vector<WeightGroup> read_groups(JsonFields& fields) {
 // Adds the modules of a non-FP4 group.
 void add_other_modules(const WeightGroup& group, QuantConfig& quant) {
   for (const std::string& target : group.targets)
-    quant.other_modules.push_back({target, std::to_string(group.num_bits) + "-bit " + group.type});
+    if (group.num_bits == 8 && group.type == "float")
+      quant.fp8_modules.push_back(target);
+    else
+      quant.other_modules.push_back({target, std::to_string(group.num_bits) + "-bit " + group.type});
 }
 
 QuantMethod method_of_format(const std::string& format) {
@@ -131,7 +139,9 @@ Result<QuantConfig> parse_compressed(const Json& object, const std::string& wher
   }
   FP4MOE_RETURN_IF_ERROR(fields.status());
   if (quant.method == QuantMethod::kNone)
-    return unsupported_declaration(where + ": compressed-tensors format '" + format + "'");
+    return unsupported_declaration(
+        where + ": compressed-tensors format '" + format + "'" +
+        (quant.other_modules.empty() ? "" : " with " + quant.other_modules[0].algorithm + " weights"));
   if (all_linears) quant.include_modules.clear();
   return quant;
 }
@@ -150,6 +160,8 @@ void read_quantized_layers(JsonFields& fields, const Json& layers, QuantConfig& 
     if (is_modelopt_nvfp4(algorithm)) {
       require_group_size(layer, group_size, quant);
       quant.include_modules.push_back(module);
+    } else if (is_modelopt_fp8(algorithm)) {
+      quant.fp8_modules.push_back(module);
     } else {
       quant.other_modules.push_back({module, algorithm});
     }
@@ -164,7 +176,7 @@ Status read_mixed(JsonFields& fields, const std::vector<WeightGroup>& groups, Qu
   if (const Json* layers = fields.object("quantized_layers"))
     read_quantized_layers(fields, *layers, quant);
   else if (is_modelopt_nvfp4(experts_algorithm))
-    quant.include_modules = {"*.mlp.experts"};
+    quant.include_modules = {"*.mlp.experts", "*.ffn.experts"};
   else
     for (const WeightGroup& group : groups)
       if (group.num_bits == 4)
@@ -207,10 +219,120 @@ Result<QuantConfig> parse_modelopt(const Json& object, const std::string& where)
   return quant;
 }
 
+// ---- AMD Quark
+
+// Reads a weight's specification: an object, or null for modules that are not quantised.
+struct QuarkWeight {
+  std::string dtype;  // empty: not quantised
+  bool is_mxfp4 = false;
+};
+
+QuarkWeight read_quark_weight(JsonFields& fields, const Json& object, const std::string& where) {
+  QuarkWeight weight;
+  JsonFields spec_fields(object, where);
+  const auto at = object.find("weight");
+  if (at == object.end() || at->is_null()) return weight;
+  if (at->is_array()) {  // two stages, such as NVFP4's
+    weight.dtype = "two-stage " + at->dump();
+    return weight;
+  }
+  const Json* spec = spec_fields.object("weight");
+  fields.fail(spec_fields.status());
+  if (spec == nullptr) return weight;
+  JsonFields weight_fields(*spec, where + ".weight");
+  int64_t group_size = 0;
+  std::string scheme, scale_format = "e8m0";
+  weight_fields.require_key("dtype");
+  weight_fields.read_string("dtype", weight.dtype);
+  weight_fields.read_string("qscheme", scheme);
+  weight_fields.read_string("scale_format", scale_format);
+  weight_fields.read_int("group_size", group_size, {-1, 1 << 20});  // -1: whole rows
+  weight.is_mxfp4 = (weight.dtype == "fp4" || weight.dtype == "fp4_e2m1") && scheme == "per_group" &&
+                    scale_format == "e8m0" && group_size == 32;
+  fields.fail(weight_fields.status());
+  return weight;
+}
+
+// Adds the modules of one specification to the list of their format.
+void add_quark_modules(const std::string& pattern, const QuarkWeight& weight, QuantConfig& quant) {
+  if (weight.dtype.empty())
+    quant.exclude_modules.push_back(pattern);
+  else if (weight.is_mxfp4)
+    quant.include_modules.push_back(pattern);
+  else if (weight.dtype == "fp8_e4m3")
+    quant.fp8_modules.push_back(pattern);
+  else
+    quant.other_modules.push_back({pattern, weight.dtype});
+}
+
+Result<QuantConfig> parse_quark(const Json& object, const std::string& where) {
+  JsonFields fields(object, where);
+  QuantConfig quant;
+  quant.method = QuantMethod::kQuarkMxfp4;
+  quant.group_size = 32;
+  quant.declared_by = where;
+  append_patterns(fields, "exclude", quant.exclude_modules);
+  if (const Json* layers = fields.object("layer_quant_config"))
+    for (const auto& [pattern, layer] : layers->items()) {
+      fields.require(layer.is_object(), "layer_quant_config." + pattern + " is not an object");
+      if (layer.is_object())
+        add_quark_modules(pattern,
+                          read_quark_weight(fields, layer, where + ": layer_quant_config." + pattern), quant);
+    }
+  QuarkWeight all;
+  if (const Json* global = fields.object("global_quant_config"))
+    all = read_quark_weight(fields, *global, where + ": global_quant_config");
+  FP4MOE_RETURN_IF_ERROR(fields.status());
+  if (all.is_mxfp4) {
+    quant.include_modules.clear();
+  } else if (quant.include_modules.empty()) {
+    return unsupported_declaration(where + ": quark weights of dtype '" + all.dtype + "'");
+  } else if (!all.dtype.empty()) {
+    add_quark_modules("Linear", all, quant);
+  }
+  return quant;
+}
+
+// ---- fp8: DeepSeek's blocks in dense layers, and FP4 experts
+
+Result<QuantConfig> parse_fp8(const Json& object, const Json& config, const std::string& where) {
+  JsonFields fields(object, where), config_fields(config, "config.json");
+  std::string fmt = "e4m3", expert_dtype = "fp8";
+  std::vector<int64_t> block = {kFp8WeightBlock, kFp8WeightBlock};
+  fields.read_string("fmt", fmt);
+  fields.read_ints("weight_block_size", block, {1, 1 << 20});
+  config_fields.read_string("expert_dtype", expert_dtype);
+  fields.read_string("expert_dtype", expert_dtype);
+  fields.fail(config_fields.status());
+  FP4MOE_RETURN_IF_ERROR(fields.status());
+  if (fmt != "e4m3") return unsupported_declaration(where + ": fmt '" + fmt + "' of FP8 weights");
+  if (block != std::vector<int64_t>{kFp8WeightBlock, kFp8WeightBlock})
+    return unsupported(where + ": weight_block_size is not [128, 128], the only supported size");
+  // ModelOpt's keys beside quant_method fp8: its experts are NVFP4.
+  if (fields.has("quant_algo")) {
+    FP4MOE_ASSIGN_OR_RETURN(QuantConfig quant, parse_modelopt(object, where));
+    quant.fp8_modules.push_back("Linear");
+    return quant;
+  }
+  if (expert_dtype != "fp4")
+    return unsupported_declaration(where + ": quant_method 'fp8' with routed experts in '" + expert_dtype +
+                                   "'");
+  QuantConfig quant;
+  quant.method = QuantMethod::kFp8Mxfp4;
+  quant.group_size = 32;
+  quant.declared_by = where;
+  quant.include_modules = {"*.experts"};
+  quant.fp8_modules = {"Linear"};
+  append_patterns(fields, "modules_to_not_convert", quant.exclude_modules);
+  read_kv_cache(fields, object, quant);
+  FP4MOE_RETURN_IF_ERROR(fields.status());
+  return quant;
+}
+
 // ---- the two locations
 
 // Parses config.json's quantization_config.
-Result<QuantConfig> parse_flat(const Json& object) {
+Result<QuantConfig> parse_flat(const Json& object, const Json& config) {
   const std::string where = "config.json: quantization_config";
   JsonFields fields(object, where);
   std::string method = "modelopt";  // only ModelOpt has quant_algo without quant_method
@@ -220,6 +342,8 @@ Result<QuantConfig> parse_flat(const Json& object) {
   if (method == "compressed-tensors") return parse_compressed(object, where);
   if (method == "modelopt" || method == "modelopt_fp4" || method == "modelopt_mixed")
     return parse_modelopt(object, where);
+  if (method == "quark") return parse_quark(object, where);
+  if (method == "fp8") return parse_fp8(object, config, where);
   if (method != "mxfp4") return unsupported_declaration(where + ": quant_method '" + method + "'");
   QuantConfig quant;
   quant.method = QuantMethod::kMxfp4GptOss;
@@ -247,7 +371,7 @@ Result<QuantConfig> parse_quant_config(const Json& config, const Json& hf_quant)
   FP4MOE_RETURN_IF_ERROR(fields.status());
   if (flat == nullptr && hf_quant.is_null()) return QuantConfig{};
   if (flat == nullptr) return parse_hf_quant(hf_quant);
-  FP4MOE_ASSIGN_OR_RETURN(QuantConfig quant, parse_flat(*flat));
+  FP4MOE_ASSIGN_OR_RETURN(QuantConfig quant, parse_flat(*flat, config));
   if (hf_quant.is_null()) return quant;
   FP4MOE_ASSIGN_OR_RETURN(const QuantConfig other, parse_hf_quant(hf_quant));
   if (other.method != quant.method)

@@ -55,26 +55,37 @@ void check_both_spellings(JsonFields& fields) {
                  "rope_parameters and rope_scaling differ; legal: one of them, or both with equal values");
 }
 
-// Refuses partial rotation: the stock classes rotate this fraction of a head; the engine rotates all of it.
-void check_partial_rotary(JsonFields& fields) {
-  double factor = 1;
+// Reads the fraction of a head that RoPE rotates. Refuses fractions for families whose stock class rotates
+// whole heads.
+void read_partial_rotary(JsonFields& fields, const StockDefaults& stock, double& factor) {
   fields.read_real("partial_rotary_factor", factor, {0, 1});
-  if (factor != 1)
+  if (factor != 1 && stock.partial_rotary_factor == 0)
     fields.fail(
         unsupported(fields.where() + ": partial_rotary_factor = " + Json(factor).dump() + "; supported: 1"));
 }
 
+void set_rotary_dim(JsonFields& fields, double factor, ModelConfig& config) {
+  const int64_t whole = config.mla.kv_lora_rank > 0 ? config.mla.qk_rope_head_dim : config.head_dim;
+  config.rotary_dim = static_cast<int64_t>(static_cast<double>(whole) * factor);
+  fields.require(config.rotary_dim >= 2 && config.rotary_dim % 2 == 0,
+                 "partial_rotary_factor = " + Json(factor).dump() + " of " + equals("head_dim", whole) +
+                     " rotates " + std::to_string(config.rotary_dim) + " dims; legal: even numbers from 2");
+}
+
 }  // namespace
 
-void read_rope(JsonFields& fields, ModelConfig& config) {
+void read_rope(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  if (!fields.status().ok()) return;
   const char* key = fields.has("rope_parameters") ? "rope_parameters" : "rope_scaling";
   constexpr JsonFields::RealRange kThetas = {1, 1e12};
   fields.read_real("rope_theta", config.rope.theta, kThetas);
   check_both_spellings(fields);
-  check_partial_rotary(fields);
+  double factor = stock.partial_rotary_factor == 0 ? 1 : stock.partial_rotary_factor;
+  read_partial_rotary(fields, stock, factor);
   const Json* object = fields.object(key);
   if (object == nullptr) {
     if (config.family == ModelFamily::kGptOss) config.rope = stock_gpt_oss_rope(config.rope.theta);
+    set_rotary_dim(fields, factor, config);
     return;
   }
   JsonFields scaling(*object, fields.where() + ": " + key);
@@ -82,7 +93,7 @@ void read_rope(JsonFields& fields, ModelConfig& config) {
     if (value.is_object())
       scaling.fail(unsupported(scaling.where() + " differs by layer type ('" + name +
                                "'); supported: the same for all layers"));
-  check_partial_rotary(scaling);
+  read_partial_rotary(scaling, stock, factor);
   std::string type = "default";
   scaling.read_string("type", type);
   scaling.read_string("rope_type", type);
@@ -92,6 +103,7 @@ void read_rope(JsonFields& fields, ModelConfig& config) {
   else if (type != "default" && scaling.status().ok())
     scaling.fail(unsupported(scaling.where() + ": rope_type '" + type + "'; supported: default, yarn"));
   fields.fail(scaling.status());
+  if (fields.status().ok()) set_rotary_dim(fields, factor, config);
 }
 
 }  // namespace fp4moe

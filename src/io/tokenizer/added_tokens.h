@@ -13,10 +13,10 @@
 namespace fp4moe {
 
 struct AddedToken {
-  int32_t id;
+  int32_t id = -1;
   std::string content;  // as in the file
   std::string pattern;  // the text to match: content, normalized if `normalized`
-  bool special, normalized, single_word, lstrip, rstrip;
+  bool special = false, normalized = false, single_word = false, lstrip = false, rstrip = false;
 };
 
 // A part of a text: an added token, or text between added tokens.

@@ -28,6 +28,9 @@ constexpr ByteLevelMap make_byte_level_map() {
 }
 constexpr ByteLevelMap kByteLevel = make_byte_level_map();
 
+// A table of this many merges takes 128 MiB.
+constexpr size_t kMaxMerges = size_t{1} << 22;
+
 uint64_t pair_key(int32_t left, int32_t right) {
   return static_cast<uint64_t>(left) << 32 | static_cast<uint32_t>(right);
 }
@@ -146,6 +149,44 @@ Result<BpeModel> BpeModel::parse(const JsonCursor& model) {
   }
   FP4MOE_RETURN_IF_ERROR(bpe.parse_options(model));
   FP4MOE_RETURN_IF_ERROR(bpe.parse_merges(model["merges"]));
+  return bpe;
+}
+
+Result<BpeModel> BpeModel::from_ranks(const std::vector<std::string>& tokens) {
+  BpeModel bpe;
+  std::unordered_map<std::string_view, int32_t> ids;
+  for (size_t rank = 0; rank < tokens.size(); ++rank) {
+    const auto id = static_cast<int32_t>(rank);
+    std::string shown;
+    for (const char byte : tokens[rank]) shown += byte_level_of(static_cast<uint8_t>(byte));
+    bpe.vocab_.emplace(std::move(shown), id);
+    bpe.whole_words_.emplace(tokens[rank], id);
+    ids.emplace(tokens[rank], id);
+  }
+  for (int byte = 0; byte < 256; ++byte) {
+    const char c = static_cast<char>(byte);
+    const auto found = ids.find({&c, 1});
+    if (found == ids.end()) return data_loss("the ranks have no token for byte " + std::to_string(byte));
+    bpe.byte_ids_[byte] = found->second;
+  }
+  const auto for_each_merge = [&](const auto& visit) {
+    for (const std::string& token : tokens)
+      for (size_t cut = 1; cut < token.size(); ++cut) {
+        const auto left = ids.find(std::string_view(token).substr(0, cut));
+        if (left == ids.end()) continue;
+        const auto right = ids.find(std::string_view(token).substr(cut));
+        if (right != ids.end()) visit(left->second, right->second, ids.at(token));
+      }
+  };
+  size_t count = 0;
+  for_each_merge([&](int32_t, int32_t, int32_t) { ++count; });
+  if (count > kMaxMerges)
+    return does_not_fit("the tokens can be merged in " + std::to_string(count) + " ways; legal: at most " +
+                        std::to_string(kMaxMerges));
+  bpe.merges_ = MergeTable(count);
+  for_each_merge([&](int32_t left, int32_t right, int32_t merged) {
+    bpe.merges_.insert(left, right, {static_cast<uint32_t>(merged), merged});
+  });
   return bpe;
 }
 

@@ -50,6 +50,10 @@ class BpeModel {
 
   // Parses tokenizer.json's "model". kInvalidArgument, kUnsupported: as in Tokenizer::parse.
   static Result<BpeModel> parse(const JsonCursor& model);
+  // tiktoken's rule: ids are ranks, a word that is a token is not merged, and any two neighbours whose joined
+  // bytes are a token merge, lowest rank first. `tokens` are unique and not empty. kDataLoss if a byte has no
+  // token; kDoesNotFit if there are too many ways to merge.
+  static Result<BpeModel> from_ranks(const std::vector<std::string>& tokens);
 
   // Whether some bytes have no token, or are fused into one unknown token with their neighbours.
   bool drops_bytes() const;
@@ -85,7 +89,7 @@ class BpeModel {
   Status insert_merge(const JsonCursor& where, std::string_view left, std::string_view right, size_t rank);
 
   Vocab vocab_;
-  Vocab whole_words_;                  // keyed by raw bytes; filled only for ignore_merges
+  Vocab whole_words_;                  // keyed by raw bytes; filled only for ignore_merges and ranks
   std::array<int32_t, 256> byte_ids_;  // -1: the vocabulary lacks this byte
   int32_t unknown_id_ = -1;            // -1: bytes without a token are dropped
   bool fuse_unknown_ = false;

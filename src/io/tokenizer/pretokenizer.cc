@@ -95,6 +95,14 @@ Result<PreTokenizer> PreTokenizer::parse(const JsonCursor& pre_tokenizer) {
   return result;
 }
 
+Result<PreTokenizer> PreTokenizer::from_pattern(std::string_view pattern) {
+  PreTokenizer result;
+  FP4MOE_ASSIGN_OR_RETURN(const std::string translated, translate_pattern(pattern));
+  FP4MOE_ASSIGN_OR_RETURN(SplitPattern compiled, SplitPattern::compile(translated));
+  result.steps_.push_back({std::move(compiled), SplitBehavior::kIsolated, false});
+  return result;
+}
+
 bool PreTokenizer::drops_text() const {
   return std::any_of(steps_.begin(), steps_.end(),
                      [](const Step& step) { return step.behavior == SplitBehavior::kRemoved; });

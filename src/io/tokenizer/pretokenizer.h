@@ -22,6 +22,9 @@ class PreTokenizer {
   // kInvalidArgument, kUnsupported: as in Tokenizer::parse. The configuration must end with ByteLevel.
   static Result<PreTokenizer> parse(const JsonCursor& pre_tokenizer);
 
+  // Splits with one pattern, given as for translate_pattern().
+  static Result<PreTokenizer> from_pattern(std::string_view pattern);
+
   // Whether a step removes text.
   bool drops_text() const;
 

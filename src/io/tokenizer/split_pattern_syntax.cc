@@ -15,9 +15,42 @@ constexpr std::string_view kWord = "\\p{Alphabetic}\\p{M}\\p{Nd}\\p{Pc}\\x{b2}\\
 // Scripts whose newer characters replace_newer_characters maps to characters of the same script.
 constexpr std::array<std::string_view, 5> kScripts = {"Han", "Hiragana", "Katakana", "Hangul", "Latin"};
 
+// The general categories: a letter, and the letters that may follow it. Every code point has exactly one.
+constexpr std::array<std::string_view, 7> kCategories = {"Lultmo", "Mnce", "Ndlo",  "Pcdseifo",
+                                                         "Smcko",  "Zslp", "Ccfson"};
+
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 bool is_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f') || (c >= 'A' && c <= 'F'); }
+
+// The general categories that `members`, a list of \p{...}, lacks, in the same form. Nothing if it lists
+// anything else.
+std::optional<std::string> other_categories(std::string_view members) {
+  std::string listed;  // with a space behind each
+  while (!members.empty()) {
+    const size_t close = members.find('}');
+    if (!members.starts_with("\\p{") || close == std::string_view::npos) return std::nullopt;
+    listed += std::string(members.substr(3, close - 3)) + " ";
+    members.remove_prefix(close + 1);
+  }
+  std::string others;
+  size_t num_known = 0;  // listed names that are categories
+  const auto is_listed = [&](const std::string& name) {
+    const bool found = (" " + listed).find(" " + name + " ") != std::string::npos;
+    num_known += found ? 1 : 0;
+    return found;
+  };
+  for (const std::string_view group : kCategories) {
+    if (is_listed(std::string(group.substr(0, 1)))) continue;
+    std::string lacking;
+    for (const char c : group.substr(1))
+      if (const std::string name = {group[0], c}; !is_listed(name)) lacking += "\\p{" + name + "}";
+    const bool lacks_all = lacking.size() == 6 * (group.size() - 1);
+    others += lacks_all ? "\\p{" + std::string(group.substr(0, 1)) + "}" : lacking;
+  }
+  const auto num_listed = static_cast<size_t>(std::count(listed.begin(), listed.end(), ' '));
+  return num_known == num_listed ? std::optional(others) : std::nullopt;
+}
 
 // Copies a pattern piece by piece, rewriting constructs that the two libraries interpret differently.
 class Translator {
@@ -59,6 +92,8 @@ class Translator {
         return {};
       case '[':
         in_class_ = true;
+        class_begin_ = next_;
+        class_out_ = out_.size();
         copy(1);
         accept("^");
         if (follows("]")) return refuse("a character class that begins with ]");
@@ -126,12 +161,31 @@ class Translator {
 
   Status class_item() {
     if (follows("[")) return refuse("a character class inside a character class");
-    if (follows("&&")) return refuse("an intersection of character classes");
+    if (follows("&&")) return intersection();
     if (follows("\\")) return escape();
     if (is_caseless() && static_cast<uint8_t>(pattern_[next_]) >= 0x80)
       return refuse("a non-ASCII character in a case-insensitive group");
     in_class_ = !follows("]");
     copy(1);
+    return {};
+  }
+
+  // [A&&[^B]], where A lists general categories. PCRE2 has no intersections, but each character has one
+  // category, so this class is [^CB], where C are the categories that A lacks.
+  Status intersection() {
+    static constexpr std::string_view kBegin = "&&[^";
+    const auto others = other_categories(pattern_.substr(class_begin_ + 1, next_ - class_begin_ - 1));
+    if (!others || !follows(kBegin) || is_caseless())
+      return refuse("an intersection of character classes other than [\\p{CATEGORY}...&&[^...]]");
+    out_.resize(class_out_);
+    out_ += "[^" + *others;
+    next_ += kBegin.size();
+    if (follows("]")) return refuse("a character class that begins with ]");
+    while (!at_end() && !follows("]")) FP4MOE_RETURN_IF_ERROR(class_item());
+    if (!follows("]]")) return refuse("more than a class in an intersection");
+    out_ += "]";
+    next_ += 2;
+    in_class_ = false;
     return {};
   }
 
@@ -226,7 +280,8 @@ class Translator {
   std::string_view pattern_;
   size_t next_ = 0;
   bool in_class_ = false;
-  std::vector<bool> caseless_;  // per open group
+  size_t class_begin_ = 0, class_out_ = 0;  // where the class begins in pattern_ and in out_
+  std::vector<bool> caseless_;              // per open group
   std::string out_;
 };
 

@@ -1,4 +1,5 @@
-// Tokenizer: byte-level BPE as configured by tokenizer.json, with the same ids as Hugging Face tokenizers.
+// Tokenizer: byte-level BPE as configured by tokenizer.json, with the same ids as Hugging Face tokenizers, or
+// by tiktoken.model, with the same ids as tiktoken.
 #pragma once
 
 #include <cstdint>
@@ -11,13 +12,20 @@
 
 namespace fp4moe {
 
+// Returns the file that defines the tokenizer: `path` itself, or a folder's tokenizer.json or, if there is
+// only that, tiktoken.model.
+std::string tokenizer_file(const std::string& path);
+
 class Tokenizer {
  public:
   // `json` is tokenizer.json's content. kDataLoss (not JSON), kInvalidArgument (malformed; names the key),
   // kUnsupported (an unimplemented model, normalizer, pre-tokenizer or decoder that would change ids or text;
   // names it).
   static Result<Tokenizer> parse(std::string_view json);
-  // Parses a file, or a folder's tokenizer.json.
+  // `ranks` is tiktoken.model's content and `config_json` that of tokenizer_config.json beside it. Errors as
+  // in parse(), and kDataLoss for a malformed tiktoken.model (names the line).
+  static Result<Tokenizer> parse_tiktoken(std::string_view ranks, std::string_view config_json);
+  // Parses tokenizer_file(path): a file named tiktoken.model with parse_tiktoken(), others with parse().
   static Result<Tokenizer> load(const std::string& path);
   Tokenizer(Tokenizer&&) noexcept;
   Tokenizer& operator=(Tokenizer&&) noexcept;

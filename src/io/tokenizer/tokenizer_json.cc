@@ -5,18 +5,18 @@ namespace fp4moe {
 JsonCursor JsonCursor::operator[](std::string_view key) const {
   static const Json kNull;
   std::string path = path_.empty() ? std::string(key) : path_ + "." + std::string(key);
-  if (!value_->is_object()) return {kNull, std::move(path)};
+  if (!value_->is_object()) return {kNull, std::move(path), file_};
   const auto found = value_->find(key);
-  return {found == value_->end() ? kNull : *found, std::move(path)};
+  return {found == value_->end() ? kNull : *found, std::move(path), file_};
 }
 
 JsonCursor JsonCursor::element(size_t index) const {
-  return {(*value_)[index], path_ + "[" + std::to_string(index) + "]"};
+  return {(*value_)[index], path_ + "[" + std::to_string(index) + "]", file_};
 }
 
 Status JsonCursor::error(const std::string& expected) const {
   const std::string found = is_null() ? "missing" : json_brief(*value_);
-  return invalid_argument("tokenizer.json: " + path_ + " is " + found + "; expected " + expected);
+  return invalid_argument(std::string(file_) + ": " + path_ + " is " + found + "; expected " + expected);
 }
 
 Result<std::string_view> JsonCursor::string() const {

@@ -1,4 +1,5 @@
-// Access to tokenizer.json with errors that name the key. Only for the tokenizer's .cc files.
+// Access to the tokenizer's JSON files with errors that name the file and the key. Only for the tokenizer's
+// .cc files.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,9 @@ inline constexpr int32_t kMaxTokenIds = 1 << 22;
 // A value of the document and its path. Absent values read as null.
 class JsonCursor {
  public:
-  JsonCursor(const Json& value, std::string path) : value_(&value), path_(std::move(path)) {}
+  // `file`, a literal, names the document in errors.
+  JsonCursor(const Json& value, std::string path, const char* file = "tokenizer.json")
+      : value_(&value), path_(std::move(path)), file_(file) {}
 
   const Json& value() const { return *value_; }
   const std::string& path() const { return path_; }
@@ -25,7 +28,7 @@ class JsonCursor {
   // Precondition: this is an array with more than `index` elements.
   JsonCursor element(size_t index) const;
 
-  // kInvalidArgument: "PATH is VALUE; expected ...", or "PATH is missing; expected ...".
+  // kInvalidArgument: "FILE: PATH is VALUE; expected ...", or "FILE: PATH is missing; expected ...".
   Status error(const std::string& expected) const;
   Result<std::string_view> string() const;  // points into the document
   Result<bool> boolean() const;
@@ -38,6 +41,7 @@ class JsonCursor {
  private:
   const Json* value_;
   std::string path_;
+  const char* file_;
 };
 
 }  // namespace fp4moe

@@ -3,19 +3,36 @@
 
 #include "base/check.h"
 #include "io/file.h"
+#include "io/tokenizer/tiktoken.h"
 #include "io/tokenizer/tokenizer_state.h"
 
 namespace fp4moe {
 namespace {
 
 constexpr int64_t kMaxFileBytes = int64_t{256} << 20;
+constexpr int64_t kMaxTiktokenBytes = int64_t{64} << 20, kMaxTiktokenConfigBytes = int64_t{16} << 20;
 
 }  // namespace
 
+std::string tokenizer_file(const std::string& path) {
+  if (!file_exists(path + "/")) return path;
+  const std::string json = path + "/tokenizer.json", ranks = path + "/" + kTiktokenFile;
+  return !file_exists(json) && file_exists(ranks) ? ranks : json;
+}
+
 Result<Tokenizer> Tokenizer::load(const std::string& path) {
-  const std::string file = file_exists(path + "/") ? path + "/tokenizer.json" : path;
-  FP4MOE_ASSIGN_OR_RETURN(const std::string json, read_text_file(file, kMaxFileBytes));
-  auto tokenizer = parse(json);
+  const std::string file = tokenizer_file(path);
+  const size_t slash = file.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : file.substr(0, slash);
+  const bool is_tiktoken = file.substr(slash == std::string::npos ? 0 : slash + 1) == kTiktokenFile;
+  FP4MOE_ASSIGN_OR_RETURN(const std::string text,
+                          read_text_file(file, is_tiktoken ? kMaxTiktokenBytes : kMaxFileBytes));
+  std::string config;
+  if (is_tiktoken) {
+    FP4MOE_ASSIGN_OR_RETURN(config,
+                            read_text_file(folder + "/" + kTokenizerConfigFile, kMaxTiktokenConfigBytes));
+  }
+  auto tokenizer = is_tiktoken ? parse_tiktoken(text, config) : parse(text);
   if (!tokenizer.ok()) return tokenizer.status().with_context(path);
   return tokenizer;
 }
@@ -36,6 +53,23 @@ Result<Tokenizer> Tokenizer::parse(std::string_view json) {
   FP4MOE_ASSIGN_OR_RETURN(std::vector<AddedToken> added,
                           parse_added_tokens(root["added_tokens"], state->model.vocab(), state->normalize));
   state->index_tokens(std::move(added));
+  return Tokenizer(std::move(state));
+}
+
+Result<Tokenizer> Tokenizer::parse_tiktoken(std::string_view ranks, std::string_view config_json) {
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<std::string> tokens, parse_tiktoken_ranks(ranks));
+  FP4MOE_ASSIGN_OR_RETURN(const Json config, parse_json(config_json, kTokenizerConfigFile));
+  FP4MOE_ASSIGN_OR_RETURN(
+      std::vector<AddedToken> specials,
+      parse_tiktoken_specials(JsonCursor(config, "", kTokenizerConfigFile), tokens.size()));
+  auto model = BpeModel::from_ranks(tokens);
+  if (!model.ok()) return model.status().with_context(kTiktokenFile);
+  FP4MOE_ASSIGN_OR_RETURN(PreTokenizer pre_tokenizer, PreTokenizer::from_pattern(kTiktokenPattern));
+  auto state = std::make_unique<State>(std::move(*model), std::move(pre_tokenizer));
+  state->decode_byte_level = true;
+  const std::vector<AddedToken> literal = specials;
+  state->index_tokens(std::move(specials));
+  for (const AddedToken& token : literal) state->tokens[token.id].bytes = token.content;
   return Tokenizer(std::move(state));
 }
 

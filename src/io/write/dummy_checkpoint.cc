@@ -125,7 +125,7 @@ Result<Checkpoint> open_weights(const std::string& folder, const std::string& lo
 }
 
 Result<Tokenizer> open_tokenizer(const std::string& path, const std::string& load_format) {
-  if (load_format != "dummy" || file_exists(path + "/tokenizer.json")) return Tokenizer::load(path);
+  if (load_format != "dummy" || file_exists(tokenizer_file(path))) return Tokenizer::load(path);
   FP4MOE_ASSIGN_OR_RETURN(const MakeTinyFiles files, make_tiny_files({}));
   return Tokenizer::parse(files.tokenizer.dump());
 }

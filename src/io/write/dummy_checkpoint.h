@@ -20,8 +20,8 @@ Result<Checkpoint> dummy_checkpoint(const ModelConfig& config, const std::string
 Result<Checkpoint> open_weights(const std::string& folder, const std::string& load_format,
                                 const ModelConfig& config);
 
-// Loads `path`, a file or folder. With load_format "dummy" and no tokenizer.json in the folder, returns a
-// byte-level tokenizer (3 special tokens and the 256 bytes).
+// Loads `path`, a file or folder. With load_format "dummy" and no tokenizer in the folder, returns a
+// byte-level one (3 special tokens and the 256 bytes).
 Result<Tokenizer> open_tokenizer(const std::string& path, const std::string& load_format);
 
 }  // namespace fp4moe

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "io/config/model_config.h"
+#include "io/config/tensor_names.h"
 #include "io/write/make_tiny_files.h"
 #include "io/write/make_tiny_tensors.h"
 #include "io/write/new_checkpoint.h"
@@ -21,8 +22,9 @@ Status make_tiny(const std::string& folder, const MakeTinyOptions& options) {
   std::vector<TensorSpec> specs;
   std::map<std::string, const TinyTensor*> by_name;
   for (const TinyTensor& tensor : tensors) {
-    specs.push_back(tensor.spec);
-    by_name[tensor.spec.name] = &tensor;
+    TensorSpec& spec = specs.emplace_back(tensor.spec);
+    spec.name = stored_name(config.text_prefix, tensor.spec.name);
+    by_name[spec.name] = &tensor;
   }
   FP4MOE_RETURN_IF_ERROR(check_space(folder, specs));
   FP4MOE_RETURN_IF_ERROR(write_safetensors_shards(
@@ -31,7 +33,9 @@ Status make_tiny(const std::string& folder, const MakeTinyOptions& options) {
       }));
 
   FP4MOE_RETURN_IF_ERROR(write_text_file(folder + "/generation_config.json", text(files.generation)));
-  FP4MOE_RETURN_IF_ERROR(write_text_file(folder + "/tokenizer.json", text(files.tokenizer)));
+  const bool is_json = files.tiktoken.empty();
+  FP4MOE_RETURN_IF_ERROR(write_text_file(folder + (is_json ? "/tokenizer.json" : "/tiktoken.model"),
+                                         is_json ? text(files.tokenizer) : files.tiktoken));
   FP4MOE_RETURN_IF_ERROR(write_text_file(folder + "/tokenizer_config.json", text(files.tokenizer_config)));
   if (!files.hf_quant.is_null())
     FP4MOE_RETURN_IF_ERROR(write_text_file(folder + "/hf_quant_config.json", text(files.hf_quant)));

@@ -1,12 +1,15 @@
 #include "io/write/make_tiny_files.h"
 
+#include <algorithm>
+
 #include "base/check.h"
+#include "io/tokenizer/tiktoken.h"
 #include "io/write/quantize_declaration.h"
 
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kNumSpecialTokens = 3, kNumTokens = kNumSpecialTokens + 256;
+constexpr int64_t kNumSpecialTokens = 3, kNumBytes = 256;
 constexpr const char* kSpecialTokens[kNumSpecialTokens] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
 
 // The parts of the published models' config.json that determine tensors and computation.
@@ -14,6 +17,7 @@ struct Shape {
   const char* name;
   const char* dialect;
   const char* config;
+  const char* base = nullptr;  // the shape whose (text) config this one changes, unless it is null
 };
 
 constexpr Shape kShapes[] = {
@@ -80,6 +84,51 @@ constexpr Shape kShapes[] = {
       "rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 40.0, "beta_fast": 32.0,
                           "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
                           "original_max_position_embeddings": 4096}})"},
+    {"kimi-k2", "modelopt", R"({"model_type": "kimi_k2", "vocab_size": 163840, "num_attention_heads": 64,
+      "num_key_value_heads": 64, "n_routed_experts": 384, "n_group": 1, "topk_group": 1,
+      "first_k_dense_replace": 1, "routed_scaling_factor": 2.827, "max_position_embeddings": 131072,
+      "rope_parameters": {"rope_theta": 50000.0, "factor": 32.0, "beta_fast": 1.0}})",
+     "deepseek-v3"},
+    {"kimi-k2.5", "modelopt", R"({"architectures": ["KimiK25ForConditionalGeneration"],
+      "model_type": "kimi_k25", "vision_config": {},
+      "text_config": {"max_position_embeddings": 262144, "rms_norm_eps": 1e-05,
+                      "rope_parameters": {"factor": 64.0}}})",
+     "kimi-k2"},
+    {"glm-4.5", "modelopt", R"({"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe",
+      "vocab_size": 151552, "hidden_size": 5120, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+      "num_hidden_layers": 92, "n_routed_experts": 160, "n_shared_experts": 1, "num_experts_per_tok": 8,
+      "n_group": 1, "topk_group": 1, "first_k_dense_replace": 3, "norm_topk_prob": true,
+      "routed_scaling_factor": 2.5, "num_attention_heads": 96, "num_key_value_heads": 8, "head_dim": 128,
+      "max_position_embeddings": 131072, "rms_norm_eps": 1e-05, "attention_bias": true, "use_qk_norm": true,
+      "partial_rotary_factor": 0.5,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})"},
+    {"glm-4.5-air", "modelopt", R"({"hidden_size": 4096, "intermediate_size": 10944,
+      "moe_intermediate_size": 1408, "num_hidden_layers": 46, "n_routed_experts": 128,
+      "first_k_dense_replace": 1, "routed_scaling_factor": 1.0, "use_qk_norm": false})",
+     "glm-4.5"},
+    {"glm-4.6", "modelopt", R"({"max_position_embeddings": 202752})", "glm-4.5"},
+    {"glm-4.7", "modelopt", R"({"max_position_embeddings": 202752})", "glm-4.5"},
+    {"glm-4.7-flash", "modelopt", R"({"architectures": ["Glm4MoeLiteForCausalLM"],
+      "model_type": "glm4_moe_lite", "vocab_size": 154880, "hidden_size": 2048, "intermediate_size": 10240,
+      "moe_intermediate_size": 1536, "num_hidden_layers": 47, "n_routed_experts": 64, "n_shared_experts": 1,
+      "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+      "norm_topk_prob": true, "routed_scaling_factor": 1.8, "topk_method": "noaux_tc",
+      "num_attention_heads": 20, "num_key_value_heads": 20, "q_lora_rank": 768, "kv_lora_rank": 512,
+      "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256, "rope_interleave": true,
+      "max_position_embeddings": 202752, "rms_norm_eps": 1e-05, "attention_bias": false,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 1000000.0}})"},
+    {"qwen3-vl-30b-a3b", "modelopt", R"({"architectures": ["Qwen3VLMoeForConditionalGeneration"],
+      "model_type": "qwen3_vl_moe", "vision_config": {},
+      "text_config": {"architectures": null, "model_type": "qwen3_vl_moe_text",
+                      "max_position_embeddings": 262144,
+                      "rope_parameters": {"rope_theta": 5000000.0, "mrope_interleaved": true,
+                                          "mrope_section": [24, 20, 20]}}})",
+     "qwen3-30b-a3b"},
+    {"qwen3-vl-235b-a22b", "modelopt", R"({"architectures": ["Qwen3VLMoeForConditionalGeneration"],
+      "model_type": "qwen3_vl_moe", "vision_config": {},
+      "text_config": {"hidden_size": 4096, "intermediate_size": 12288, "moe_intermediate_size": 1536,
+                      "num_hidden_layers": 94, "num_attention_heads": 64}})",
+     "qwen3-vl-30b-a3b"},
 };
 
 constexpr const char* kChatTemplate =
@@ -94,6 +143,22 @@ Result<const Shape*> find_shape(const std::string& name) {
     known += std::string(known.empty() ? "" : ", ") + shape.name;
   }
   return invalid_argument("like = '" + name + "'; legal: " + known);
+}
+
+// The keys of the text model: those of text_config if the model has other parts too.
+Json& text_keys_of(Json& config) { return config.contains("text_config") ? config["text_config"] : config; }
+
+Json config_of(const Shape& shape) {
+  Json config = Json::parse(shape.config);
+  if (shape.base == nullptr) return config;
+  const auto base = std::find_if(std::begin(kShapes), std::end(kShapes), [&](const Shape& other) {
+    return std::string_view(other.name) == shape.base;
+  });
+  FP4MOE_CHECK(base != std::end(kShapes), shape.base);
+  Json whole_base = config_of(*base), text = text_keys_of(whole_base);
+  text.merge_patch(text_keys_of(config));
+  text_keys_of(config) = std::move(text);
+  return config;
 }
 
 // Sets the first of `keys` that the config has; returns an error if it has none of them.
@@ -161,19 +226,37 @@ std::string byte_symbol(int byte) {
   return {static_cast<char>(0xC0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3F))};
 }
 
+// The name and flags of a special token.
+Json added_token(const char* content) {
+  return {{"content", content}, {"single_word", false}, {"lstrip", false},
+          {"rstrip", false},    {"normalized", false},  {"special", true}};
+}
+
+// tiktoken.model with the bytes as tokens.
+std::string make_tiktoken() {
+  static constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string lines;
+  for (int byte = 0; byte < kNumBytes; ++byte)  // in base64: six bits, two bits, padding
+    lines += std::string{kDigits[byte >> 2], kDigits[(byte & 3) << 4]} + "== " + std::to_string(byte) + "\n";
+  return lines;
+}
+
+// tokenizer_config.json's names of the special tokens behind them.
+Json make_tiktoken_specials() {
+  Json named = Json::object();
+  for (int64_t i = 0; i < kNumSpecialTokens; ++i)
+    named[std::to_string(kNumBytes + i)] = added_token(kSpecialTokens[i]);
+  return named;
+}
+
 Json make_tokenizer() {
   Json vocab = Json::object(), added = Json::array();
   for (int64_t id = 0; id < kNumSpecialTokens; ++id) {
     vocab[kSpecialTokens[id]] = id;
-    added.push_back({{"id", id},
-                     {"content", kSpecialTokens[id]},
-                     {"single_word", false},
-                     {"lstrip", false},
-                     {"rstrip", false},
-                     {"normalized", false},
-                     {"special", true}});
+    added.push_back(added_token(kSpecialTokens[id]));
+    added.back()["id"] = id;
   }
-  for (int byte = 0; byte < 256; ++byte) vocab[byte_symbol(byte)] = kNumSpecialTokens + byte;
+  for (int byte = 0; byte < kNumBytes; ++byte) vocab[byte_symbol(byte)] = kNumSpecialTokens + byte;
   const Json byte_level = {
       {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
   return {{"version", "1.0"},
@@ -214,22 +297,28 @@ Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
                             "'; legal: auto, gpt-oss, modelopt, compressed-nvfp4, compressed-mxfp4, bf16");
   if (options.rope_style != "new" && options.rope_style != "old")
     return invalid_argument("rope_style = '" + options.rope_style + "'; legal: new, old");
+  if (options.tokenizer != "json" && options.tokenizer != "tiktoken")
+    return invalid_argument("tokenizer = '" + options.tokenizer + "'; legal: json, tiktoken");
+  const bool is_tiktoken = options.tokenizer == "tiktoken";
+  const int64_t num_tokens = kNumBytes + (is_tiktoken ? kNumTiktokenSpecials : kNumSpecialTokens);
+  const int64_t first_special = is_tiktoken ? kNumBytes : 0;
   MakeTinyFiles files;
   Json& config = files.config;
-  config = Json::parse(shape->config);
-  FP4MOE_RETURN_IF_ERROR(override_sizes(config, options));
-  if (config["vocab_size"] < kNumTokens)
-    return invalid_argument("vocab_size = " + config["vocab_size"].dump() + "; legal: at least " +
-                            std::to_string(kNumTokens) + ", the tokenizer's size");
-  const Json eos = {0, 2};  // <|endoftext|>, <|im_end|>
+  config = config_of(*shape);
+  Json& text = text_keys_of(config);
+  FP4MOE_RETURN_IF_ERROR(override_sizes(text, options));
+  if (text["vocab_size"] < num_tokens)
+    return invalid_argument("vocab_size = " + text["vocab_size"].dump() + "; legal: at least " +
+                            std::to_string(num_tokens) + ", the tokenizer's size");
+  const Json eos = {first_special, first_special + 2};  // <|endoftext|>, <|im_end|>
   config.update({{"eos_token_id", eos},
-                 {"bos_token_id", 0},
-                 {"pad_token_id", 0},
+                 {"bos_token_id", first_special},
+                 {"pad_token_id", first_special},
                  {"hidden_act", "silu"},
                  {"tie_word_embeddings", false},
                  {"torch_dtype", "bfloat16"},
                  {"use_cache", true}});
-  if (options.rope_style == "old") set_old_rope(config);
+  if (options.rope_style == "old") set_old_rope(text_keys_of(config));
   if (dialect == "gpt-oss")
     config["quantization_config"] = declare_gpt_oss();
   else if (is_compressed)
@@ -237,13 +326,19 @@ Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
         declare_compressed(dialect == "compressed-mxfp4", {}, dialect == "compressed-nvfp4");
   else if (dialect == "modelopt")
     files.hf_quant = declare_modelopt({}, true);
-  files.generation = {{"eos_token_id", eos}, {"bos_token_id", 0}, {"pad_token_id", 0}, {"do_sample", false}};
-  files.tokenizer = make_tokenizer();
-  files.tokenizer_config = {{"tokenizer_class", "PreTrainedTokenizerFast"},
-                            {"eos_token", kSpecialTokens[2]},
-                            {"pad_token", kSpecialTokens[0]},
-                            {"model_max_length", config["max_position_embeddings"]},
-                            {"chat_template", kChatTemplate}};
+  files.generation = {{"eos_token_id", eos},
+                      {"bos_token_id", first_special},
+                      {"pad_token_id", first_special},
+                      {"do_sample", false}};
+  if (!is_tiktoken) files.tokenizer = make_tokenizer();
+  if (is_tiktoken) files.tiktoken = make_tiktoken();
+  files.tokenizer_config = {
+      {"tokenizer_class", is_tiktoken ? "TikTokenTokenizer" : "PreTrainedTokenizerFast"},
+      {"eos_token", kSpecialTokens[2]},
+      {"pad_token", kSpecialTokens[0]},
+      {"model_max_length", text_keys_of(config)["max_position_embeddings"]},
+      {"chat_template", kChatTemplate}};
+  if (is_tiktoken) files.tokenizer_config["added_tokens_decoder"] = make_tiktoken_specials();
   return files;
 }
 

@@ -1,4 +1,4 @@
-// Makes the JSON files of a make_tiny checkpoint.
+// Makes the files of a make_tiny checkpoint, except the tensors.
 #pragma once
 
 #include "fp4moe/status.h"
@@ -9,7 +9,9 @@ namespace fp4moe {
 
 struct MakeTinyFiles {
   Json config, hf_quant;  // hf_quant is null if the dialect has none
-  Json generation, tokenizer, tokenizer_config;
+  Json generation, tokenizer_config;
+  Json tokenizer;        // null if there are ranks
+  std::string tiktoken;  // the ranks; empty if there is tokenizer.json
 };
 
 // kInvalidArgument: an unknown option value, or an option that the shape does not have.

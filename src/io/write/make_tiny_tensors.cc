@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "formats/bf16.h"
+#include "formats/fp8_matrix.h"
 #include "io/config/quant_config.h"
 
 namespace fp4moe {
@@ -52,6 +53,8 @@ uint64_t eight_bytes(TinyContent content, uint64_t bits) {
   if (content == TinyContent::kE8m0)
     return (bits & 0x0303030303030303u) + 0x7777777777777777u;  // 0x77 = 2^-8
   if (content == TinyContent::kE4m3) return (bits & 0x0707070707070707u) + 0x7070707070707070u;  // 0x70 = 128
+  if (content == TinyContent::kFp8Codes)
+    return (bits & 0x8787878787878787u) | 0x3838383838383838u;  // 0x38 = 1
   return bits;
 }
 
@@ -66,7 +69,7 @@ class TensorList {
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
       prefix_ = "model.layers." + std::to_string(layer) + ".";
       add("input_layernorm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
-      if (config_.family == ModelFamily::kDeepseekV3)
+      if (config_.mla.kv_lora_rank > 0)
         add_latent_attention();
       else
         add_attention();
@@ -75,7 +78,7 @@ class TensorList {
     }
     prefix_.clear();
     add("model.norm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
-    if (!config_.tie_word_embeddings) add("lm_head.weight", {config_.vocab_size, hidden});
+    if (!config_.tie_word_embeddings) add_matrix("lm_head", config_.vocab_size, hidden);
     return std::move(tensors_);
   }
 
@@ -87,20 +90,32 @@ class TensorList {
                         .level = level});
   }
 
-  void add_projection(const std::string& name, int64_t rows, int64_t cols) {
-    add(name + ".weight", {rows, cols});
-    if (config_.attention_bias) add(name + ".bias", {rows});
+  // Adds a matrix in bf16, or in FP8 if the declaration says so.
+  void add_matrix(const std::string& name, int64_t rows, int64_t cols) {
+    constexpr float kCodeRms = 1.46f;
+    const QuantMethod method = config_.quant.method;
+    if (!is_declared_fp8(config_.quant, prefix_ + name)) return add(name + ".weight", {rows, cols});
+    add(name + ".weight", {rows, cols}, TinyContent::kFp8Codes, 1, DType::kF8E4M3);
+    const auto blocks = [](int64_t size) { return (size + kFp8WeightBlock - 1) / kFp8WeightBlock; };
+    if (method == QuantMethod::kFp8Mxfp4)
+      add(name + ".scale", {blocks(rows), blocks(cols)}, TinyContent::kE8m0, 1, DType::kF8E8M0);
+    else if (method == QuantMethod::kCompressedNvfp4 || method == QuantMethod::kCompressedMxfp4)
+      add(name + ".weight_scale", {rows, 1}, TinyContent::kLevel, kWeightLevel / kCodeRms);
+    else
+      add(name + ".weight_scale", {}, TinyContent::kLevel, kWeightLevel / kCodeRms, DType::kF32);
+  }
+
+  void add_projection(const std::string& name, int64_t rows, int64_t cols, bool bias) {
+    add_matrix(name, rows, cols);
+    if (bias) add(name + ".bias", {rows});
   }
 
   void add_attention() {
     const int64_t query = config_.num_heads * config_.head_dim, key = config_.num_kv_heads * config_.head_dim;
-    add_projection("self_attn.q_proj", query, config_.hidden_size);
-    add_projection("self_attn.k_proj", key, config_.hidden_size);
-    add_projection("self_attn.v_proj", key, config_.hidden_size);
-    if (config_.family == ModelFamily::kQwen2Moe)
-      add("self_attn.o_proj.weight", {config_.hidden_size, query});
-    else
-      add_projection("self_attn.o_proj", config_.hidden_size, query);
+    add_projection("self_attn.q_proj", query, config_.hidden_size, config_.attention_bias);
+    add_projection("self_attn.k_proj", key, config_.hidden_size, config_.attention_bias);
+    add_projection("self_attn.v_proj", key, config_.hidden_size, config_.attention_bias);
+    add_projection("self_attn.o_proj", config_.hidden_size, query, config_.attention_out_bias);
     if (config_.family == ModelFamily::kGptOss)
       add("self_attn.sinks", {config_.num_heads}, TinyContent::kNormal, 0.5f);
     if (config_.qk_norm) {
@@ -113,16 +128,17 @@ class TensorList {
     const MlaConfig& mla = config_.mla;
     const int64_t hidden = config_.hidden_size, heads = config_.num_heads, query = heads * config_.head_dim;
     if (mla.q_lora_rank == 0) {
-      add("self_attn.q_proj.weight", {query, hidden});
+      add_matrix("self_attn.q_proj", query, hidden);
     } else {
-      add_projection("self_attn.q_a_proj", mla.q_lora_rank, hidden);
+      add_projection("self_attn.q_a_proj", mla.q_lora_rank, hidden, config_.attention_bias);
       add("self_attn.q_a_layernorm.weight", {mla.q_lora_rank}, TinyContent::kNearOne);
-      add("self_attn.q_b_proj.weight", {query, mla.q_lora_rank});
+      add_matrix("self_attn.q_b_proj", query, mla.q_lora_rank);
     }
-    add_projection("self_attn.kv_a_proj_with_mqa", mla.kv_lora_rank + mla.qk_rope_head_dim, hidden);
+    add_projection("self_attn.kv_a_proj_with_mqa", mla.kv_lora_rank + mla.qk_rope_head_dim, hidden,
+                   config_.attention_bias);
     add("self_attn.kv_a_layernorm.weight", {mla.kv_lora_rank}, TinyContent::kNearOne);
-    add("self_attn.kv_b_proj.weight", {heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank});
-    add_projection("self_attn.o_proj", hidden, heads * mla.v_head_dim);
+    add_matrix("self_attn.kv_b_proj", heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank);
+    add_projection("self_attn.o_proj", hidden, heads * mla.v_head_dim, config_.attention_out_bias);
   }
 
   void add_mlp(int64_t layer) {
@@ -161,11 +177,13 @@ class TensorList {
     const float scale = kWeightLevel / (kCodeRms * kBlockScaleMean);
     const float input_scale = input_amax / kFp4TimesFp8Max;
     const QuantMethod method = config_.quant.method;
-    const bool is_modelopt = method == QuantMethod::kModelOptNvfp4;
-    add(name + (is_modelopt ? ".weight" : ".weight_packed"), {rows, cols / 2}, TinyContent::kCodes, 1,
-        DType::kU8);
+    const bool is_modelopt = method == QuantMethod::kModelOptNvfp4, is_fp8 = method == QuantMethod::kFp8Mxfp4;
+    const bool is_packed = method == QuantMethod::kCompressedNvfp4 || method == QuantMethod::kCompressedMxfp4;
+    add(name + (is_packed ? ".weight_packed" : ".weight"), {rows, cols / 2}, TinyContent::kCodes, 1,
+        is_fp8 ? DType::kI8 : DType::kU8);
     if (is_mxfp4(method))
-      return add(name + ".weight_scale", {rows, cols / 32}, TinyContent::kE8m0, 1, DType::kU8);
+      return add(name + (is_fp8 ? ".scale" : ".weight_scale"), {rows, cols / 32}, TinyContent::kE8m0, 1,
+                 is_fp8 ? DType::kF8E8M0 : DType::kU8);
     add(name + ".weight_scale", {rows, cols / 16}, TinyContent::kE4m3, 1, DType::kF8E4M3);
     if (is_modelopt) {
       add(name + ".weight_scale_2", {}, TinyContent::kLevel, scale, DType::kF32);
@@ -176,10 +194,10 @@ class TensorList {
     }
   }
 
-  // Adds the module in FP4, or in bf16 if the declaration excludes it.
+  // Adds the module in FP4, or in FP8 or bf16 if the declaration excludes it.
   void add_linear(const std::string& name, int64_t rows, int64_t cols, float input_amax) {
-    if (config_.quant.method == QuantMethod::kNone || is_excluded(config_.quant, prefix_ + name))
-      return add(name + ".weight", {rows, cols});
+    if (is_declared_fp8(config_.quant, prefix_ + name) || is_excluded(config_.quant, prefix_ + name))
+      return add_matrix(name, rows, cols);
     add_fp4(name, rows, cols, input_amax);
   }
 

@@ -11,12 +11,13 @@ namespace fp4moe {
 
 // A tensor's distribution, chosen so that activations keep roughly the same magnitude from layer to layer.
 enum class TinyContent {
-  kNormal,   // `level` * approximately N(0, 1)
-  kNearOne,  // 1 + `level` * approximately N(0, 1)
-  kLevel,    // `level` * (1 +- 1/8)
-  kCodes,    // e2m1 codes, uniformly distributed
-  kE8m0,     // 2^-8 to 2^-5: weights with a standard deviation of about 0.05
-  kE4m3,     // 128 to 240: with the tensor scale, weights with a standard deviation of about 0.02
+  kNormal,    // `level` * approximately N(0, 1)
+  kNearOne,   // 1 + `level` * approximately N(0, 1)
+  kLevel,     // `level` * (1 +- 1/8)
+  kCodes,     // e2m1 codes, uniformly distributed
+  kE8m0,      // 2^-8 to 2^-5: weights with a standard deviation of about 0.05
+  kE4m3,      // 128 to 240: with the tensor scale, weights with a standard deviation of about 0.02
+  kFp8Codes,  // +-1 to +-1.875 in e4m3
 };
 
 struct TinyTensor {

@@ -10,6 +10,7 @@
 #include "formats/nvfp4.h"
 #include "io/checkpoint/finite_check.h"
 #include "io/config/quant_config.h"
+#include "io/config/tensor_names.h"
 #include "io/json_document.h"
 #include "io/write/new_checkpoint.h"
 #include "io/write/quantize_declaration.h"
@@ -115,8 +116,9 @@ class Quantizer {
     std::vector<TensorSpec> specs;
     std::map<std::string, const Output*> by_name;
     for (const Output& output : outputs_) {
-      specs.push_back(output.spec);
-      by_name[output.spec.name] = &output;
+      TensorSpec& spec = specs.emplace_back(output.spec);
+      spec.name = stored_name(config_.text_prefix, output.spec.name);
+      by_name[spec.name] = &output;
     }
     FP4MOE_RETURN_IF_ERROR(check_space(folder, specs));
     return write_safetensors_shards(folder, specs, options_.num_shards,

@@ -1,13 +1,22 @@
 // Computes  softmax(scale q K^T, sink) V for up to kAttentionRows query rows (tokens x heads of one kv head).
-// Bytes     the kv head's keys and values once per chunk.
+// Bytes     the kv head's keys and values once per chunk: 4, 2 or 1 per element (f32, bf16 or e4m3 pages).
 // Flops     2 rows keys (Dk + Dv).
 // Bound     decode: memory (the pages) once a group has several heads; prefill: f32 FMA.
 // Numerics  online softmax in f32 over blocks of kKeyBlock positions that start at multiples of kKeyBlock,
 //           for every page size, chunk and batch. A logit is summed over d in order, an output over keys in
 //           order, so a row's bits do not depend on the batch. A row uses no key outside its own range, so
-//           not even a NaN there affects it.
+//           not even a NaN there affects it. E4M3 codes are multiplied exactly; the scale of the keys
+//           multiplies the softmax scale, that of the values the output's 1 / denominator, both in f32.
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/vec.h"
+
+#if defined(__AVX512BF16__)
+#include "kernels/cpu/e4m3_decode_avx512.h"
+#elif defined(__AVX2__)
+#include "kernels/cpu/e4m3_decode_avx2.h"
+#else
+#include "kernels/cpu/e4m3_decode_scalar.h"
+#endif
 
 namespace fp4moe::FP4MOE_ISA {
 namespace {
@@ -52,6 +61,7 @@ inline float exp_of(float x) {
 }
 
 inline Vec load_elems(const KvPages& pages, int64_t offset, int64_t n) {
+  if (pages.dtype == DType::kF8E4M3) return load_e4m3(static_cast<const uint8_t*>(pages.data) + offset, n);
   return pages.dtype == DType::kF32 ? load_partial(static_cast<const float*>(pages.data) + offset, n)
                                     : load_partial(static_cast<const bf16*>(pages.data) + offset, n);
 }
@@ -199,7 +209,8 @@ void attend_block(const AttentionArgs& a, const Block& b, Scratch& s, int num_ro
   }
   for (int r = 0; r < num_rows; ++r)
     if (s.rows[r].begin < s.rows[r].end)
-      softmax_block(s.rows[r], s.scores[r], s.sums + r * s.sums_stride, s.sums_stride, a.scale);
+      softmax_block(s.rows[r], s.scores[r], s.sums + r * s.sums_stride, s.sums_stride,
+                    a.scale * a.k_pages.scale);
   for (int d = 0; d < a.v_pages.head_dim; d += kDimSlice) {
     const int dims = smaller(kDimSlice, a.v_pages.head_dim - d);
     load_values(b, a.v_pages, d, dims, s.slice);
@@ -244,7 +255,7 @@ void store_rows(const AttentionArgs& a, const AttentionChunk& c, const Scratch& 
   for (int r = 0; r < c.num_tokens * c.num_heads; ++r) {
     const int64_t out = (c.first_row + r / c.num_heads) * a.out.cols +
                         static_cast<int64_t>(c.first_head + r % c.num_heads) * head_dim;
-    const Vec inverse = broadcast(1 / s.rows[r].denominator);
+    const Vec inverse = broadcast(a.v_pages.scale / s.rows[r].denominator);
     for (int d = 0; d < head_dim; d += kLanes) {
       const Vec y = mul(load(s.sums + r * s.sums_stride + d), inverse);
       if (a.out.dtype == DType::kF32)

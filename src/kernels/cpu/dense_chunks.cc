@@ -6,6 +6,7 @@ namespace fp4moe::FP4MOE_ISA {
 
 void linear_chunk(const LinearArgs&, const LinearChunk&);
 void linear_q8_chunk(const LinearArgs&, const LinearChunk&);
+void linear_fp8_chunk(const LinearArgs&, const LinearChunk&);
 void rms_norm_chunk(const RmsNormArgs&, int64_t row_begin, int64_t row_end);
 void rope_chunk(const RopeArgs&, int64_t row_begin, int64_t row_end);
 void attention_chunk(const AttentionArgs&, const AttentionChunk&);
@@ -21,8 +22,8 @@ void exp_elems(const float* x, int64_t n, float* y) {
 
 }  // namespace
 
-extern const DenseChunks dense_chunks = {linear_chunk,      linear_q8_chunk, rms_norm_chunk,
-                                         rope_chunk,        attention_chunk, head_norm_chunk,
-                                         head_linear_chunk, silu_mul_chunk,  exp_elems};
+extern const DenseChunks dense_chunks = {linear_chunk,   linear_q8_chunk, linear_fp8_chunk, rms_norm_chunk,
+                                         rope_chunk,     attention_chunk, head_norm_chunk,  head_linear_chunk,
+                                         silu_mul_chunk, exp_elems};
 
 }  // namespace fp4moe::FP4MOE_ISA

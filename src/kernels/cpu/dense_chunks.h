@@ -26,6 +26,7 @@ constexpr int kAttentionRows = 32;
 struct DenseChunks {
   void (*linear)(const LinearArgs&, const LinearChunk&);
   void (*linear_q8)(const LinearArgs&, const LinearChunk&);  // the weight is LinearLayout::kPanel16Q8
+  void (*linear_fp8)(const LinearArgs&, const LinearChunk&);
   void (*rms_norm)(const RmsNormArgs&, int64_t row_begin, int64_t row_end);
   void (*rope)(const RopeArgs&, int64_t row_begin, int64_t row_end);
   void (*attention)(const AttentionArgs&, const AttentionChunk&);

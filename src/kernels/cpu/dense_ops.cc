@@ -20,12 +20,13 @@ constexpr int64_t kLinearPanels = 4, kLinearRows = 96;
 template <const DenseChunks& chunks, auto kChunk = &DenseChunks::linear>
 void linear(const LinearArgs& args, ThreadPool& pool) {
   const int64_t panels = ceil_div(args.n, 16), panel_chunks = ceil_div(panels, kLinearPanels);
+  const auto run = args.format == LinearFormat::kFp8 ? chunks.linear_fp8 : chunks.*kChunk;
   run_in_streams(pool, panel_chunks * ceil_div(args.x.rows, kLinearRows), [&](int64_t chunk) {
     const int64_t row = chunk / panel_chunks * kLinearRows, panel = chunk % panel_chunks * kLinearPanels;
-    (chunks.*kChunk)(args, {.row_begin = row,
-                            .row_end = std::min(args.x.rows, row + kLinearRows),
-                            .panel_begin = panel,
-                            .panel_end = std::min(panels, panel + kLinearPanels)});
+    run(args, {.row_begin = row,
+               .row_end = std::min(args.x.rows, row + kLinearRows),
+               .panel_begin = panel,
+               .panel_end = std::min(panels, panel + kLinearPanels)});
   });
 }
 
@@ -141,6 +142,8 @@ template <const DenseChunks& chunks>
 constexpr DenseOps make_ops(const char* name) {
   return {.name = name,
           .linear_layout = LinearLayout::kPanel16,
+          .fp8_layout = LinearLayout::kPanel16Fp8,
+          .has_fp8 = true,
           .head_linear_layout = LinearLayout::kPanel16,
           .linear = linear<chunks>,
           .embed = ref::embed,
@@ -168,16 +171,27 @@ constexpr DenseOps make_q8_ops(const char* name) {
   return ops;
 }
 
+template <const DenseChunks& chunks>
+constexpr DenseOps make_fp8_ops(const char* name) {
+  DenseOps ops = make_ops<chunks>(name);
+  ops.linear_layout = ops.fp8_layout;
+  return ops;
+}
+
 // Indexed by DenseQuant.
 constexpr DenseOps kScalarOps[] = {make_ops<cpu_scalar::dense_chunks>("cpu_scalar"),
-                                   make_q8_ops<cpu_scalar::dense_chunks>("cpu_scalar_q8")};
+                                   make_q8_ops<cpu_scalar::dense_chunks>("cpu_scalar_q8"),
+                                   make_fp8_ops<cpu_scalar::dense_chunks>("cpu_scalar_fp8")};
 #if defined(__x86_64__)
 constexpr DenseOps kAvx2Ops[] = {make_ops<cpu_avx2::dense_chunks>("cpu_avx2"),
-                                 make_q8_ops<cpu_avx2::dense_chunks>("cpu_avx2_q8")};
+                                 make_q8_ops<cpu_avx2::dense_chunks>("cpu_avx2_q8"),
+                                 make_fp8_ops<cpu_avx2::dense_chunks>("cpu_avx2_fp8")};
 constexpr DenseOps kAvx512Ops[] = {make_ops<cpu_avx512::dense_chunks>("cpu_avx512"),
-                                   make_q8_ops<cpu_avx512::dense_chunks>("cpu_avx512_q8")};
+                                   make_q8_ops<cpu_avx512::dense_chunks>("cpu_avx512_q8"),
+                                   make_fp8_ops<cpu_avx512::dense_chunks>("cpu_avx512_fp8")};
 constexpr DenseOps kAmxOps[] = {make_ops<cpu_amx::dense_chunks>("cpu_amx"),
-                                make_q8_ops<cpu_amx::dense_chunks>("cpu_amx_q8")};
+                                make_q8_ops<cpu_amx::dense_chunks>("cpu_amx_q8"),
+                                make_fp8_ops<cpu_amx::dense_chunks>("cpu_amx_fp8")};
 #endif
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/e4m3_decode_avx2.h"
 #include "kernels/cpu/expert_panel.h"
 #include "kernels/cpu/vec.h"
 
@@ -19,10 +20,7 @@ inline __m256 half_block_scales(const uint8_t* scales) {
     const __m256i bits = _mm256_slli_epi32(_mm256_cvtepu8_epi32(bytes), 23);
     return _mm256_castsi256_ps(_mm256_max_epu32(bits, _mm256_set1_epi32(0x00400000)));
   } else {
-    // An e4m3 byte, placed in a half's sign, low exponent and high fraction bits, is its value times 2^-8.
-    const __m128i halves = _mm_srai_epi16(_mm_slli_epi16(_mm_cvtepu8_epi16(bytes), 8), 1);
-    const __m256 small = _mm256_cvtph_ps(_mm_and_si128(halves, _mm_set1_epi16(int16_t(0xbfff))));
-    return _mm256_mul_ps(small, _mm256_set1_ps(256.0f));
+    return finite_e4m3(_mm_cvtepu8_epi16(bytes));
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <immintrin.h>
 
+#include "kernels/cpu/e4m3_decode_avx512.h"
 #include "kernels/cpu/expert_panel.h"
 
 namespace fp4moe::FP4MOE_ISA {
@@ -19,10 +20,7 @@ inline __m512 block_scales(const uint8_t* scales) {
     const __m512i bits = _mm512_slli_epi32(_mm512_cvtepu8_epi32(bytes), 23);
     return _mm512_castsi512_ps(_mm512_max_epu32(bits, _mm512_set1_epi32(0x00400000)));
   } else {
-    // An e4m3 byte, placed in a half's sign, low exponent and high fraction bits, is its value times 2^-8.
-    const __m256i halves = _mm256_srai_epi16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8), 1);
-    const __m512 small = _mm512_cvtph_ps(_mm256_and_si256(halves, _mm256_set1_epi16(int16_t(0xbfff))));
-    return _mm512_mul_ps(small, _mm512_set1_ps(256.0f));
+    return finite_e4m3(bytes);
   }
 }
 

@@ -1,6 +1,6 @@
 // Computes  out[T, N] = x[T, K] W^T (+ bias) (+ out), W in panels of 16 outputs (LinearLayout::kPanel16);
-//           head_linear: the same for each head's slice of f32 rows; linear_q8: see linear_q8_tile.h and, for
-//           AMX, linear_q8_amx.h.
+//           head_linear: the same for each head's slice of f32 rows; linear_q8 and linear_fp8: see
+//           linear_code_tile.h and, for AMX, linear_code_amx.h.
 // Bytes     2 N K of weights, once for all rows of a chunk (TileShape::large_rows at a time, then again from
 //           the cache); x and out are small in comparison.
 // Flops     2 T N K.
@@ -12,11 +12,11 @@
 //           AVX-512 on bf16 rows: vdpbf16ps (subnormals count as zero). Otherwise bf16 is decoded exactly,
 //           and even k, then odd k, are added with fma (a rounded product and a rounded sum on scalar).
 #include "kernels/cpu/dense_chunks.h"
-#include "kernels/cpu/linear_q8_tile.h"
+#include "kernels/cpu/linear_code_tile.h"
 #include "kernels/cpu/linear_step.h"
 
 #if defined(__AMX_TILE__)
-#include "kernels/cpu/linear_q8_amx.h"
+#include "kernels/cpu/linear_code_amx.h"
 #include "kernels/cpu/linear_tiles_amx.h"
 #endif
 
@@ -28,11 +28,11 @@ struct TileShape {
   int small_rows, small_panels, large_rows, large_panels;
 };
 #if defined(__AVX512BF16__)
-constexpr TileShape kBf16Shape = {4, 4, 12, 2}, kQ8Shape = {4, 4, 12, 1};
+constexpr TileShape kBf16Shape = {4, 4, 12, 2}, kCodeShape = {4, 4, 12, 1};
 #elif defined(__AVX2__)
-constexpr TileShape kBf16Shape = {1, 2, 4, 1}, kQ8Shape = {1, 1, 4, 1};
+constexpr TileShape kBf16Shape = {1, 2, 4, 1}, kCodeShape = {1, 1, 4, 1};
 #else
-constexpr TileShape kBf16Shape = {1, 1, 2, 1}, kQ8Shape = kBf16Shape;
+constexpr TileShape kBf16Shape = {1, 1, 2, 1}, kCodeShape = kBf16Shape;
 #endif
 constexpr int64_t kPrefetchElems = 1024;  // 2 KiB ahead in each panel's stream
 
@@ -56,9 +56,33 @@ struct LinearTiles : LinearOutputs {
   const bf16* weight = static_cast<const bf16*>(a.weight);
 };
 
+// 8-bit weights: the codes of a panel, and the scales of its 16 outputs for a block of kCodeColumns columns.
 struct Q8Tiles : LinearOutputs {
-  static constexpr TileShape kShape = kQ8Shape;
+  using Codes = Q8Codes;
+  static constexpr TileShape kShape = kCodeShape;
   const uint8_t* weight = static_cast<const uint8_t*>(a.weight);
+  int64_t panel_bytes = q8_panel_bytes(k), scale_bytes = q8_panel_scale_bytes(k);
+
+  const uint8_t* codes(int64_t panel) const { return weight + panel * panel_bytes + scale_bytes; }
+  Vec scales(int64_t panel, int64_t block) const {
+    return load(reinterpret_cast<const bf16*>(weight + panel * panel_bytes) + block * kLanes);
+  }
+};
+
+struct Fp8Tiles : LinearOutputs {
+  using Codes = Fp8Codes;
+  static constexpr TileShape kShape = kCodeShape;
+  int64_t panel_bytes = (k + kCodeColumns - 1) / kCodeColumns * (kCodeColumns * kLanes);
+  bool one_scale = a.fp8.col_block >= k;  // for all columns
+  int64_t scales_per_row = one_scale ? 1 : (k + a.fp8.col_block - 1) / a.fp8.col_block;
+  uint32_t blocks_per_scale = static_cast<uint32_t>(one_scale ? panel_bytes / (kCodeColumns * kLanes)
+                                                              : a.fp8.col_block / kCodeColumns);
+
+  const uint8_t* codes(int64_t panel) const { return a.fp8.codes + panel * panel_bytes; }
+  Vec scales(int64_t panel, int64_t block) const {
+    const int64_t at = panel * scales_per_row + static_cast<uint32_t>(block) / blocks_per_scale;
+    return load(a.fp8.scales + at * kLanes);
+  }
 };
 
 struct HeadTiles {
@@ -112,7 +136,11 @@ void tile(const Tiles& a, int64_t row, int64_t panel) {
 
 template <class Step, int P, int R>
 void tile(const Q8Tiles& a, int64_t row, int64_t panel) {
-  q8_tile<Step, P, R>(a, row, panel);
+  code_tile<Step, P, R>(a, row, panel);
+}
+template <class Step, int P, int R>
+void tile(const Fp8Tiles& a, int64_t row, int64_t panel) {
+  code_tile<Step, P, R>(a, row, panel);
 }
 
 // Computes the tile of `rows` <= R rows.
@@ -144,6 +172,18 @@ void run(const Tiles& a, const LinearChunk& c) {
     tiles<Step, kShape.large_panels, kShape.large_rows>(a, c);
 }
 
+template <class Tiles>
+void run_codes(const Tiles& a, const LinearChunk& c) {
+  if (a.a.x.dtype == DType::kF32)
+    run<FmaStep<float>>(a, c);
+  else
+#if defined(__AMX_TILE__)
+    run_code_tiles(a, c);
+#else
+    run<Bf16Step>(a, c);
+#endif
+}
+
 }  // namespace
 
 void linear_chunk(const LinearArgs& a, const LinearChunk& c) {
@@ -157,16 +197,8 @@ void linear_chunk(const LinearArgs& a, const LinearChunk& c) {
 #endif
 }
 
-void linear_q8_chunk(const LinearArgs& a, const LinearChunk& c) {
-  if (a.x.dtype == DType::kF32)
-    run<FmaStep<float>>(Q8Tiles{{a}}, c);
-  else
-#if defined(__AMX_TILE__)
-    run_q8_tiles(Q8Tiles{{a}}, c);
-#else
-    run<Bf16Step>(Q8Tiles{{a}}, c);
-#endif
-}
+void linear_q8_chunk(const LinearArgs& a, const LinearChunk& c) { run_codes(Q8Tiles{{a}}, c); }
+void linear_fp8_chunk(const LinearArgs& a, const LinearChunk& c) { run_codes(Fp8Tiles{{a}}, c); }
 
 void head_linear_chunk(const HeadLinearArgs& a, int64_t head, const LinearChunk& c) {
   run<FmaStep<float>>(HeadTiles{a, head}, c);

@@ -26,28 +26,30 @@ struct Bf16Panels {
   static constexpr int kColumns = 2, kFewRows = 4;
   static constexpr int64_t kPrefetchBytes = 2048;
   const uint8_t* weights;
-  int64_t bytes;  // of a panel
+  int64_t bytes;  // from one panel to the next
 
-  Bf16Panels(const bf16* first, int64_t k, int64_t panel) : bytes((k + 1) / 2 * 64) {
-    weights = reinterpret_cast<const uint8_t*>(first) + panel * bytes;
+  template <class Tiles>
+  Bf16Panels(const Tiles& a, int64_t panel) : bytes((a.k + 1) / 2 * 64) {
+    weights = reinterpret_cast<const uint8_t*>(a.weight) + panel * bytes;
   }
   static VecPair pair(const uint8_t* w, int) { return load_pairs(reinterpret_cast<const bf16*>(w)); }
   Vec add_sum(int, int64_t, Vec sum, Vec total) const { return add(total, sum); }
 };
 
-struct Q8Panels {
+template <class Tiles>
+struct CodePanels {
+  using Codes = typename Tiles::Codes;
   static constexpr int kColumns = 4, kFewRows = 2;
   static constexpr int64_t kPrefetchBytes = 4096;
-  const uint8_t *scales, *weights;
-  int64_t bytes;
+  const Tiles& tiles;
+  int64_t panel;  // the first
+  const uint8_t* weights = tiles.codes(panel);
+  int64_t bytes = tiles.panel_bytes;
 
-  Q8Panels(const uint8_t* first, int64_t k, int64_t panel)
-      : scales(first + panel * q8_panel_bytes(k)),
-        weights(scales + q8_panel_scale_bytes(k)),
-        bytes(q8_panel_bytes(k)) {}
-  static VecPair pair(const uint8_t* w, int i) { return q8_floats(load_q8_quad(w), i); }
+  CodePanels(const Tiles& a, int64_t first) : tiles(a), panel(first) {}
+  static VecPair pair(const uint8_t* w, int i) { return quad_floats(load_quad<Codes>(w), i); }
   Vec add_sum(int p, int64_t block, Vec sum, Vec total) const {
-    return fma(load(reinterpret_cast<const bf16*>(scales + p * bytes) + block * kLanes), sum, total);
+    return fma(tiles.scales(panel + p, block), sum, total);
   }
 };
 
@@ -99,7 +101,7 @@ template <class Panels, int R, int P, class Tiles>
 [[gnu::noinline]] void linear_rows(const Tiles& a, int64_t row, int64_t panel) {
   const int64_t whole = a.k / kTileColumns, rest = a.k % kTileColumns;
   const bf16* x = static_cast<const bf16*>(a.x) + row * a.x_stride;
-  const Panels panels(a.weight, a.k, panel);
+  const Panels panels(a, panel);
   RowSums<Panels, R, P> sums{panels, {}};
   for (int p = 0; p < P; ++p)
     for (int r = 0; r < R; ++r) sums.totals[p][r] = zero();

@@ -52,7 +52,11 @@ int64_t group_bytes(int64_t rows, int64_t k, LinearLayout layout) {
       return rows * q8_blocks(k) * int64_t{sizeof(Q8Block)};
     case LinearLayout::kPanel16Q8:
       return q8_panel_bytes(k);
+    case LinearLayout::kRowMajorFp8:
+    case LinearLayout::kPanel16Fp8:
+      break;
   }
+  FP4MOE_CHECK(false, "an FP8 layout for bf16 weights");
   return 0;
 }
 
@@ -82,6 +86,9 @@ void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layo
         break;
       case LinearLayout::kPanel16Q8:
         pack_q8_panel(from, rows, k, to);
+        break;
+      case LinearLayout::kRowMajorFp8:
+      case LinearLayout::kPanel16Fp8:
         break;
     }
   });

@@ -2,6 +2,7 @@
 #include "device/device_memory.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/dense/linear_few.h"
+#include "kernels/cuda/dense/linear_fp8.h"
 #include "kernels/cuda/dense/linear_lt.h"
 #include "kernels/cuda/dense_kernels.h"
 
@@ -9,20 +10,26 @@ namespace fp4moe {
 namespace {
 
 void linear(const LinearArgs& args, ThreadPool&) {
-  if (linear_few_fits(args.x.rows, args.x.cols))
+  if (linear_few_fits(args))
     linear_few(args);
+  else if (args.format == LinearFormat::kFp8)
+    linear_fp8(args, Fp8Splits::kBySize);
   else
     linear_lt(args, LtAlgorithm::kBest);
 }
 
 void norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
-  if (args.linear.x.rows <= kFewLoneTokens && linear_few_fits(args.linear.x.rows, args.linear.x.cols))
-    return norm_linear_few(args);
+  if (args.linear.x.rows <= kFewLoneTokens && linear_few_fits(args.linear)) return norm_linear_few(args);
   cuda::rms_norm(args.norm, pool);
   linear(args.linear, pool);
 }
 
-void invariant_linear(const LinearArgs& args, ThreadPool&) { linear_lt(args, LtAlgorithm::kOneForAll); }
+void invariant_linear(const LinearArgs& args, ThreadPool&) {
+  if (args.format == LinearFormat::kFp8)
+    linear_fp8(args, Fp8Splits::kNone);
+  else
+    linear_lt(args, LtAlgorithm::kOneForAll);
+}
 
 void invariant_norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
   cuda::rms_norm(args.norm, pool);
@@ -31,6 +38,8 @@ void invariant_norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
 
 constexpr DenseOps kOps = {.name = "cuda",
                            .linear_layout = LinearLayout::kRowMajor,
+                           .has_fp8 = true,
+                           .fp8_column_step = kFp8DeviceStep,
                            .linear = linear,
                            .embed = cuda::embed,
                            .rms_norm = cuda::rms_norm,
@@ -61,10 +70,21 @@ constexpr DenseOps invariant_ops() {
 }
 constexpr DenseOps kInvariantOps = invariant_ops();
 
+// bf16 weights are stored in FP8.
+constexpr DenseOps fp8_ops(DenseOps ops, const char* name) {
+  ops.name = name;
+  ops.linear_layout = ops.fp8_layout;
+  return ops;
+}
+constexpr DenseOps kFp8Ops = fp8_ops(kOps, "cuda_fp8"),
+                   kInvariantFp8Ops = fp8_ops(kInvariantOps, "cuda_invariant_fp8");
+
 }  // namespace
 
-const DenseOps* cuda_dense_ops() { return &kOps; }
-const DenseOps* cuda_invariant_dense_ops() { return &kInvariantOps; }
+const DenseOps* cuda_dense_ops(DenseQuant quant) { return quant == DenseQuant::kFp8 ? &kFp8Ops : &kOps; }
+const DenseOps* cuda_invariant_dense_ops(DenseQuant quant) {
+  return quant == DenseQuant::kFp8 ? &kInvariantFp8Ops : &kInvariantOps;
+}
 
 Status prepare_cuda_dense_ops() { return prepare_linear_lt(); }
 

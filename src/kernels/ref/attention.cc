@@ -2,10 +2,16 @@
 #include <cmath>
 #include <limits>
 
+#include "formats/e4m3.h"
 #include "kernels/ref/dense_ref.h"
 
 namespace fp4moe::ref {
 namespace {
+
+double page_value(const KvPages& pages, int64_t i) {
+  if (pages.dtype != DType::kF8E4M3) return load_elem(pages.data, pages.dtype, i);
+  return static_cast<double>(e4m3_decode(static_cast<const uint8_t*>(pages.data)[i])) * pages.scale;
+}
 
 // Computes one query row of one head, in two passes over the keys: the first finds the largest logit.
 void attend(const AttentionArgs& a, const SequenceRows& s, int64_t r, int head) {
@@ -17,8 +23,7 @@ void attend(const AttentionArgs& a, const SequenceRows& s, int64_t r, int head) 
   auto logit = [&](int64_t key) {
     const int64_t offset = k.offset(s.page_table.data(), kv_head, key);
     double sum = 0;
-    for (int d = 0; d < k.head_dim; ++d)
-      sum += static_cast<double>(q[d]) * load_elem(k.data, k.dtype, offset + d);
+    for (int d = 0; d < k.head_dim; ++d) sum += static_cast<double>(q[d]) * page_value(k, offset + d);
     return sum * a.scale;
   };
   double largest = a.sinks != nullptr ? a.sinks[head] : -std::numeric_limits<double>::infinity();
@@ -30,7 +35,7 @@ void attend(const AttentionArgs& a, const SequenceRows& s, int64_t r, int head) 
     const double p = std::exp(logit(key) - largest);
     const int64_t offset = v.offset(s.page_table.data(), kv_head, key);
     denominator += p;
-    for (int d = 0; d < v.head_dim; ++d) sums[d] += p * load_elem(v.data, v.dtype, offset + d);
+    for (int d = 0; d < v.head_dim; ++d) sums[d] += p * page_value(v, offset + d);
   }
   const int64_t out = (s.first_row + r) * a.out.cols + static_cast<int64_t>(head) * v.head_dim;
   for (int d = 0; d < v.head_dim; ++d)

@@ -22,6 +22,7 @@ void ref::rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
 const DenseOps& ref_dense_ops(DenseQuant quant) {
   static constexpr DenseOps ops = {.name = "ref",
                                    .linear_layout = LinearLayout::kRowMajor,
+                                   .has_fp8 = true,
                                    .linear = ref::linear,
                                    .embed = ref::embed,
                                    .rms_norm = ref::rms_norm,
@@ -45,7 +46,13 @@ const DenseOps& ref_dense_ops(DenseQuant quant) {
     q8.norm_linear = ref::norm_linear_q8;
     return q8;
   }();
-  return quant == DenseQuant::kQ8 ? q8_ops : ops;
+  static constexpr DenseOps fp8_ops = [] {
+    DenseOps fp8 = ops;
+    fp8.name = "ref_fp8";
+    fp8.linear_layout = ops.fp8_layout;
+    return fp8;
+  }();
+  return quant == DenseQuant::kQ8 ? q8_ops : quant == DenseQuant::kFp8 ? fp8_ops : ops;
 }
 
 }  // namespace fp4moe

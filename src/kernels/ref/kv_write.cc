@@ -1,13 +1,20 @@
+#include "formats/e4m3.h"
 #include "kernels/ref/dense_ref.h"
 
 namespace fp4moe::ref {
 namespace {
 
 void write_row(const float* row, const KvPages& pages, const int32_t* page_table, int64_t position) {
+  const float inverse = 1 / pages.scale;
   for (int h = 0; h < pages.num_kv_heads; ++h) {
     const int64_t offset = pages.offset(page_table, h, position);
-    for (int d = 0; d < pages.head_dim; ++d)
-      store_elem(pages.data, pages.dtype, offset + d, row[static_cast<int64_t>(h) * pages.head_dim + d]);
+    const float* x = row + static_cast<int64_t>(h) * pages.head_dim;
+    for (int d = 0; d < pages.head_dim; ++d) {
+      if (pages.dtype == DType::kF8E4M3)
+        static_cast<uint8_t*>(pages.data)[offset + d] = e4m3_encode(x[d] * inverse);
+      else
+        store_elem(pages.data, pages.dtype, offset + d, x[d]);
+    }
   }
 }
 

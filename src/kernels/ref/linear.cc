@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "formats/e4m3.h"
 #include "formats/q8.h"
 #include "kernels/ref/dense_ref.h"
 
@@ -37,13 +38,43 @@ double dot(const X* x, const Q8Block* w, int64_t k) {
   return sum;
 }
 
-template <class X, class W>
+// One output's row of an FP8 weight.
+struct Fp8Row {
+  const uint8_t* codes;
+  const float* scales;
+  int64_t col_block;
+};
+
+template <class X>
+double dot(const X* x, const Fp8Row& w, int64_t k) {
+  double sum = 0;
+  for (int64_t first = 0, b = 0; first < k; first += w.col_block, ++b) {
+    double block = 0;
+    for (int64_t i = first; i < std::min(first + w.col_block, k); ++i)
+      block += to_double(x[i]) * static_cast<double>(e4m3_decode(w.codes[i]));
+    sum += block * static_cast<double>(w.scales[b]);
+  }
+  return sum;
+}
+
+const bf16* bf16_row(const LinearArgs& a, int64_t n) {
+  return static_cast<const bf16*>(a.weight) + n * a.x.cols;
+}
+const Q8Block* q8_row(const LinearArgs& a, int64_t n) {
+  return static_cast<const Q8Block*>(a.weight) + n * q8_blocks(a.x.cols);
+}
+Fp8Row fp8_row(const LinearArgs& a, int64_t n) {
+  const Fp8LinearView& w = a.fp8;
+  const int64_t scales_per_row = (a.x.cols + w.col_block - 1) / w.col_block;
+  return {w.codes + n * a.x.cols, w.scales + n / w.row_block * scales_per_row, w.col_block};
+}
+
+template <class X, auto kRow>
 void linear_outputs(const LinearArgs& a, int64_t begin, int64_t end) {
-  const int64_t stride = std::is_same_v<W, Q8Block> ? q8_blocks(a.x.cols) : a.x.cols;
   for (int64_t t = 0; t < a.x.rows; ++t) {
     for (int64_t n = begin; n < end; ++n) {
       const X* x = static_cast<const X*>(a.x.data) + t * a.x.cols;
-      double sum = dot(x, static_cast<const W*>(a.weight) + n * stride, a.x.cols);
+      double sum = dot(x, kRow(a, n), a.x.cols);
       float& out = a.out[t * a.n + n];
       if (a.bias != nullptr) sum += a.bias[n];
       if (a.accumulate) sum += out;
@@ -52,21 +83,25 @@ void linear_outputs(const LinearArgs& a, int64_t begin, int64_t end) {
   }
 }
 
-template <class W>
+template <auto kRow>
 void linear_of(const LinearArgs& a, ThreadPool& pool) {
   pool.run((a.n + kOutputsPerChunk - 1) / kOutputsPerChunk, [&](int64_t chunk, int) {
     const int64_t begin = chunk * kOutputsPerChunk, end = std::min(a.n, begin + kOutputsPerChunk);
     if (a.x.dtype == DType::kF32)
-      linear_outputs<float, W>(a, begin, end);
+      linear_outputs<float, kRow>(a, begin, end);
     else
-      linear_outputs<bf16, W>(a, begin, end);
+      linear_outputs<bf16, kRow>(a, begin, end);
   });
 }
 
 }  // namespace
 
-void linear(const LinearArgs& a, ThreadPool& pool) { linear_of<bf16>(a, pool); }
-void linear_q8(const LinearArgs& a, ThreadPool& pool) { linear_of<Q8Block>(a, pool); }
+void linear(const LinearArgs& a, ThreadPool& pool) {
+  a.format == LinearFormat::kFp8 ? linear_of<fp8_row>(a, pool) : linear_of<bf16_row>(a, pool);
+}
+void linear_q8(const LinearArgs& a, ThreadPool& pool) {
+  a.format == LinearFormat::kFp8 ? linear_of<fp8_row>(a, pool) : linear_of<q8_row>(a, pool);
+}
 
 void head_linear(const HeadLinearArgs& a, ThreadPool& pool) {
   pool.run(a.num_tokens * a.num_heads, [&](int64_t i, int) {

@@ -10,6 +10,7 @@
 #include "kernels/cuda/layout/tile_layout.h"
 #include "kernels/cuda/layout/tile_uploader.h"
 #include "moe/act_scales.h"
+#include "moe/device/bf16_tiles.h"
 #include "moe/local_experts.h"
 
 namespace fp4moe {
@@ -44,14 +45,15 @@ Status DeviceExperts::put_scales(const std::vector<ExpertScales>& scales) {
   return {};
 }
 
-Status DeviceExperts::put_biases(const std::vector<ExpertWeightsView>& experts) {
+template <class Expert>
+Status DeviceExperts::put_biases(const std::vector<Expert>& experts) {
   bool any_up = false, any_down = false;
-  for (const ExpertWeightsView& w : experts) {
+  for (const Expert& w : experts) {
     any_up |= w.gate_bias != nullptr || w.up_bias != nullptr;
     any_down |= w.down_bias != nullptr;
   }
   std::vector<float> gate_up, down;
-  for (const ExpertWeightsView& w : experts) {
+  for (const Expert& w : experts) {
     if (any_up && is_gated(tiles_.activation.kind))
       append_bias(w.gate_bias, w.gate_up_bias_stride, tiles_.intermediate_size, gate_up);
     if (any_up) append_bias(w.up_bias, w.gate_up_bias_stride, tiles_.intermediate_size, gate_up);
@@ -96,11 +98,40 @@ Status DeviceExperts::put_tiles(const std::vector<ExpertWeightsView>& experts,
   return uploader.finish();
 }
 
+// The tiles are packed on the host, one expert at a time.
+Status DeviceExperts::put_bf16_tiles(const std::vector<Bf16ExpertView>& experts, ThreadPool& pool) {
+  const std::vector<float> ones(experts.size() * 3, 1.0f);
+  FP4MOE_RETURN_IF_ERROR(device_memory().upload(scales_.data(), ones.data(), scales_.num_bytes()));
+  FP4MOE_ASSIGN_OR_RETURN(Buffer tiles, Buffer::make(std::max(gate_up_bytes(), down_bytes())));
+  for (int64_t e = 0; e < std::ssize(experts); ++e) {
+    const Bf16ExpertView& w = experts[static_cast<size_t>(e)];
+    pack_bf16_tiles({is_gated_kind() ? &w.gate : nullptr, &w.up}, tiles.data(), pool);
+    FP4MOE_RETURN_IF_ERROR(
+        device_memory().upload(gate_up_.data() + e * gate_up_bytes(), tiles.data(), gate_up_bytes()));
+    pack_bf16_tiles({nullptr, &w.down}, tiles.data(), pool);
+    FP4MOE_RETURN_IF_ERROR(
+        device_memory().upload(down_.data() + e * down_bytes(), tiles.data(), down_bytes()));
+  }
+  return {};
+}
+
+Status DeviceExperts::fill(const MoeProblem& p, const MoeWeightsView& weights, ThreadPool& pool) {
+  if (p.format == Fp4Format::kNone) {
+    FP4MOE_ASSIGN_OR_RETURN(const std::vector<Bf16ExpertView> experts, local_bf16_experts(p, weights));
+    FP4MOE_RETURN_IF_ERROR(put_biases(experts));
+    FP4MOE_RETURN_IF_ERROR(put_scales(std::vector<ExpertScales>(experts.size())));
+    return put_bf16_tiles(experts, pool);
+  }
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<ExpertWeightsView> experts, local_experts(p, weights));
+  const std::vector<ExpertScales> scales = resolve_scales(weights.experts, numerics_, p.local_experts());
+  FP4MOE_RETURN_IF_ERROR(put_biases(experts));
+  FP4MOE_RETURN_IF_ERROR(put_scales(scales));
+  return put_tiles(experts, scales, pool);
+}
+
 Result<DeviceExperts> DeviceExperts::make(const MoeProblem& p, const Numerics& numerics,
                                           const MoeWeightsView& weights, ThreadPool& pool) {
-  FP4MOE_ASSIGN_OR_RETURN(const std::vector<ExpertWeightsView> experts, local_experts(p, weights));
-  const std::vector<ExpertScales> scales = resolve_scales(weights.experts, numerics, p.local_experts());
-  const int64_t count = std::ssize(experts);
+  const int64_t count = p.local_experts().count;
   DeviceExperts out;
   out.numerics_ = numerics;
   out.tiles_ = {p.format, count, p.hidden_size, p.local_intermediate().count, p.activation};
@@ -108,9 +139,7 @@ Result<DeviceExperts> DeviceExperts::make(const MoeProblem& p, const Numerics& n
   FP4MOE_ASSIGN_OR_RETURN(out.down_, Buffer::make(count * out.down_bytes(), device_memory()));
   out.tiles_.gate_up = out.gate_up_.data();
   out.tiles_.down = out.down_.data();
-  FP4MOE_RETURN_IF_ERROR(out.put_biases(experts));
-  FP4MOE_RETURN_IF_ERROR(out.put_scales(scales));
-  FP4MOE_RETURN_IF_ERROR(out.put_tiles(experts, scales, pool));
+  FP4MOE_RETURN_IF_ERROR(out.fill(p, weights, pool));
   return out;
 }
 
@@ -131,7 +160,7 @@ Result<DeviceExperts> DeviceExperts::make_linear(const LinearWeightsView& weight
   out.tiles_ = {weights.fp4.format, 1, weights.fp4.rows, weights.fp4.cols, {ActivationKind::kRelu2}};
   FP4MOE_ASSIGN_OR_RETURN(out.down_, Buffer::make(out.down_bytes(), device_memory()));
   out.tiles_.down = out.down_.data();
-  FP4MOE_RETURN_IF_ERROR(out.put_biases({as_down}));
+  FP4MOE_RETURN_IF_ERROR(out.put_biases(std::vector{as_down}));
   FP4MOE_RETURN_IF_ERROR(out.put_scales({scales}));
   FP4MOE_RETURN_IF_ERROR(out.put_tiles({as_down}, {scales}, pool));
   return out;

@@ -34,9 +34,12 @@ class DeviceExperts {
 
  private:
   Status put_scales(const std::vector<ExpertScales>& scales);
-  Status put_biases(const std::vector<ExpertWeightsView>& experts);
+  template <class Expert>
+  Status put_biases(const std::vector<Expert>& experts);
   Status put_tiles(const std::vector<ExpertWeightsView>& experts, const std::vector<ExpertScales>& scales,
                    ThreadPool& pool);
+  Status put_bf16_tiles(const std::vector<Bf16ExpertView>& experts, ThreadPool& pool);
+  Status fill(const MoeProblem& problem, const MoeWeightsView& weights, ThreadPool& pool);
   bool is_fp8() const { return numerics_.scheme == Scheme::kW4A8; }
   bool is_gated_kind() const { return is_gated(tiles_.activation.kind); }
   // Bytes of one expert's tiles.

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <string>
 
-#include "base/check.h"
+#include "moe/local_experts.h"
 #include "moe/table.h"
 
 namespace fp4moe {
@@ -16,40 +16,17 @@ const DenseOps& ops_of(const MoeProblem& p) { return cpu_dense_ops(p.isa); }
 
 int64_t matrices(const MoeProblem& p) { return is_gated(p.activation.kind) ? 2 : 1; }
 
-// Writes parts of matrices as row-major bf16, one after another.
+// Writes matrices as row-major bf16, one after another.
 struct Rows {
   bf16* at;
-  void append(const Bf16MatrixView& m, Shard rows, Shard cols) {
-    for (int64_t r = rows.first; r < rows.first + rows.count; ++r)
-      for (int64_t c = cols.first; c < cols.first + cols.count; ++c)
-        *at++ = m.data[r * m.row_stride + c * m.col_stride];
+  void append(const Bf16MatrixView& m) {
+    for (int64_t r = 0; r < m.rows; ++r)
+      for (int64_t c = 0; c < m.cols; ++c) *at++ = m.data[r * m.row_stride + c * m.col_stride];
   }
 };
 
-void append_bias(const bf16* bias, int64_t stride, Shard rows, std::vector<float>& to) {
-  for (int64_t r = rows.first; r < rows.first + rows.count; ++r)
-    to.push_back(bias == nullptr ? 0.0f : bf16_to_float(bias[r * stride]));
-}
-
-Status check_matrix(const Bf16MatrixView& m, int64_t rows, int64_t cols, size_t expert, const char* name) {
-  if (m.rows == rows && m.cols == cols) return {};
-  return invalid_argument("expert " + std::to_string(expert) + ": " + name + " is bf16 [" +
-                          std::to_string(m.rows) + ", " + std::to_string(m.cols) + "], but the plan has [" +
-                          std::to_string(rows) + ", " + std::to_string(cols) + "]");
-}
-
-Status check_weights(const MoeProblem& p, const MoeWeightsView& weights) {
-  const std::vector<Bf16ExpertView>& experts = weights.bf16_experts;
-  if (weights.format != Fp4Format::kNone || static_cast<int64_t>(experts.size()) != p.num_experts)
-    return invalid_argument("the weights have " + std::to_string(experts.size()) +
-                            " bf16 experts, but the plan has " + std::to_string(p.num_experts));
-  for (size_t e = 0; e < experts.size(); ++e) {
-    if (is_gated(p.activation.kind))
-      FP4MOE_RETURN_IF_ERROR(check_matrix(experts[e].gate, p.intermediate_size, p.hidden_size, e, "gate"));
-    FP4MOE_RETURN_IF_ERROR(check_matrix(experts[e].up, p.intermediate_size, p.hidden_size, e, "up"));
-    FP4MOE_RETURN_IF_ERROR(check_matrix(experts[e].down, p.hidden_size, p.intermediate_size, e, "down"));
-  }
-  return {};
+void append_bias(const bf16* bias, int64_t stride, int64_t count, std::vector<float>& to) {
+  for (int64_t i = 0; i < count; ++i) to.push_back(bias == nullptr ? 0.0f : bf16_to_float(bias[i * stride]));
 }
 
 float activate(const Activation& act, float gate, float up) {
@@ -133,40 +110,35 @@ class ExpertPass {
 
 Result<PackedExperts> bf16_pack(const RunnerRow&, const MoeProblem& p, const Numerics& numerics,
                                 const MoeWeightsView& weights, ThreadPool& pool) {
-  FP4MOE_RETURN_IF_ERROR(check_weights(p, weights));
-  const Shard local = p.local_experts(), inter = p.local_intermediate(), all = {0, p.hidden_size};
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<Bf16ExpertView> experts, local_bf16_experts(p, weights));
+  const int64_t count = std::ssize(experts), inter = p.local_intermediate().count;
   const DenseOps& ops = ops_of(p);
-  const std::span<const Bf16ExpertView> experts(weights.bf16_experts.data() + local.first,
-                                                static_cast<size_t>(local.count));
   PackedExperts packed;
   packed.numerics = numerics;
-  packed.amax = new_amax(local.count);
-  const int64_t n = matrices(p) * inter.count;
+  packed.amax = new_amax(count);
+  const int64_t n = matrices(p) * inter;
   const LinearSource gate_up = [&](Buffer& storage) -> Result<const bf16*> {
-    FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(local.count * n * p.hidden_size * int64_t{sizeof(bf16)}));
+    FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(count * n * p.hidden_size * int64_t{sizeof(bf16)}));
     Rows rows{storage.as<bf16>()};
     for (const Bf16ExpertView& e : experts) {
-      if (is_gated(p.activation.kind)) rows.append(e.gate, inter, all);
-      rows.append(e.up, inter, all);
+      if (is_gated(p.activation.kind)) rows.append(e.gate);
+      rows.append(e.up);
     }
     return storage.as<bf16>();
   };
   const LinearSource down = [&](Buffer& storage) -> Result<const bf16*> {
-    FP4MOE_ASSIGN_OR_RETURN(storage,
-                            Buffer::make(local.count * p.hidden_size * inter.count * int64_t{sizeof(bf16)}));
+    FP4MOE_ASSIGN_OR_RETURN(storage, Buffer::make(count * p.hidden_size * inter * int64_t{sizeof(bf16)}));
     Rows rows{storage.as<bf16>()};
-    for (const Bf16ExpertView& e : experts) rows.append(e.down, all, inter);
+    for (const Bf16ExpertView& e : experts) rows.append(e.down);
     return storage.as<bf16>();
   };
-  FP4MOE_ASSIGN_OR_RETURN(packed.gate_up,
-                          put_linear_weight(gate_up, local.count * n, p.hidden_size, ops, pool));
-  FP4MOE_ASSIGN_OR_RETURN(packed.down,
-                          put_linear_weight(down, local.count * p.hidden_size, inter.count, ops, pool));
+  FP4MOE_ASSIGN_OR_RETURN(packed.gate_up, put_linear_weight(gate_up, count * n, p.hidden_size, ops, pool));
+  FP4MOE_ASSIGN_OR_RETURN(packed.down, put_linear_weight(down, count * p.hidden_size, inter, ops, pool));
   for (const Bf16ExpertView& e : experts) {
     if (is_gated(p.activation.kind))
       append_bias(e.gate_bias, e.gate_up_bias_stride, inter, packed.gate_up_bias);
     append_bias(e.up_bias, e.gate_up_bias_stride, inter, packed.gate_up_bias);
-    append_bias(p.layout.moe_tp_rank() == 0 ? e.down_bias : nullptr, 1, all, packed.down_bias);
+    append_bias(e.down_bias, 1, p.hidden_size, packed.down_bias);
   }
   return packed;
 }

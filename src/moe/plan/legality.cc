@@ -93,9 +93,9 @@ Status check_gpu_checksum(const MoeProblem& p, const MoeChoice& c) {
 }
 
 Status check_dense_quant(const MoeProblem& p, const MoeChoice& c) {
-  if (p.device != DeviceKind::kCuda || c.dense_quant == "none") return {};
-  return refuse("dense_quant=" + c.dense_quant,
-                "is not supported on device=cuda, where dense layers are bf16", "--dense-quant none");
+  if (p.device != DeviceKind::kCuda || c.dense_quant != "q8") return {};
+  return refuse("dense_quant=q8", "is not supported on device=cuda, where dense layers are bf16 or fp8",
+                "--dense-quant fp8");
 }
 
 constexpr LegalityRule kRules[] = {
@@ -108,7 +108,7 @@ constexpr LegalityRule kRules[] = {
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
     {"gpu_ranks", "MPI on GPUs, and several ranks on GPUs other than Hopper", check_gpu_ranks},
     {"gpu_checksum", "checksums of a2a rows on GPUs", check_gpu_checksum},
-    {"dense_quant", "8-bit dense layers on a GPU", check_dense_quant},
+    {"dense_quant", "q8 dense layers on a GPU", check_dense_quant},
     {"deepep_mode", "deepep_mode normal", check_deepep_mode},
 };
 

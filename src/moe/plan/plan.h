@@ -57,7 +57,7 @@ struct MoeChoice {
   std::string a2a = "none";          // --moe-a2a-backend
   std::string fp4_compute = "auto";  // auto | w4a16 | w4a4 | w4a8
   std::string act_scales = "auto";   // w4a4: auto | static | per_token
-  std::string dense_quant = "none";  // none | q8
+  std::string dense_quant = "none";  // none | q8 | fp8
   std::string fabric = "auto";       // auto | local | threads | mpi
   int tp = 1, ep = 1, dp = 1;
   bool enable_dp_attention = false;

@@ -10,8 +10,10 @@ namespace {
 
 using Kind = OutputPart::Kind;
 
-json new_call(const std::string& name) {
-  return {{"id", make_id("call_")}, {"type", "function"}, {"function", {{"name", name}, {"arguments", ""}}}};
+json new_call(const OutputPart& call) {
+  return {{"id", call.id.empty() ? make_id("call_") : call.id},
+          {"type", "function"},
+          {"function", {{"name", call.text}, {"arguments", ""}}}};
 }
 
 json token_logprob(const TokenLogprob& t, bool by_id) {
@@ -75,7 +77,7 @@ json ChatFormat::part_delta(const OutputPart& part, Stream& stream) const {
   if (part.kind == Kind::kReasoning && plan.separates_reasoning)
     return {{"reasoning_content", part.text}, {"reasoning", part.text}};
   if (part.kind == Kind::kReasoning || part.kind == Kind::kContent) return {{"content", part.text}};
-  json call = part.kind == Kind::kCall ? new_call(part.text) : json{{"function", {{"arguments", part.text}}}};
+  json call = part.kind == Kind::kCall ? new_call(part) : json{{"function", {{"arguments", part.text}}}};
   if (legacy_calls) return {{"function_call", std::move(call["function"])}};
   json entry = {{"index", stream.num_calls - 1}};
   entry.update(call);
@@ -96,7 +98,7 @@ json ChatFormat::whole_choice(const Choice& choice) const {
       reasoning += part.text;
     else if (part.kind == Kind::kContent || part.kind == Kind::kReasoning)
       content += part.text;
-    if (part.kind == Kind::kCall) calls.push_back(new_call(part.text));
+    if (part.kind == Kind::kCall) calls.push_back(new_call(part));
     if (part.kind == Kind::kArguments)
       calls.back()["function"]["arguments"].get_ref<std::string&>() += part.text;
   }

@@ -18,6 +18,11 @@ void join_content(json& content, Fields& fields, const std::string& name) {
     for (size_t j = 0; j < content.size(); ++j) {
       const json& part = content[j];
       const std::string part_name = name + "[" + std::to_string(j) + "]";
+      if (part.is_object() && part.value("type", json()).is_string() && part["type"] != "text")
+        return fields.fail(
+            part_name + ".type",
+            shown(part["type"]) +
+                " is not supported here: this model reads text only, as parts of type \"text\"");
       if (!part.is_object() || part.value("type", json()) != "text" ||
           !part.value("text", json()).is_string())
         return fields.fail(part_name,

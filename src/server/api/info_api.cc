@@ -80,6 +80,8 @@ HttpResponse loads_response(const RouteContext& context, const HttpRequest&) {
                      {"num_used_tokens", stats.num_used_tokens},
                      {"max_total_num_tokens", stats.max_total_num_tokens},
                      {"token_usage", token_usage(stats)},
+                     {"swa_num_used_tokens", stats.num_used_window_pages * context.engine.info().page_size},
+                     {"swa_max_total_num_tokens", stats.num_window_pages * context.engine.info().page_size},
                      {"gen_throughput", stats.gen_throughput},
                      {"cache_hit_rate", stats.cache_hit_rate},
                      {"max_running_requests", context.engine.info().max_running_requests},

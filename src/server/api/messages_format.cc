@@ -54,7 +54,10 @@ bool MessagesFormat::is_returned(const OutputPart& part, int64_t& num_calls) con
 
 json MessagesFormat::new_block(const OutputPart& part) const {
   if (part.kind == Kind::kCall)
-    return {{"type", "tool_use"}, {"id", make_id("toolu_")}, {"name", part.text}, {"input", json::object()}};
+    return {{"type", "tool_use"},
+            {"id", part.id.empty() ? make_id("toolu_") : part.id},
+            {"name", part.text},
+            {"input", json::object()}};
   if (part.kind == Kind::kReasoning) return {{"type", "thinking"}, {"thinking", ""}, {"signature", ""}};
   return {{"type", "text"}, {"text", ""}};
 }

@@ -14,22 +14,20 @@ json empty_part(OutputPart::Kind kind) {
   return {{"type", "output_text"}, {"text", ""}, {"annotations", json::array()}, {"logprobs", json::array()}};
 }
 
-json empty_item(OutputPart::Kind kind, const std::string& name) {
-  if (kind == OutputPart::Kind::kReasoning)
+// The item that begins with `part`.
+json empty_item(const OutputPart& part) {
+  if (part.kind == OutputPart::Kind::kReasoning)
     return {{"id", make_id("rs_")},     {"type", "reasoning"},      {"status", "in_progress"},
             {"summary", json::array()}, {"content", json::array()}, {"encrypted_content", nullptr}};
-  if (kind == OutputPart::Kind::kContent)
+  if (part.kind == OutputPart::Kind::kContent)
     return {{"id", make_id("msg_")},
             {"type", "message"},
             {"status", "in_progress"},
             {"role", "assistant"},
             {"content", json::array()}};
-  return {{"id", make_id("fc_")},
-          {"type", "function_call"},
-          {"status", "in_progress"},
-          {"call_id", make_id("call_")},
-          {"name", name},
-          {"arguments", ""}};
+  return {{"id", make_id("fc_")},    {"type", "function_call"},
+          {"status", "in_progress"}, {"call_id", part.id.empty() ? make_id("call_") : part.id},
+          {"name", part.text},       {"arguments", ""}};
 }
 
 json merged(json first, json second) {
@@ -50,7 +48,7 @@ void OutputItems::add(const OutputPart& part) {
   const bool is_call = part.kind == Kind::kCall || part.kind == Kind::kArguments;
   if (part.kind == Kind::kCall || !is_open_ || kind_ != part.kind) {
     end("completed");
-    begin(is_call ? Kind::kArguments : part.kind, part.text);
+    begin(part);
   }
   if (part.kind == Kind::kCall) return;
   json& item = items_.back();
@@ -68,16 +66,17 @@ void OutputItems::add(const OutputPart& part) {
   events_.add("response.output_text.delta", std::move(delta));
 }
 
-void OutputItems::begin(Kind kind, const std::string& name) {
+void OutputItems::begin(const OutputPart& part) {
+  const bool is_call = part.kind == Kind::kCall;
   is_open_ = true;
-  kind_ = kind;
-  items_.push_back(empty_item(kind, name));
-  if (const auto at = tools_.namespaced.find(name); kind == Kind::kArguments && at != tools_.namespaced.end())
+  kind_ = is_call ? Kind::kArguments : part.kind;
+  items_.push_back(empty_item(part));
+  if (const auto at = tools_.namespaced.find(part.text); is_call && at != tools_.namespaced.end())
     items_.back().update({{"name", at->second.name}, {"namespace", at->second.space}});
   events_.add("response.output_item.added", {{"output_index", items_.size() - 1}, {"item", items_.back()}});
-  if (kind == Kind::kArguments) return;
-  items_.back()["content"].push_back(empty_part(kind));
-  events_.add("response.content_part.added", merged(text_place(), {{"part", empty_part(kind)}}));
+  if (is_call) return;
+  items_.back()["content"].push_back(empty_part(part.kind));
+  events_.add("response.content_part.added", merged(text_place(), {{"part", empty_part(part.kind)}}));
 }
 
 void OutputItems::end(const char* status) {

@@ -44,7 +44,7 @@ class OutputItems {
 
  private:
   using Kind = OutputPart::Kind;
-  void begin(Kind kind, const std::string& name);
+  void begin(const OutputPart& part);  // not kArguments
   void end(const char* status);
   json place() const;       // the fields that name the open item in an event
   json text_place() const;  // ... and its text

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/chat/argument_types.h"
 #include "server/chat/grammar_fields.h"
 
 namespace fp4moe {
@@ -56,12 +57,19 @@ json any_tokens_but(const Engine& engine, std::vector<int32_t> ids) {
   return {{"type", "any_tokens"}, {"exclude_tokens", ids}};
 }
 
-json think_format(const Engine& engine, bool inside) {
+// The token besides </think> that ends reasoning: Kimi-K2 may begin its calls inside. Empty if there is none.
+std::string_view other_think_end(CallSyntax calls) {
+  return calls == CallSyntax::kKimi ? kKimiTokens.section_begin : std::string_view();
+}
+
+// Reasoning that ends in </think>.
+json think_format(const Engine& engine, const OutputDialect& dialect, bool inside) {
+  const std::string_view other_end = other_think_end(dialect.calls);
   const json space = {{"type", "regex"}, {"pattern", "\\n{0,2}"}};
   json parts = json::array();
   if (!inside) parts.push_back(marker_format(engine, kThinkBegin));
   if (const int32_t end = token_of(engine, kThinkEnd); end >= 0) {
-    parts.push_back(any_tokens_but(engine, {end}));
+    parts.push_back(any_tokens_but(engine, {end, other_end.empty() ? -1 : token_of(engine, other_end)}));
     parts.push_back({{"type", "token"}, {"token", end}});
   } else {
     parts.push_back({{"type", "any_text"}, {"excludes", json::array({kThinkEnd})}});
@@ -90,7 +98,7 @@ bool is_inside_reasoning(const OutputDialect& dialect, const std::string& prompt
 json parts_before(const Engine& engine, const OutputDialect& dialect, const std::string& prompt) {
   json parts = json::array();
   if (dialect.thinks && !without_space_behind(prompt).ends_with(kThinkEnd))
-    parts.push_back(think_format(engine, is_inside_reasoning(dialect, prompt)));
+    parts.push_back(think_format(engine, dialect, is_inside_reasoning(dialect, prompt)));
   if (dialect.calls == CallSyntax::kHarmony) parts.push_back(harmony_analysis(engine));
   return parts;
 }
@@ -111,24 +119,53 @@ json hermes_calls(const ToolUse& tools) {
           {"stop_after_first", !tools.parallel}};
 }
 
-json deepseek_calls(const Engine& engine, const OutputDialect& dialect, const ToolUse& tools) {
+json tagged_calls(const ToolUse& tools) {
+  json tags = json::array();
+  for (const ToolUse::Function& f : tools.functions) {
+    json arguments = json_schema_format(f.parameters, f.place);
+    arguments["style"] = "glm_xml";
+    tags.push_back({{"type", "tag"},
+                    {"begin", std::string(kCallTag) + f.name + "\n"},
+                    {"content", std::move(arguments)},
+                    {"end", std::string(kCallEndTag)}});
+  }
+  return {{"type", "tags_with_separator"},
+          {"tags", std::move(tags)},
+          {"separator", "\n"},
+          {"at_least_one", true},
+          {"stop_after_first", !tools.parallel}};
+}
+
+// The parts of a call between CALL_BEGIN and CALL_END.
+json call_parts(const Engine& engine, const OutputDialect& dialect, const ToolUse::Function& f) {
+  const bool is_kimi = dialect.calls == CallSyntax::kKimi;
+  const json separator = marker_format(engine, is_kimi ? kKimiTokens.separator : kDeepSeekTokens.separator);
+  const json arguments = json_schema_format(f.parameters, f.place);
+  if (is_kimi)
+    return {text_format("functions." + f.name + ":"),
+            {{"type", "regex"}, {"pattern", "[0-9]{1,4}"}},
+            separator,
+            arguments};
+  if (!dialect.fences_arguments) return {text_format(f.name), separator, arguments};
+  return {text_format("function"), separator, text_format(f.name + "\n```json\n"), arguments,
+          text_format("\n```")};
+}
+
+// Calls between the tokens of DeepSeek or Kimi.
+json token_calls(const Engine& engine, const OutputDialect& dialect, const ToolUse& tools) {
+  const CallTokens& tokens = dialect.calls == CallSyntax::kKimi ? kKimiTokens : kDeepSeekTokens;
   json calls = json::array();
   for (const ToolUse::Function& f : tools.functions) {
-    json parts = json::array({marker_format(engine, kCallBegin)});
-    if (dialect.fences_arguments) parts.push_back(text_format("function"));
-    if (!dialect.fences_arguments) parts.push_back(text_format(f.name));
-    parts.push_back(marker_format(engine, kCallSeparator));
-    if (dialect.fences_arguments) parts.push_back(text_format(f.name + "\n```json\n"));
-    parts.push_back(json_schema_format(f.parameters, f.place));
-    if (dialect.fences_arguments) parts.push_back(text_format("\n```"));
-    parts.push_back(marker_format(engine, kCallEnd));
+    json parts = json::array({marker_format(engine, tokens.call_begin)});
+    for (json& part : call_parts(engine, dialect, f)) parts.push_back(std::move(part));
+    parts.push_back(marker_format(engine, tokens.call_end));
     calls.push_back(sequence(std::move(parts)));
   }
   const json call = any_of(std::move(calls));
-  json parts = json::array({marker_format(engine, kCallsBegin), call});
+  json parts = json::array({marker_format(engine, tokens.section_begin), call});
   if (tools.parallel)
     parts.push_back(star(dialect.fences_arguments ? sequence(json::array({text_format("\n"), call})) : call));
-  parts.push_back(marker_format(engine, kCallsEnd));
+  parts.push_back(marker_format(engine, tokens.section_end));
   return sequence(std::move(parts));
 }
 
@@ -161,7 +198,10 @@ json calls_format(const Engine& engine, const OutputDialect& dialect, const Tool
     case CallSyntax::kHermes:
       return hermes_calls(tools);
     case CallSyntax::kDeepSeek:
-      return deepseek_calls(engine, dialect, tools);
+    case CallSyntax::kKimi:
+      return token_calls(engine, dialect, tools);
+    case CallSyntax::kArgumentTags:
+      return tagged_calls(tools);
     case CallSyntax::kHarmony:
       return harmony_call(engine, tools);
     case CallSyntax::kNone:
@@ -179,21 +219,28 @@ OutputDialect detect_dialect(const Engine& engine) {
   const std::string& source = engine.info().chat_template;
   OutputDialect dialect;
   const auto has = [&](std::string_view marker) { return contains(source, marker); };
-  std::string_view marker;
+  std::vector<std::string_view> markers;
   if (has("<|channel|>") && token_of(engine, "<|channel|>") >= 0 && token_of(engine, "<|message|>") >= 0) {
     dialect.calls = CallSyntax::kHarmony;
-    marker = "<|channel|>";
-  } else if (has(kCallBegin) && token_of(engine, kCallBegin) >= 0) {
+    markers = {"<|channel|>"};
+  } else if (has(kDeepSeekTokens.call_begin) && token_of(engine, kDeepSeekTokens.call_begin) >= 0) {
     dialect.calls = CallSyntax::kDeepSeek;
     dialect.fences_arguments = has("```json");
-    marker = kCallBegin;
-  } else if (has("<tool_call>") && !has("<function=")) {  // <function=: XML (Qwen3-Coder)
+    markers = {kDeepSeekTokens.call_begin};
+  } else if (has(kKimiTokens.call_begin) && token_of(engine, kKimiTokens.call_begin) >= 0) {
+    dialect.calls = CallSyntax::kKimi;
+    markers = {kKimiTokens.section_begin, kKimiTokens.call_begin, kKimiTokens.separator};
+  } else if (has(kCallTag) && has(kKeyTag)) {
+    dialect.calls = CallSyntax::kArgumentTags;
+    markers = {kCallTag, kKeyTag, kValueTag};
+  } else if (has(kCallTag) && !has("<function=")) {  // <function=: XML (Qwen3-Coder)
     dialect.calls = CallSyntax::kHermes;
-    marker = "<tool_call>";
+    markers = {kCallTag};
   }
   dialect.thinks = dialect.calls != CallSyntax::kHarmony && has(kThinkEnd);
-  for (const std::string_view text : {marker, std::string_view(dialect.thinks ? kThinkEnd : "")}) {
-    const int32_t id = text.empty() ? -1 : token_of(engine, text);
+  if (dialect.thinks) markers.push_back(kThinkEnd);
+  for (const std::string_view text : markers) {
+    const int32_t id = token_of(engine, text);
     if (id >= 0 && is_special(engine, id)) dialect.needs_special_tokens = true;
   }
   dialect.shows_tools = has("tools");
@@ -211,14 +258,18 @@ OutputPlan plan_output(const OutputDialect& dialect, const std::string& prompt, 
   plan.separates_reasoning = separate_reasoning;
   plan.thinks = dialect.thinks && separate_reasoning;
   plan.starts_inside_reasoning = is_inside_reasoning(dialect, prompt);
+  if (plan.calls != CallSyntax::kArgumentTags) return plan;
+  ArgumentTypes types;
+  for (const ToolUse::Function& f : tools.functions) types.add(f.name, f.parameters);
+  plan.argument_types = std::make_shared<const ArgumentTypes>(std::move(types));
   return plan;
 }
 
 std::unique_ptr<OutputParser> make_parser(const OutputPlan& plan) {
   if (plan.calls == CallSyntax::kHarmony) return make_harmony_parser();
-  std::unique_ptr<OutputParser> calls = make_call_parser(plan.calls);
+  std::unique_ptr<OutputParser> calls = make_call_parser(plan.calls, plan.argument_types);
   if (!plan.thinks) return calls;
-  return make_think_parser(plan.starts_inside_reasoning, std::move(calls));
+  return make_think_parser(plan.starts_inside_reasoning, std::move(calls), other_think_end(plan.calls));
 }
 
 GrammarSpec constrain_content(const Engine& engine, const OutputDialect& dialect, const std::string& prompt,

@@ -19,8 +19,10 @@ class ContentParser final : public OutputParser {
 
 class ThinkParser final : public OutputParser {
  public:
-  ThinkParser(bool inside, std::unique_ptr<OutputParser> rest)
-      : state_(inside ? State::kInside : State::kBefore), rest_(std::move(rest)) {}
+  ThinkParser(bool inside, std::unique_ptr<OutputParser> rest, std::string_view also_ends)
+      : state_(inside ? State::kInside : State::kBefore), rest_(std::move(rest)), ends_({kEnd}) {
+    if (!also_ends.empty()) ends_.push_back(also_ends);
+  }
 
   void push(std::string_view text, OutputParts& parts) override {
     if (state_ == State::kAfter) return push_rest(text, parts);
@@ -56,10 +58,10 @@ class ThinkParser final : public OutputParser {
   }
 
   void look_for_end(OutputParts& parts) {
-    const FoundMarker found = find_marker(held_, {kEnd});
+    const FoundMarker found = find_marker(held_, ends_);
     add_reasoning(found.at, parts);
     if (found.marker < 0) return;
-    consume(kEnd.size());
+    if (found.marker == 0) consume(kEnd.size());
     state_ = State::kAfter;
     skips_space_ = true;
     push_rest(std::exchange(held_, {}), parts);
@@ -93,6 +95,7 @@ class ThinkParser final : public OutputParser {
   size_t num_consumed_ = 0;  // bytes before held_, while the state is not kAfter
   TrimmedText reasoning_;
   const std::unique_ptr<OutputParser> rest_;
+  std::vector<std::string_view> ends_;
 };
 
 }  // namespace
@@ -139,8 +142,9 @@ std::string TrimmedText::take_space() { return std::exchange(space_, {}); }
 
 std::unique_ptr<OutputParser> make_content_parser() { return std::make_unique<ContentParser>(); }
 
-std::unique_ptr<OutputParser> make_think_parser(bool inside, std::unique_ptr<OutputParser> rest) {
-  return std::make_unique<ThinkParser>(inside, std::move(rest));
+std::unique_ptr<OutputParser> make_think_parser(bool inside, std::unique_ptr<OutputParser> rest,
+                                                std::string_view also_ends) {
+  return std::make_unique<ThinkParser>(inside, std::move(rest), also_ends);
 }
 
 }  // namespace fp4moe

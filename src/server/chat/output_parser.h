@@ -20,8 +20,11 @@ struct OutputPart {
   };
   Kind kind = Kind::kContent;
   std::string text;
-  size_t at = 0;  // kReasoning: the offset in the parser's whole input at which the text starts
-  bool operator==(const OutputPart& other) const { return kind == other.kind && text == other.text; }
+  size_t at = 0;        // kReasoning: the offset in the parser's whole input at which the text starts
+  std::string id = {};  // kCall: the id that the model gave the call; empty if it gave none
+  bool operator==(const OutputPart& other) const {
+    return kind == other.kind && text == other.text && id == other.id;
+  }
 };
 using OutputParts = std::vector<OutputPart>;
 
@@ -41,20 +44,27 @@ class OutputParser {
 
 // The syntax of tool calls.
 enum class CallSyntax {
-  kNone,       // calls are not parsed
-  kHermes,     // <tool_call>{"name": "f", "arguments": {...}}</tool_call> (Qwen, Hermes)
-  kDeepSeek,   // DeepSeek's tokens around function, name and arguments
-  kHarmony,    // gpt-oss: channels, with the reasoning in one of them
-  kJsonArray,  // the whole output is [{"name": "f", "parameters": {...}}, ...]
+  kNone,          // calls are not parsed
+  kHermes,        // <tool_call>{"name": "f", "arguments": {...}}</tool_call> (Qwen, Hermes)
+  kDeepSeek,      // DeepSeek's tokens around function, name and arguments
+  kHarmony,       // gpt-oss: channels, with the reasoning in one of them
+  kJsonArray,     // the whole output is [{"name": "f", "parameters": {...}}, ...]
+  kKimi,          // Kimi-K2's tokens around functions.f:0 and arguments
+  kArgumentTags,  // <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call> (GLM)
 };
 
 // All text is content.
 std::unique_ptr<OutputParser> make_content_parser();
-// Content and calls in any syntax except kHarmony.
-std::unique_ptr<OutputParser> make_call_parser(CallSyntax syntax);
+// Content and calls in any syntax except kHarmony. kArgumentTags needs `types`.
+class ArgumentTypes;
+std::unique_ptr<OutputParser> make_call_parser(CallSyntax syntax,
+                                               std::shared_ptr<const ArgumentTypes> types = nullptr);
+std::unique_ptr<OutputParser> make_argument_tags_parser(std::shared_ptr<const ArgumentTypes> types);
 // Parses <think>reasoning</think>, followed by text for `rest`. `inside`: the prompt already ends in <think>.
-// White space around the reasoning is dropped.
-std::unique_ptr<OutputParser> make_think_parser(bool inside, std::unique_ptr<OutputParser> rest);
+// White space around the reasoning is dropped. `also_ends`, if not empty, ends reasoning without </think> and
+// is passed on to `rest`.
+std::unique_ptr<OutputParser> make_think_parser(bool inside, std::unique_ptr<OutputParser> rest,
+                                                std::string_view also_ends = {});
 // Expects that the prompt ends in <|start|>assistant and that the text includes special tokens.
 std::unique_ptr<OutputParser> make_harmony_parser();
 
@@ -80,9 +90,20 @@ class TrimmedText {
   std::string space_;
 };
 
-// DeepSeek's markers.
-inline constexpr std::string_view kCallsBegin = "<｜tool▁calls▁begin｜>",
-                                  kCallBegin = "<｜tool▁call▁begin｜>", kCallSeparator = "<｜tool▁sep｜>",
-                                  kCallEnd = "<｜tool▁call▁end｜>", kCallsEnd = "<｜tool▁calls▁end｜>";
+// The tokens around calls: SECTION_BEGIN (CALL_BEGIN head SEPARATOR arguments CALL_END)... SECTION_END.
+struct CallTokens {
+  std::string_view section_begin, call_begin, separator, call_end, section_end;
+};
+inline constexpr CallTokens kDeepSeekTokens = {"<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>",
+                                               "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+                                               "<｜tool▁calls▁end｜>"};
+inline constexpr CallTokens kKimiTokens = {"<|tool_calls_section_begin|>", "<|tool_call_begin|>",
+                                           "<|tool_call_argument_begin|>", "<|tool_call_end|>",
+                                           "<|tool_calls_section_end|>"};
+
+// GLM's tags; the first two are also those of kHermes.
+inline constexpr std::string_view kCallTag = "<tool_call>", kCallEndTag = "</tool_call>",
+                                  kKeyTag = "<arg_key>", kKeyEndTag = "</arg_key>", kValueTag = "<arg_value>",
+                                  kValueEndTag = "</arg_value>";
 
 }  // namespace fp4moe

@@ -45,15 +45,12 @@ struct Sample {
   double value;
 };
 
-std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& stats) {
+// Gauges of the KV pages; those of layers with a sliding window have SGLang's prefix swa_.
+void add_page_samples(const EngineStats& stats, std::vector<Sample>& samples) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double capacity = real(std::max<int64_t>(stats.max_total_num_tokens, 1));
   const double page_size = capacity / real(std::max<int64_t>(stats.num_pages, 1));
-  return {
-      {"num_running_reqs", "gauge", "Requests in the batch.", real(stats.num_running_reqs)},
-      {"num_queue_reqs", "gauge", "Requests waiting for a slot in the batch.", real(stats.num_queue_reqs)},
-      {"num_grammar_queue_reqs", "gauge", "Requests waiting for their grammar or its next mask.",
-       real(stats.num_grammar_queue_reqs)},
+  const Sample of_pages[] = {
       {"num_used_tokens", "gauge", "Token slots of the KV pool in use.", real(stats.num_used_tokens)},
       {"kv_used_tokens", "gauge", "Newer name of num_used_tokens.", real(stats.num_used_tokens)},
       {"kv_evictable_tokens", "gauge", "Cached tokens of past requests, evictable.",
@@ -61,12 +58,32 @@ std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& sta
       {"kv_available_tokens", "gauge", "Free token slots of the KV pool.",
        real(stats.num_free_pages) * page_size},
       {"num_pages", "gauge", "Pages of the KV pool.", real(stats.num_pages)},
+      {"swa_max_total_num_tokens", "gauge",
+       "Capacity of the pages of layers with a sliding window, in tokens; 0: they hold all tokens.",
+       real(stats.num_window_pages) * page_size},
+      {"swa_num_used_tokens", "gauge", "Token slots of these pages in use.",
+       real(stats.num_used_window_pages) * page_size},
+      {"swa_evictable_tokens", "gauge", "Token slots of these pages that are cached for reuse.",
+       real(stats.num_cached_window_pages) * page_size},
+      {"swa_token_usage", "gauge", "Used share of these pages, 0 to 1.",
+       real(stats.num_used_window_pages) / real(std::max<int64_t>(stats.num_window_pages, 1))},
       {"num_leaked_pages", "gauge",
        "Pages that are neither in use, cached nor free; always 0 unless there is a bug.",
        real(stats.num_leaked_pages)},
       {"max_total_num_tokens", "gauge", "Capacity of the KV pool in tokens.",
        real(stats.max_total_num_tokens)},
       {"token_usage", "gauge", "Used share of the KV pool, 0 to 1.", real(stats.num_used_tokens) / capacity},
+  };
+  samples.insert(samples.end(), std::begin(of_pages), std::end(of_pages));
+}
+
+std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& stats) {
+  const auto real = [](int64_t value) { return static_cast<double>(value); };
+  return {
+      {"num_running_reqs", "gauge", "Requests in the batch.", real(stats.num_running_reqs)},
+      {"num_queue_reqs", "gauge", "Requests waiting for a slot in the batch.", real(stats.num_queue_reqs)},
+      {"num_grammar_queue_reqs", "gauge", "Requests waiting for their grammar or its next mask.",
+       real(stats.num_grammar_queue_reqs)},
       {"gen_throughput", "gauge", "Generated tokens per second, over the last seconds.",
        stats.gen_throughput},
       {"prompt_tokens_total", "counter", "Prompt tokens.", real(stats.prompt_tokens_total)},
@@ -163,6 +180,7 @@ std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const E
   const std::string labels = "model_name=\"" + escape(info.name) + "\"";
   std::string text;
   std::vector<Sample> samples = engine_samples(info, stats);
+  add_page_samples(stats, samples);
   samples.push_back({"startup_time_seconds", "gauge",
                      "Seconds from the HTTP server's start until the engine is ready.",
                      metrics.startup_seconds.load()});

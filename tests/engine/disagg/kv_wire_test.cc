@@ -312,6 +312,23 @@ TEST(KvWire, PagesMustBeOfThePromptAndWhole) {
   expect_refused(decode_page(std::vector<uint8_t>(15), shape).status(), "15 bytes");
 }
 
+// The last pages have the window layers' rows too; no other page may have them.
+TEST(KvWire, OnlyTheLastPagesHaveWindowRows) {
+  const KvPageShape shape{
+      .num_tokens = 35, .token_bytes = 6, .page_size = 16, .window_token_bytes = 4, .first_window_page = 1};
+  const auto page = [&](int64_t index, int64_t num_tokens, int64_t num_bytes) {
+    const KvPageHeader header{index, num_tokens};
+    std::vector<uint8_t> payload(sizeof header + static_cast<size_t>(num_bytes));
+    std::memcpy(payload.data(), &header, sizeof header);
+    return decode_page(payload, shape).status();
+  };
+  EXPECT_TRUE(page(0, 16, 16 * 6).ok());
+  EXPECT_TRUE(page(1, 16, 16 * 10).ok());
+  EXPECT_TRUE(page(2, 3, 3 * 10).ok());
+  expect_refused(page(0, 16, 16 * 10), "160 bytes, expected 96");
+  expect_refused(page(2, 3, 3 * 6), "18 bytes, expected 30");
+}
+
 TEST(KvWire, NodesThatServeDifferentThingsNameBoth) {
   const KvHello prefill{kEpoch, {{"protocol", "1"}, {"page size", "16"}}},
       same = prefill, other{0, {{"protocol", "1"}, {"page size", "32"}}}, less{0, {{"protocol", "1"}}};

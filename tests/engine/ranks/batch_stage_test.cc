@@ -8,16 +8,23 @@ namespace fp4moe {
 namespace {
 
 constexpr StageLimits kLimits{.max_rows = 16, .max_sequences = 8, .max_logit_rows = 8, .max_pages = 5};
+constexpr StageLimits with_window() {
+  StageLimits limits = kLimits;
+  limits.has_window_pages = true;
+  return limits;
+}
 
 // A stage whose host and device memory are both on the host. write() fills the first buffer, while device
 // pointers point into the last one: on_host() converts them.
 class Stage {
  public:
-  Stage() : stage_(BatchStage::make(kLimits, memory_, memory_).value()) {}
+  explicit Stage(const StageLimits& limits = kLimits)
+      : stage_(BatchStage::make(limits, memory_, memory_).value()) {}
   DeviceBatch write(const Batch& batch, int64_t num_rows) {
     DeviceBatch b = stage_.write(batch, num_rows);
     for (auto** p : {&b.token_ids, &b.row_sequence, &b.first_row, &b.first_position, &b.page_table})
       *p = on_host(*p);
+    if (b.window_page_table != nullptr) b.window_page_table = on_host(b.window_page_table);
     b.positions = on_host(b.positions);
     b.logit_rows = on_host(b.logit_rows);
     return b;
@@ -71,6 +78,21 @@ TEST(BatchStage, DecodeIsPaddedWithSequencesWithoutRows) {
   EXPECT_EQ(values(b.page_table, 2), (Values{7, 8}));
   EXPECT_EQ(values(b.page_table + 5, 1), (Values{3}));
   EXPECT_EQ(values(b.page_table + 10, 3), (Values{1, 2, 4}));
+}
+
+TEST(BatchStage, WindowLayersHaveASecondPageTable) {
+  Stage stage(with_window());
+  const std::vector<int32_t> ids = {11, 12}, full0 = {7, 8, 9}, full1 = {3, 4}, window0 = {0, 0, 5},
+                             window1 = {6};
+  const std::vector<int64_t> positions = {20, 0}, logit_rows = {0, 1};
+  const std::vector<SequenceRows> sequences = {{0, 1, 20, full0, window0}, {1, 1, 0, full1, window1}};
+  const DeviceBatch b = stage.write({ids, positions, sequences, logit_rows}, 2);
+  EXPECT_EQ(values(b.page_table, 3), (Values{7, 8, 9}));
+  EXPECT_EQ(values(b.page_table + 5, 2), (Values{3, 4}));
+  EXPECT_EQ(values(b.window_page_table, 3), (Values{0, 0, 5}));
+  EXPECT_EQ(values(b.window_page_table + 5, 1), (Values{6}));
+  EXPECT_EQ(stage.write({}, 2).window_page_table, b.window_page_table);
+  EXPECT_EQ(Stage().write({}, 2).window_page_table, nullptr);
 }
 
 TEST(BatchStage, AMixedStepKeepsItsRowsAndWantsSomeLogits) {

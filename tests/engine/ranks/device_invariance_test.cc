@@ -27,7 +27,7 @@ constexpr RankGroupOptions kOptions{.max_batch_tokens = 4096,
 std::string models() { return file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models"; }
 
 struct Case {
-  const char *model, *compute;
+  const char *model, *compute, *kv = "auto", *dense_quant = "none";
 };
 
 class DeviceInvariance : public testing::TestWithParam<Case> {
@@ -37,6 +37,8 @@ class DeviceInvariance : public testing::TestWithParam<Case> {
     flags.model_path = models() + "/" + GetParam().model;
     flags.device = "cuda";
     flags.fp4_compute = GetParam().compute;
+    flags.kv_cache_dtype = GetParam().kv;
+    flags.dense_quant = GetParam().dense_quant;
     flags.enable_deterministic_inference = true;
     config_ = load_model_config(flags.model_path).value();
     const ModelPlan plan = plan_model(config_, flags).value();
@@ -136,10 +138,16 @@ TEST_P(DeviceInvariance, OfChunksAndCompany) {
 INSTANTIATE_TEST_SUITE_P(Demos, DeviceInvariance,
                          testing::Values(Case{"demo-gptoss-mxfp4", "w4a16"},
                                          Case{"demo-gptoss-mxfp4", "w4a8"}, Case{"demo-dsv3-nvfp4", "w4a16"},
-                                         Case{"demo-dsv3-nvfp4", "w4a4"}, Case{"demo-dsv3-nvfp4", "w4a8"}),
+                                         Case{"demo-dsv3-nvfp4", "w4a4"}, Case{"demo-dsv3-nvfp4", "w4a8"},
+                                         Case{"demo-gptoss-mxfp4", "w4a16", "fp8_e4m3"},
+                                         Case{"demo-dsv3-nvfp4", "w4a16", "fp8_e4m3"},
+                                         Case{"demo-gptoss-mxfp4", "w4a16", "auto", "fp8"},
+                                         Case{"demo-dsv3-nvfp4", "w4a16", "fp8_e4m3", "fp8"}),
                          [](const auto& p) {
                            const std::string model = p.param.model;
-                           return model.substr(5, model.find('-', 5) - 5) + "_" + p.param.compute;
+                           const std::string quant = p.param.dense_quant;
+                           return model.substr(5, model.find('-', 5) - 5) + "_" + p.param.compute + "_" +
+                                  p.param.kv + (quant == "none" ? "" : "_dense_" + quant);
                          });
 
 }  // namespace

@@ -33,6 +33,7 @@ struct Case {
   const char* rows = "auto";     // format of the rows that the a2a sends
   const char* results = "auto";  // format of flashinfer's results
   bool deterministic = false;
+  const char* dense_quant = "none";
 };
 std::string case_name(const testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
@@ -40,6 +41,7 @@ std::string case_name(const testing::TestParamInfo<Case>& info) {
                      "_" + c.a2a + "_" + c.scheme + (c.a2a_budget > 0 ? "_rounds" : "") +
                      (c.dp > 1 ? "_dp" + std::to_string(c.dp) : "");
   if (std::string(c.rows) != "auto") name += std::string("_") + c.rows;
+  if (std::string(c.dense_quant) != "none") name += std::string("_") + c.dense_quant;
   if (std::string(c.results) != "auto") name += std::string("_results_") + c.results;
   std::replace(name.begin(), name.end(), '-', '_');
   return name;
@@ -54,6 +56,7 @@ EngineConfig flags_of(const Case& c, bool graphs) {
   flags.enable_dp_attention = c.dp > 1;
   flags.moe_a2a_backend = c.a2a;
   flags.fp4_compute = c.scheme;
+  flags.dense_quant = c.dense_quant;
   (std::string(c.a2a) == "deepep" ? flags.deepep_dispatcher_output_dtype
                                   : flags.flashinfer_dispatcher_output_dtype) = c.rows;
   flags.flashinfer_combine_dtype = c.results;
@@ -177,6 +180,8 @@ constexpr Case kDeterministicCases[] = {
     {kDeepSeek, 4, 4, "deepep", "w4a4", 64 << 10, 2},
     {kDeepSeek, 4, 4, "flashinfer", "w4a4", 0, 4},
     {kDeepSeek, 4, 4, "none", "auto", 0, 2},
+    {.model = kGptOss, .tp = 2, .dense_quant = "fp8"},
+    {.model = kDeepSeek, .tp = 4, .ep = 4, .a2a = "deepep", .dp = 2, .dense_quant = "fp8"},
     {kGptOss, 8, 8, "none", "auto", 0, 2},
     {kGptOss, 8, 8, "deepep", "w4a8", 0, 8},
     {kDeepSeek, 8, 8, "flashinfer", "auto", 0, 8},
@@ -187,6 +192,7 @@ INSTANTIATE_TEST_SUITE_P(Layouts, DeterministicGpuGroups, testing::ValuesIn(kDet
 
 TEST_P(DeterministicGpuGroups, HaveTheBitsOfOneRank) {
   Case layout = GetParam(), alone{.model = layout.model, .scheme = layout.scheme};
+  alone.dense_quant = layout.dense_quant;
   layout.deterministic = alone.deterministic = true;
   Growing one(alone.model, flags_of(alone, true)), group(layout.model, flags_of(layout, true));
   Logits expected = one.step(kPrompts), actual = group.step(kPrompts);

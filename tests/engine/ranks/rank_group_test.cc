@@ -151,7 +151,8 @@ TEST_P(RankGroups, MemoryIsAsPlanned) {
     ASSERT_NE(loaded.ranks, nullptr);
     const MemoryProblem problem =
         memory_problem(*loaded.checkpoint, loaded.config, loaded.plan, loaded.plan.flags).value();
-    EXPECT_EQ(loaded.ranks->kv_bytes(), problem.kv_bytes_per_page * kOptions.num_kv_pages);
+    const int64_t page_bytes = problem.kv_bytes_per_page + problem.window_bytes_per_page;
+    EXPECT_EQ(loaded.ranks->kv_bytes(), page_bytes * kOptions.num_kv_pages);
     const StepLimits limits = step_limits(loaded.config, loaded.plan, loaded.plan.flags, kOptions);
     EXPECT_EQ(loaded.ranks->comm_bytes(), layout.tp * comm_memory(loaded.plan.moe, limits)->heap_bytes);
     const double planned = static_cast<double>(problem.weight_bytes);

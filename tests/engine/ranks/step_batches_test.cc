@@ -16,6 +16,12 @@ constexpr StepLimits kLimits{.num_groups = 3,
                              .max_table_pages = 30,
                              .page_size = 4,
                              .vocab_size = 100};
+// The same limits for a model whose window layers have separate pages.
+constexpr StepLimits with_window() {
+  StepLimits limits = kLimits;
+  limits.num_window_pages = 9;
+  return limits;
+}
 
 // Batches and the data that they point to.
 struct Owned {
@@ -31,7 +37,7 @@ struct Owned {
   }
 };
 
-Owned random_step(std::mt19937& random) {
+Owned random_step(std::mt19937& random, const StepLimits& limits = kLimits) {
   const auto below = [&random](int64_t n) {
     return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
   };
@@ -47,6 +53,11 @@ Owned random_step(std::mt19937& random) {
       for (int32_t& page : table) page = static_cast<int32_t>(below(kLimits.num_kv_pages));
       step.tables.push_back(table);
       sequences.push_back({static_cast<int64_t>(ids.size()), rows, first, step.tables.back()});
+      if (limits.num_window_pages > 0) {
+        for (int32_t& page : table) page = static_cast<int32_t>(below(limits.num_window_pages));
+        step.tables.push_back(table);
+        sequences.back().window_page_table = step.tables.back();
+      }
       for (int64_t i = 0; i < rows; ++i) {
         ids.push_back(static_cast<int32_t>(below(kLimits.vocab_size)));
         positions.push_back(first + i);
@@ -72,6 +83,7 @@ void expect_equal(const Batch& a, const Batch& b) {
     EXPECT_EQ(a.sequences[s].num_rows, b.sequences[s].num_rows);
     EXPECT_EQ(a.sequences[s].first_position, b.sequences[s].first_position);
     EXPECT_TRUE(same(a.sequences[s].page_table, b.sequences[s].page_table));
+    EXPECT_TRUE(same(a.sequences[s].window_page_table, b.sequences[s].window_page_table));
   }
 }
 
@@ -92,6 +104,46 @@ TEST(StepBatches, ComeBackFromTheirBytes) {
       expect_equal(sent.batch(g), received.batch(g));
       EXPECT_EQ(received.first_logit_row(g), row);
       row += received.num_logit_rows(g);
+    }
+  }
+}
+
+TEST(StepBatches, WindowPageTablesComeBackToo) {
+  std::mt19937 random(5);
+  StepBatches sent, received;
+  for (int i = 0; i < 300; ++i) {
+    const Owned step = random_step(random, with_window());
+    sent.assign(step.batches());
+    std::vector<uint8_t> bytes;
+    sent.encode(bytes);
+    EXPECT_LE(static_cast<int64_t>(bytes.size()), StepBatches::max_bytes(with_window()));
+    const Status status = received.decode(bytes, with_window());
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (int g = 0; g < kLimits.num_groups; ++g) expect_equal(sent.batch(g), received.batch(g));
+  }
+}
+
+// A window table may end before the other one, as that of a prompt does; the rest is sent as page 0.
+TEST(StepBatches, AWindowPageTableIsExtendedAndItsPagesAreChecked) {
+  const std::vector<int32_t> ids = {1}, full = {1, 2, 3}, window = {8}, wrong = {9};
+  const std::vector<int64_t> positions = {2}, logit_rows = {0};
+  for (const auto& table : {window, wrong}) {
+    const std::vector<SequenceRows> sequences = {{0, 1, 2, full, table}};
+    StepLimits limits = with_window();
+    limits.num_groups = 1;
+    const Batch batch{ids, positions, sequences, logit_rows};
+    StepBatches sent, received;
+    sent.assign({&batch, 1});
+    std::vector<uint8_t> bytes;
+    sent.encode(bytes);
+    const Status status = received.decode(bytes, limits);
+    ASSERT_EQ(status.ok(), table == window);
+    if (status.ok()) {
+      const std::span<const int32_t> back = received.batch(0).sequences[0].window_page_table;
+      EXPECT_EQ(std::vector<int32_t>(back.begin(), back.end()), (std::vector<int32_t>{8, 0, 0}));
+    } else {
+      EXPECT_NE(status.message().find("window page 9; legal: at most 8"), std::string::npos)
+          << status.message();
     }
   }
 }

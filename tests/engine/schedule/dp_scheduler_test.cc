@@ -24,10 +24,10 @@ Rows run_step(DpScheduler& scheduler) {
     for (const ScheduledRows& scheduled : scheduler.step(group)) {
       rows.emplace_back(group, scheduled.sequence->id, scheduled.num_rows);
       const Sequence& sequence = *scheduled.sequence;
-      for (auto i = static_cast<size_t>(sequence.kv.num_published_pages); i < sequence.kv.page_table.size();
+      for (auto i = static_cast<size_t>(sequence.kv.num_published_pages); i < sequence.kv.tables.full.size();
            ++i)
-        EXPECT_TRUE(pages.insert(sequence.kv.page_table[i]).second)
-            << "page " << sequence.kv.page_table[i] << " twice in group " << group;
+        EXPECT_TRUE(pages.insert(sequence.kv.tables.full[i]).second)
+            << "page " << sequence.kv.tables.full[i] << " twice in group " << group;
       if (scheduled.reaches_end()) at_end.push_back(scheduled.sequence);
     }
   }
@@ -53,7 +53,7 @@ TEST(DpScheduler, GroupsShareTheLimitsRoundedUp) {
 }
 
 TEST(DpScheduler, ARequestGoesToTheGroupWithTheFewestRequestsThenTokensThenTheLowest) {
-  DpScheduler scheduler(3, kLimits, 100, 4);
+  DpScheduler scheduler(3, kLimits, {100, 4});
   scheduler.enqueue(sequence("a", 4, 9));
   scheduler.enqueue(sequence("b", 1, 9));
   scheduler.enqueue(sequence("c", 4, 9));
@@ -69,7 +69,7 @@ TEST(DpScheduler, ARequestGoesToTheGroupWithTheFewestRequestsThenTokensThenTheLo
 }
 
 TEST(DpScheduler, WhatNoGroupHasRoomForIsNotOvertaken) {
-  DpScheduler scheduler(2, kLimits, 4, 4);
+  DpScheduler scheduler(2, kLimits, {4, 4});
   scheduler.enqueue(sequence("a", 4, 3));
   scheduler.enqueue(sequence("b", 4, 5));
   scheduler.enqueue(sequence("big", 12, 2));
@@ -89,7 +89,7 @@ TEST(DpScheduler, ARetractedRequestStaysInItsGroup) {
                          .chunked_prefill_size = 64,
                          .max_prefill_tokens = 64,
                          .conservativeness = 0},
-                        4, 2);
+                        {4, 2});
   for (const char* id : {"a", "b", "c", "d"}) scheduler.enqueue(sequence(id, 2, 6));
   std::map<std::string, std::set<int>> groups;
   int num_steps = 0;
@@ -105,7 +105,7 @@ TEST(DpScheduler, AGroupThatHasTheBeginningMayRunOneRequestMore) {
   SchedulerLimits limits = kLimits;
   limits.max_running_requests = 8;
   limits.reuses_prefixes = true;
-  DpScheduler scheduler(2, limits, 100, 4);
+  DpScheduler scheduler(2, limits, {100, 4});
   const auto add = [&](const std::string& id, int32_t token) {
     auto made = sequence(id, 9, 40);
     made->token_ids.assign(9, token);
@@ -138,7 +138,7 @@ TEST(DpScheduler, AllEndWhateverIsCancelled) {
   std::mt19937 random(7);
   for (const int num_groups : {1, 2, 4})
     for (const int64_t num_pages : {6, 9, 40}) {
-      DpScheduler scheduler(num_groups, kLimits, num_pages, 3);
+      DpScheduler scheduler(num_groups, kLimits, {num_pages, 3});
       std::set<std::string> alive;
       for (int i = 0; i < 30; ++i) {
         const std::string id = std::to_string(i);

@@ -12,15 +12,15 @@ namespace {
 using Tokens = std::vector<int32_t>;
 
 TEST(PagePool, GrowsByWholePagesAndChangesNothingWhenItCannot) {
-  PagePool pool(3, 4);
-  std::vector<int32_t> a, b;
+  PagePool pool({3, 4});
+  PageTables a, b;
   EXPECT_TRUE(pool.grow(a, 0));
   EXPECT_TRUE(pool.grow(a, 5));
-  EXPECT_EQ(a.size(), 2u);
+  EXPECT_EQ(a.full.size(), 2u);
   EXPECT_TRUE(pool.grow(a, 8));
-  EXPECT_EQ(a.size(), 2u);
+  EXPECT_EQ(a.full.size(), 2u);
   EXPECT_FALSE(pool.grow(b, 5));
-  EXPECT_TRUE(b.empty());
+  EXPECT_TRUE(b.full.empty());
   EXPECT_EQ(pool.num_free(), 1);
   EXPECT_TRUE(pool.grow(b, 4));
   pool.release(a);
@@ -31,33 +31,33 @@ TEST(PagePool, GrowsByWholePagesAndChangesNothingWhenItCannot) {
 TEST(PagePoolDeathTest, DoubleFreeForeignPageAndLeakAreCaught) {
   EXPECT_DEATH(
       {
-        PagePool pool(3, 4);
-        std::vector<int32_t> table;
+        PagePool pool({3, 4});
+        PageTables table;
         pool.grow(table, 4);
-        std::vector<int32_t> copy = table;
+        PageTables copy = table;
         pool.release(table);
         pool.release(copy);
       },
       "is not in use");
   EXPECT_DEATH(
       {
-        PagePool pool(3, 4);
-        std::vector<int32_t> table = {3};
+        PagePool pool({3, 4});
+        PageTables table = {.full = {3}};
         pool.release(table);
       },
       "KV page 3 of 3");
   EXPECT_DEATH(
       {
-        PagePool pool(3, 4);
-        std::vector<int32_t> table;
+        PagePool pool({3, 4});
+        PageTables table;
         pool.grow(table, 4);
       },
       "leaked KV pages: only 2 of 3");
 }
 
 TEST(PagePool, APrefixIsFoundByWholePagesAndSharedWhileItIsUsed) {
-  PagePool pool(6, 2);
-  Tokens a, b;
+  PagePool pool({6, 2});
+  PageTables a, b;
   pool.grow(a, 6);
   EXPECT_EQ(pool.publish_prefix(Tokens{1, 2, 3, 4, 5}, a, 0), 2);
   EXPECT_EQ(pool.find_prefix(Tokens{1, 2, 3, 4, 5, 6}).num_pages, 2);
@@ -65,7 +65,7 @@ TEST(PagePool, APrefixIsFoundByWholePagesAndSharedWhileItIsUsed) {
   EXPECT_EQ(pool.find_prefix(Tokens{1}).num_pages, 0);
   EXPECT_EQ(pool.find_prefix(Tokens{3, 4}).num_pages, 0) << "the same tokens after another prefix match";
   pool.take_prefix(Tokens{1, 2, 3, 4}, b);
-  EXPECT_EQ(b, (Tokens{a[0], a[1]}));
+  EXPECT_EQ(b.full, (Tokens{a.full[0], a.full[1]}));
   EXPECT_EQ(pool.num_used(), 3);
   pool.release(a);
   EXPECT_EQ(pool.num_used(), 2);
@@ -80,14 +80,14 @@ TEST(PagePool, APrefixIsFoundByWholePagesAndSharedWhileItIsUsed) {
 }
 
 TEST(PagePool, APageWithTheSameTokensIsGivenBackForTheKnownOne) {
-  PagePool pool(4, 2);
-  Tokens a, b;
+  PagePool pool({4, 2});
+  PageTables a, b;
   pool.grow(a, 4);
   pool.grow(b, 4);
   const Tokens tokens = {1, 2, 3, 4};
   pool.publish_prefix(tokens, a, 0);
   pool.publish_prefix(tokens, b, 0);
-  EXPECT_EQ(a, b);
+  EXPECT_EQ(a.full, b.full);
   EXPECT_EQ(pool.num_free(), 2);
   EXPECT_EQ(pool.num_references(), 4);
   pool.release(a);
@@ -95,8 +95,8 @@ TEST(PagePool, APageWithTheSameTokensIsGivenBackForTheKnownOne) {
 }
 
 TEST(PagePool, WhatWasLetGoFirstIsEvictedFirstAndLeavesBeforeTheirParents) {
-  PagePool pool(4, 1);
-  Tokens a, b, c;
+  PagePool pool({4, 1});
+  PageTables a, b, c;
   pool.grow(a, 2);
   pool.publish_prefix(Tokens{1, 2}, a, 0);
   pool.grow(b, 2);
@@ -116,8 +116,8 @@ TEST(PagePool, WhatWasLetGoFirstIsEvictedFirstAndLeavesBeforeTheirParents) {
 }
 
 TEST(PagePool, ForgettingKeepsWhatOthersUse) {
-  PagePool pool(4, 1);
-  Tokens a, b;
+  PagePool pool({4, 1});
+  PageTables a, b;
   pool.grow(a, 3);
   pool.publish_prefix(Tokens{1, 2, 3}, a, 0);
   pool.take_prefix(Tokens{1}, b);
@@ -135,7 +135,8 @@ class SimpleModel {
   SimpleModel(int64_t num_pages, int page_size) : num_pages_(num_pages), page_size_(page_size) {}
 
   struct User {
-    Tokens tokens, table;
+    Tokens tokens;
+    PageTables tables;
     int64_t num_published = 0;
   };
   std::map<int, User> users;
@@ -163,8 +164,8 @@ class SimpleModel {
     std::map<int32_t, Tokens> holds;
     int64_t num_references = 0;
     for (const auto& [id, user] : users) {
-      for (int64_t i = 0; i < std::ssize(user.table); ++i) {
-        const int32_t page = user.table[static_cast<size_t>(i)];
+      for (int64_t i = 0; i < std::ssize(user.tables.full); ++i) {
+        const int32_t page = user.tables.full[static_cast<size_t>(i)];
         ASSERT_TRUE(page >= 0 && page < num_pages_);
         const bool first = used.insert(page).second;
         const Tokens held = i < user.num_published ? prefix(user.tokens, i + 1) : Tokens{-id - 1};
@@ -204,7 +205,7 @@ TEST(PagePool, EveryPageIsFreeUsedOrCachedWhateverHappens) {
   for (int round = 0; round < 60; ++round) {
     const int page_size = 1 + round % 4;
     const int64_t num_pages = 4 + round % 23;
-    PagePool pool(num_pages, page_size);
+    PagePool pool({num_pages, page_size});
     SimpleModel model(num_pages, page_size);
     int next_id = 0;
     for (int step = 0; step < 300; ++step) {
@@ -215,10 +216,11 @@ TEST(PagePool, EveryPageIsFreeUsedOrCachedWhateverHappens) {
           user.tokens.push_back(static_cast<int32_t>(below(2)));
         user.num_published = model.longest_known(user.tokens);
         ASSERT_EQ(pool.find_prefix(user.tokens).num_pages, user.num_published);
-        pool.take_prefix(user.tokens, user.table);
-        ASSERT_EQ(std::ssize(user.table), user.num_published);
+        pool.take_prefix(user.tokens, user.tables);
+        ASSERT_EQ(std::ssize(user.tables.full), user.num_published);
         for (int64_t i = 0; i < user.num_published; ++i)
-          ASSERT_EQ(user.table[static_cast<size_t>(i)], model.known.at(model.prefix(user.tokens, i + 1)));
+          ASSERT_EQ(user.tables.full[static_cast<size_t>(i)],
+                    model.known.at(model.prefix(user.tokens, i + 1)));
         model.users[next_id++] = user;
       } else if (what < 99) {
         auto at = model.users.begin();
@@ -226,27 +228,27 @@ TEST(PagePool, EveryPageIsFreeUsedOrCachedWhateverHappens) {
         SimpleModel::User& user = at->second;
         if (what < 60) {
           const int64_t num_tokens = below(std::ssize(user.tokens) + 1);
-          const int64_t wanted = pool.pages_for(num_tokens) - std::ssize(user.table);
+          const int64_t wanted = pool.pages_for(num_tokens) - std::ssize(user.tables.full);
           const bool fits = wanted <= pool.num_available();
-          const Tokens before = user.table;
-          ASSERT_EQ(pool.grow(user.table, num_tokens), fits);
+          const Tokens before = user.tables.full;
+          ASSERT_EQ(pool.grow(user.tables, num_tokens), fits);
           if (!fits || wanted <= 0) {
-            ASSERT_EQ(user.table, before);
+            ASSERT_EQ(user.tables.full, before);
           }
         } else if (what < 80) {
           Tokens covered = user.tokens;
-          covered.resize(std::min(covered.size(), user.table.size() * static_cast<size_t>(page_size)));
-          user.num_published = pool.publish_prefix(covered, user.table, user.num_published);
+          covered.resize(std::min(covered.size(), user.tables.full.size() * static_cast<size_t>(page_size)));
+          user.num_published = pool.publish_prefix(covered, user.tables, user.num_published);
           ASSERT_EQ(user.num_published, std::ssize(covered) / page_size);
           for (int64_t i = 0; i < user.num_published; ++i)
-            model.known[model.prefix(covered, i + 1)] = user.table[static_cast<size_t>(i)];
+            model.known[model.prefix(covered, i + 1)] = user.tables.full[static_cast<size_t>(i)];
         } else {
           if (what < 84) {
-            pool.forget(user.table);
+            pool.forget(user.tables);
             user.num_published = 0;
             model.drop_forgotten(pool);
           }
-          pool.release(user.table);
+          pool.release(user.tables);
           model.users.erase(at);
         }
       } else {
@@ -255,7 +257,7 @@ TEST(PagePool, EveryPageIsFreeUsedOrCachedWhateverHappens) {
       model.check(pool);
       if (testing::Test::HasFatalFailure()) return;
     }
-    for (auto& [id, user] : model.users) pool.release(user.table);
+    for (auto& [id, user] : model.users) pool.release(user.tables);
   }
 }
 

@@ -93,6 +93,85 @@ TEST_P(PrefixReuse, NoBitChanges) {
   }
 }
 
+// Prompts of several windows of 128 tokens; each begins as the first one does.
+std::vector<std::vector<int32_t>> window_prompts() {
+  std::mt19937 random(6);
+  std::vector<std::vector<int32_t>> prompts;
+  for (const size_t length : {300, 411, 128, 129, 143}) {
+    std::vector<int32_t> prompt;
+    if (!prompts.empty())
+      prompt.assign(prompts[0].begin(), prompts[0].begin() + static_cast<long>(length * 2 / 3));
+    while (prompt.size() < length) prompt.push_back(static_cast<int32_t>(random() % 250));
+    prompts.push_back(prompt);
+  }
+  return prompts;
+}
+
+// Runs each prompt alone, again alone, then all at once.
+std::vector<Answer> run_thrice(const EngineConfig& config) {
+  std::vector<Answer> answers;
+  const auto engine = make_engine(config);
+  EXPECT_NE(engine, nullptr);
+  const std::vector<std::vector<int32_t>> prompts = window_prompts();
+  for (int pass = 0; pass < 2; ++pass)
+    for (const auto& prompt : prompts) answers.push_back(submit(*engine, prompt, 20).get());
+  std::vector<std::future<Answer>> coming;
+  for (const auto& prompt : prompts) coming.push_back(submit(*engine, prompt, 20));
+  for (auto& answer : coming) answers.push_back(answer.get());
+  engine->drain(60);
+  EXPECT_EQ(engine->stats().num_leaked_pages, 0);
+  EXPECT_EQ(engine->stats().num_used_window_pages, 0);
+  return answers;
+}
+
+// Requests continue each other from odd places; window pages are few, so that some are evicted before they
+// are reused. Outputs and logprobs are those of engines that hold all tokens in all layers and reuse nothing.
+void expect_no_bit_changes_over_windows(EngineConfig config) {
+  config.context_length = 512;
+  config.disable_radix_cache = config.disable_hybrid_swa_memory = true;
+  const std::vector<Answer> expected = run_thrice(config);
+  EXPECT_EQ(num_cached(expected), 0);
+  config.disable_radix_cache = config.disable_hybrid_swa_memory = false;
+  for (const int chunk : {512, 77, 13}) {
+    config.chunked_prefill_size = chunk;
+    config.page_size = chunk == 77 ? 8 : 16;
+    config.max_total_tokens = 2048;
+    config.swa_full_tokens_ratio = chunk == 13 ? 0.2 : 0;
+    const std::vector<Answer> answers = run_thrice(config);
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(answers[i] == expected[i]) << "chunk " << chunk << " answer " << i;
+    EXPECT_GT(num_cached(answers), chunk == 13 ? 400 : 1000) << "chunk " << chunk;
+  }
+}
+
+TEST_P(PrefixReuse, NoBitChangesOverSeveralWindows) {
+  expect_no_bit_changes_over_windows(config_of(GetParam()));
+}
+
+TEST_P(PrefixReuse, NoBitChangesOverSeveralWindowsOfCodes) {
+  EngineConfig config = config_of(GetParam());
+  config.kv_cache_dtype = "fp8_e4m3";
+  expect_no_bit_changes_over_windows(config);
+}
+
+TEST_P(PrefixReuse, NoBitChangesOverSeveralWindowsInGroupsOfRanks) {
+  EngineConfig config = config_of(GetParam());
+  config.context_length = 512;
+  config.fabric = "threads";
+  config.tp_size = 4;
+  config.dp_size = 2;
+  config.enable_dp_attention = config.enable_deterministic_inference = true;
+  config.comm_timeout = 300;
+  config.threads = 4;
+  config.disable_radix_cache = config.disable_hybrid_swa_memory = true;
+  const std::vector<Answer> expected = run_thrice(config);
+  config.disable_radix_cache = config.disable_hybrid_swa_memory = false;
+  config.chunked_prefill_size = 45;
+  const std::vector<Answer> answers = run_thrice(config);
+  EXPECT_TRUE(answers == expected);
+  EXPECT_GT(num_cached(answers), 500);
+}
+
 // Each group has its own pages and prefix cache.
 TEST_P(PrefixReuse, NoBitChangesInGroupsOfRanks) {
   EngineConfig config = config_of(GetParam());

@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include "device/absent_gpu.h"
+#include "io/write/dummy_checkpoint.h"
+#include "io/write/make_tiny_files.h"
+
 namespace fp4moe {
 namespace {
 
@@ -20,6 +24,19 @@ EngineConfig flags() {
   flags.page_size = 16;
   flags.max_running_requests = 8;
   return flags;
+}
+
+// FP8 stays 8 bits with f32 scales for 128 columns of each row, except MLA's up-projections, which become
+// bf16.
+TEST(HeldBytes, OfFp8Weights) {
+  const auto bytes = [](const std::string& name) {
+    return held_bytes({.name = name, .view = {nullptr, DType::kF8E4M3, {512, 256}}, .file = ""},
+                      DenseQuant::kQ8);
+  };
+  EXPECT_EQ(bytes("model.layers.0.self_attn.o_proj.weight"), 512 * 256 + 512 * 2 * 4);
+  EXPECT_EQ(bytes("lm_head.weight"), 512 * 256 + 512 * 2 * 4);
+  EXPECT_EQ(bytes("model.layers.0.self_attn.kv_b_proj.weight"), 2 * 512 * 256);
+  EXPECT_EQ(bytes("model.layers.0.mlp.experts.0.up_proj.weight_scale"), 512 * 256);  // NVFP4's
 }
 
 TEST(MemoryPlan, ThePoolNeedsNoMoreThanAContextForEveryRequest) {
@@ -118,6 +135,70 @@ TEST(MemoryPlan, AContextBeyondTheModelsIsRefused) {
   }
 }
 
+// Half of the layers have a window: a page of each group has half the bytes.
+MemoryProblem window_problem() {
+  MemoryProblem windows = problem();
+  windows.kv_bytes_per_page = windows.window_bytes_per_page = kMiB / 2;
+  windows.least_window_pages = 9;
+  windows.wanted_window_pages = 100;
+  windows.max_position_embeddings = 1 << 20;
+  return windows;
+}
+
+TEST(MemoryPlan, WindowLayersLeaveTheirMemoryToTheOthers) {
+  const Result<MemoryPlan> plan = plan_memory(window_problem(), flags());
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->num_window_pages, 100 + plan->num_kv_pages / 16);
+  const auto bytes = [](int64_t full) { return (full + 100 + full / 16) * (kMiB / 2); };
+  EXPECT_LE(bytes(plan->num_kv_pages), 8 * kGiB);
+  EXPECT_GT(bytes(plan->num_kv_pages + 1), 8 * kGiB);
+  EXPECT_GT(plan->num_kv_pages, 18 * 8 * 1024 / 10) << "8192 pages if all layers hold all tokens";
+  EngineConfig cold = flags();
+  cold.disable_radix_cache = true;
+  EXPECT_EQ(plan_memory(window_problem(), cold)->num_window_pages, 100);
+}
+
+// With few full pages, window pages are as many: no sequence can use more.
+TEST(MemoryPlan, ThereAreNeverMoreWindowPagesThanFullOnes) {
+  EngineConfig few = flags();
+  for (const int64_t pages : {1, 50, 100, 107, 108, 200}) {
+    few.max_total_tokens = pages * 16;
+    const Result<MemoryPlan> plan = plan_memory(window_problem(), few);
+    ASSERT_TRUE(plan.ok());
+    EXPECT_EQ(plan->num_kv_pages, pages);
+    EXPECT_EQ(plan->num_window_pages, std::min(pages, 100 + pages / 16));
+  }
+}
+
+TEST(MemoryPlan, TheRatioOfWindowTokensIsKeptOrRefused) {
+  EngineConfig half = flags();
+  half.swa_full_tokens_ratio = 0.5;
+  const Result<MemoryPlan> plan = plan_memory(window_problem(), half);
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->num_window_pages, (plan->num_kv_pages + 1) / 2);
+  half.swa_full_tokens_ratio = 1;
+  EXPECT_EQ(plan_memory(window_problem(), half)->num_kv_pages, 8 * 1024);
+  EXPECT_EQ(plan_memory(window_problem(), half)->num_window_pages, 8 * 1024);
+  half.swa_full_tokens_ratio = 0.01;
+  half.max_total_tokens = 100 * 16;
+  const Status status = plan_memory(window_problem(), half).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_NE(status.message().find("gives 1 window pages beside 100 KV pages, but one request needs 9; "
+                                  "--swa-full-tokens-ratio 0.0900 would do"),
+            std::string::npos)
+      << status.message();
+  half.swa_full_tokens_ratio = 0.09;
+  EXPECT_TRUE(plan_memory(window_problem(), half).ok());
+  half.max_total_tokens = 1 << 20;
+  EXPECT_NE(plan_memory(window_problem(), half)
+                .status()
+                .message()
+                .find(" KV pages of 0.50 MiB and 5899 window "
+                      "pages of 0.50 MiB"),
+            std::string::npos)
+      << plan_memory(window_problem(), half).status().message();
+}
+
 // 60 GiB of weights on a GPU with 100 GiB free, 90 % of which can be used; 1 MiB of activations per token.
 MemoryProblem gpu_problem() {
   return {.device = DeviceKind::kCuda,
@@ -167,6 +248,38 @@ TEST(MemoryPlan, AnAbsurdPoolIsRefused) {
   EngineConfig absurd = flags();
   absurd.max_total_tokens = INT64_MAX;
   EXPECT_EQ(plan_memory(problem(), absurd).status().code(), StatusCode::kDoesNotFit);
+}
+
+// gpt-oss-20b with the defaults on GPUs of three sizes: the pool holds at least 1.8 times the tokens that it
+// holds if window layers hold all tokens.
+TEST(MemoryPlanOnAGpu, GptOssHoldsAlmostTwiceTheTokens) {
+  const auto files = make_tiny_files({.like = "gpt-oss-20b"});
+  ASSERT_TRUE(files.ok());
+  const auto config = parse_model_config(files->config.dump(), "", "");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  const auto checkpoint = dummy_checkpoint(*config, "folder");
+  ASSERT_TRUE(checkpoint.ok());
+  for (const char* gpu : {"h100", "h200", "gh200"}) {
+    EngineConfig flags;
+    flags.device = "cuda";
+    flags.max_running_requests = 256;
+    int64_t num_pages[2];
+    for (const bool splits : {false, true}) {
+      flags.disable_hybrid_swa_memory = !splits;
+      const auto plan = plan_model(*config, flags, absent_gpu(gpu, 0).value());
+      ASSERT_TRUE(plan.ok()) << plan.status().message();
+      const auto problem = memory_problem(*checkpoint, *config, *plan, plan->flags);
+      ASSERT_TRUE(problem.ok());
+      const auto memory = plan_memory(*problem, plan->flags);
+      ASSERT_TRUE(memory.ok()) << memory.status().message();
+      num_pages[splits] = memory->num_kv_pages;
+      EXPECT_LE(memory->num_kv_pages * problem->kv_bytes_per_page +
+                    memory->num_window_pages * problem->window_bytes_per_page + problem->weight_bytes +
+                    problem->work_bytes,
+                memory->budget_bytes);
+    }
+    EXPECT_GE(static_cast<double>(num_pages[1]), 1.8 * static_cast<double>(num_pages[0])) << gpu;
+  }
 }
 
 TEST(SizeString, ChangesItsUnitAtAGibibyte) {

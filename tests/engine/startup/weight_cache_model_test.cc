@@ -87,14 +87,15 @@ TEST(WeightCachePlace, AChangedConfigurationHasAnotherKey) {
 
 TEST(WeightCachePlace, RanksAndPackingsHaveTheirOwn) {
   const CopiedModel model;
-  EngineConfig tp2, ep2, q8, ref, f32;
+  EngineConfig tp2, ep2, q8, fp8, ref, f32;
   tp2.tp_size = ep2.tp_size = ep2.ep_size = 2;
   q8.dense_quant = "q8";
+  fp8.dense_quant = "fp8";
   ref.moe_runner_backend = f32.moe_runner_backend = "ref";
   f32.dtype = "float32";
   std::vector<WeightCachePlace> places = {model.place(),       model.place(tp2, 0), model.place(tp2, 1),
                                           model.place(ep2, 0), model.place(ep2, 1), model.place(q8),
-                                          model.place(ref),    model.place(f32)};
+                                          model.place(fp8),    model.place(ref),    model.place(f32)};
   for (size_t a = 0; a < places.size(); ++a)
     for (size_t b = 0; b < a; ++b) {
       EXPECT_NE(places[a].path, places[b].path) << a << " " << b;
@@ -223,6 +224,7 @@ TEST_P(EngineWithWeightCache, ADamagedFileIsRefusedAndAnswersAreTheSame) {
 INSTANTIATE_TEST_SUITE_P(Models, EngineWithWeightCache,
                          testing::Values(EngineCase{"demo-gptoss-mxfp4"}, EngineCase{"demo-dsv3-nvfp4"},
                                          EngineCase{"demo-gptoss-mxfp4", 1, 1, "q8"},
+                                         EngineCase{"demo-gptoss-mxfp4", 1, 1, "fp8"},
                                          EngineCase{"demo-gptoss-mxfp4", 2, 1},
                                          EngineCase{"demo-dsv3-nvfp4", 2, 2}));
 

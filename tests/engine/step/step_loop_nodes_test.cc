@@ -65,14 +65,15 @@ struct Nodes {
   bool prefill_is_empty() {
     return eventually([&] {
       const EngineStats s = (*prefill)->stats();
-      return s.num_held_reqs == 0 && s.num_used_pages == 0 && s.num_leaked_pages == 0;
+      return s.num_held_reqs == 0 && s.num_used_pages == 0 && s.num_used_window_pages == 0 &&
+             s.num_leaked_pages == 0;
     });
   }
   bool decode_is_empty() {
     return eventually([&] {
       const EngineStats s = (*decode)->stats();
-      return s.num_used_pages == 0 && s.num_leaked_pages == 0 && s.num_transferring_reqs == 0 &&
-             s.num_awaited_reqs == 0;
+      return s.num_used_pages == 0 && s.num_used_window_pages == 0 && s.num_leaked_pages == 0 &&
+             s.num_transferring_reqs == 0 && s.num_awaited_reqs == 0;
     });
   }
 
@@ -225,13 +226,47 @@ TEST(StepLoopNodes, PagesThatAreKnownDoNotTravel) {
   EXPECT_TRUE(nodes.prefill_is_empty());
 }
 
+// Window layers: only the pages that decode reads are sent, and only if the decode engine does not have them.
+TEST_P(SomeSample, OnlyTheLastWindowPagesTravel) {
+  LoopShape decode = decode_shape(), prefill = prefill_shape();
+  for (LoopShape* shape : {&decode, &prefill}) {
+    shape->window = 6;
+    shape->num_window_pages = 40;
+  }
+  Nodes nodes(decode, prefill);
+  const int64_t full_bytes = nodes.decode->executor().kv_token_bytes();
+  const int64_t window_bytes = nodes.decode->executor().window_token_bytes();
+  ASSERT_GT(window_bytes, 0);
+  int64_t bytes = 0;
+  for (const int64_t num_tokens : {1, 3, 4, 9, 18, 37}) {
+    const auto prompt = prompt_of(num_tokens, static_cast<int32_t>(num_tokens));
+    const auto expect_sent = [&](int64_t full, int64_t window) {
+      bytes += full * full_bytes + window * window_bytes;
+      EXPECT_TRUE(eventually([&] { return (*nodes.decode)->stats().kv_transfer_bytes_total == bytes; }))
+          << num_tokens << ": " << (*nodes.decode)->stats().kv_transfer_bytes_total << " not " << bytes;
+    };
+    EXPECT_EQ(nodes.run(prompt, greedy(20)).token_ids, expected_greedy(prompt, 20));
+    // Decode continues from the last page boundary and reads 5 tokens before it, in pages of 4.
+    const int64_t first = std::max<int64_t>(0, num_tokens / 4 * 4 - 5) / 4 * 4;
+    expect_sent(num_tokens, num_tokens - first);
+    EXPECT_EQ(nodes.run(prompt, greedy(20)).token_ids, expected_greedy(prompt, 20));
+    const int64_t last = num_tokens % 4;  // the whole pages are known
+    expect_sent(last, last);
+  }
+  EXPECT_TRUE(nodes.prefill_is_empty());
+  EXPECT_TRUE(nodes.decode_is_empty());
+}
+
 // Many requests run at once, with data-parallel groups on one side and a decode pool so small that some
 // requests queue and are retracted while others continue.
 TEST_P(SomeSample, AFullPoolQueuesAndRetractsWithoutLoss) {
-  for (const bool reuses : {false, true}) {
+  for (const auto& [reuses, window] : {std::pair(false, 0), {true, 0}, {false, 6}, {true, 6}}) {
     LoopShape decode = decode_shape(), prefill = prefill_shape();
     decode.num_pages = 12;
     decode.context_length = 40;
+    decode.window = prefill.window = window;
+    decode.num_window_pages = window == 0 ? 0 : 7;
+    prefill.num_window_pages = window == 0 ? 0 : 9;
     decode.reuses_prefixes = prefill.reuses_prefixes = reuses;
     prefill.num_groups = 2;
     prefill.num_pages = 32;

@@ -14,6 +14,36 @@ SamplingParams exactly(int64_t num_tokens) {
   return sampling;
 }
 
+// Layer 1 has a window and pages of its own: those that one sequence needs, and `surplus` more.
+void use_window(LoopShape& shape, int64_t window, int64_t surplus) {
+  shape.window = window;
+  shape.num_window_pages =
+      std::min(KvWindow{window, shape.page_size}.most_pages(1) + surplus, shape.num_pages);
+}
+
+// Prompts longer than several windows, cut at odd places: the second time each is reused up to its last whole
+// page, and the outputs are those of the first time.
+TEST(StepLoopReuse, AWindowIsReusedAtTheEndOfAPrompt) {
+  for (const int page_size : {1, 3, 4})
+    for (const int64_t window : {1, 2, 4, 5, 11})
+      for (const int64_t chunk : {1, 5, 7, 32}) {
+        LoopShape shape{
+            .page_size = page_size,
+            .scheduler = {
+                .max_running_requests = 4, .chunked_prefill_size = chunk, .max_prefill_tokens = 32}};
+        use_window(shape, window, 60);
+        TestLoop loop(hashed_logits, shape);
+        std::vector<int32_t> prompt;
+        for (int32_t i = 0; i < 61; ++i) prompt.push_back(i * 7 % 13);
+        const Answer first = loop.run(prompt, exactly(9)), again = loop.run(prompt, exactly(9));
+        EXPECT_EQ(first.last.cached_tokens, 0);
+        EXPECT_EQ(again.last.cached_tokens, 60 / page_size * page_size) << page_size << " " << window;
+        EXPECT_EQ(first.token_ids, expected_greedy(prompt, 9));
+        EXPECT_EQ(again.token_ids, first.token_ids);
+        loop.finish();
+      }
+}
+
 TEST(StepLoopReuse, CachedTokensAreCounted) {
   TestLoop loop;  // pages of 4
   const std::vector<int32_t> prompt = {1, 2, 3, 4, 5, 6, 7, 8, 9};
@@ -79,8 +109,8 @@ TEST(StepLoopReuse, NothingOfAFailedRequestIsReused) {
 TEST(StepLoopReuse, ConversationsAreThoseOfEachAlone) {
   std::mt19937 random(11);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
-  int64_t num_cached = 0, num_retracted = 0;
-  for (int round = 0; round < 16; ++round) {
+  int64_t num_cached = 0, num_retracted = 0, num_cached_with_window = 0;
+  for (int round = 0; round < 32; ++round) {
     LoopShape shape{.page_size = 1 + round % 5,
                     .scheduler = {.max_running_requests = 1 + below(8),
                                   .chunked_prefill_size = 1 + below(12),
@@ -89,6 +119,7 @@ TEST(StepLoopReuse, ConversationsAreThoseOfEachAlone) {
                     .num_groups = 1 + round % 3,
                     .samples = round % 2 == 1 && round % 3 == 0};
     shape.num_pages = (100 + shape.page_size - 1) / shape.page_size + below(12);
+    if (round >= 16) use_window(shape, 1 + below(20), below(20));
     TestLoop loop(hashed_logits, shape);
     const std::vector<int32_t> system(static_cast<size_t>(below(20)), 200);
     std::vector<std::vector<int32_t>> histories(8, system);
@@ -113,10 +144,53 @@ TEST(StepLoopReuse, ConversationsAreThoseOfEachAlone) {
     }
     const EngineStats stats = loop.finish();
     num_cached += stats.cached_tokens_total;
+    num_cached_with_window += round >= 16 ? stats.cached_tokens_total : 0;
     num_retracted += stats.num_retracted_reqs;
   }
   EXPECT_GT(num_cached, 1000);
+  EXPECT_GT(num_cached_with_window, 500);
   EXPECT_GT(num_retracted, 0);
+}
+
+// 64 streams, cancelled at random times, with few window pages: neither group of pages leaks one.
+TEST(StepLoopReuse, CancelledStreamsLeakNoPage) {
+  std::mt19937 random(17);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (const bool samples : {false, true}) {
+    LoopShape shape{
+        .num_pages = 90,
+        .page_size = 3,
+        .scheduler = {.max_running_requests = 24, .chunked_prefill_size = 7, .max_prefill_tokens = 40},
+        .context_length = 100,
+        .num_groups = 2,
+        .samples = samples};
+    use_window(shape, 8, 30);
+    TestLoop loop(hashed_logits, shape);
+    for (int round = 0; round < 4; ++round) {
+      std::vector<Collector> collectors(64);
+      std::vector<std::vector<int32_t>> prompts(collectors.size());
+      for (size_t i = 0; i < prompts.size(); ++i) {
+        prompts[i].assign(static_cast<size_t>(below(30)), 5);  // common beginnings of several windows
+        for (int n = 1 + below(30); n > 0; --n) prompts[i].push_back(below(4));
+        const std::string id = std::to_string(round) + " " + std::to_string(i);
+        ASSERT_TRUE(loop->submit({id, prompts[i], exactly(25)}, collectors[i].callback()).ok());
+        if (below(2) == 0)
+          loop->cancel(std::to_string(round) + " " + std::to_string(below(static_cast<int>(i) + 1)));
+      }
+      for (size_t i = 0; i < collectors.size(); ++i) {
+        const Answer& answer = collectors[i].wait();
+        if (answer.reason() == FinishReason::kAbort) continue;
+        EXPECT_EQ(answer.token_ids, expected_greedy(prompts[i], 25)) << "round " << round << " stream " << i;
+      }
+    }
+    const EngineStats stats = loop.finish();
+    EXPECT_GT(stats.num_aborted_requests_total, 10);
+    EXPECT_GT(stats.cached_tokens_total, 100);
+    EXPECT_EQ(stats.num_window_pages, 2 * shape.num_window_pages);
+    EXPECT_TRUE(loop->flush_cache().ok());
+    EXPECT_EQ(loop->stats().num_free_pages, stats.num_pages);
+    EXPECT_EQ(loop->stats().num_free_window_pages, stats.num_window_pages);
+  }
 }
 
 }  // namespace

@@ -411,6 +411,15 @@ TEST(Experts, ThatAreExcludedFromQuantisationAreNamed) {
   }
 }
 
+TEST(Experts, InFp8AreRefusedByName) {
+  const Fixture fixture({{kPrefix + "0.gate_proj.weight", DType::kF8E4M3, {4, 4}},
+                         {kPrefix + "0.gate_proj.weight_scale", DType::kF32, {}}},
+                        nullptr);
+  for (const QuantMethod method : {QuantMethod::kModelOptNvfp4, QuantMethod::kFp8Mxfp4})
+    EXPECT_TRUE(fails_with(load_expert_weights(*fixture.checkpoint, make_config(method), 0),
+                           StatusCode::kUnsupported, {kPrefix + "0.gate_proj", "F8_E4M3", "experts in FP4"}));
+}
+
 TEST(Experts, AreRefusedWhereThereAreNone) {
   const Fixture fixture(gpt_oss_specs(), nullptr);
   EXPECT_TRUE(fails_with(load_expert_weights(*fixture.checkpoint, make_config(QuantMethod::kMxfp4GptOss), 1),

@@ -51,6 +51,8 @@ class FiniteCheck : public testing::Test {
 TEST_F(FiniteCheck, FindsNanAndInfinityOfEveryType) {
   Tensor<uint16_t> bf16(DType::kBF16, 0x7F80), f16(DType::kF16, 0x7C00);
   Tensor<uint32_t> f32(DType::kF32, 0x7F800000);
+  Tensor<uint8_t> e4m3(DType::kF8E4M3, 0x7F);
+  for (const uint8_t nan : {0x7F, 0xFF}) finds<uint8_t>(e4m3, nan, "NaN");
   for (const uint16_t sign : {0, 0x8000}) {
     finds<uint16_t>(bf16, static_cast<uint16_t>(sign | 0x7F80), "infinite");
     finds<uint16_t>(bf16, static_cast<uint16_t>(sign | 0x7F81), "NaN");

@@ -139,10 +139,95 @@ TEST(LinearWeights, Fp4ThatTheDeclarationExcludesIsAContradiction) {
   EXPECT_TRUE(fails_with(fixture.load(config), StatusCode::kInvalidArgument, {kName, "the declaration"}));
 }
 
-TEST(LinearWeights, Fp8IsRefusedByModuleName) {
-  const Fixture fixture({{kName + ".weight", DType::kF8E4M3, {kRows, kCols}}});
-  EXPECT_TRUE(fails_with(fixture.load(make_config(QuantMethod::kModelOptNvfp4)), StatusCode::kUnsupported,
-                         {"'" + kName + "'", "F8_E4M3", "FP4 and bf16"}));
+// FP8 codes [n, k] and a scale tensor.
+std::vector<TensorSpec> fp8_specs(const char* suffix, DType dtype, std::vector<int64_t> shape, int64_t n,
+                                  int64_t k) {
+  return {{kName + ".weight", DType::kF8E4M3, {n, k}}, {kName + suffix, dtype, std::move(shape)}};
+}
+
+TEST(LinearWeights, Fp8IsTypedByTheScalesBesideIt) {
+  struct Case {
+    const char* suffix;
+    DType dtype;
+    std::vector<int64_t> shape;
+    int64_t row_block, col_block;
+    float first;  // scale, as Fixture fills it
+  };
+  constexpr int64_t kN = 130, kK = 200;
+  const Case cases[] = {
+      {".weight_scale_inv", DType::kF32, {2, 2}, 128, 128, 0.25f},
+      {".scale", DType::kF8E8M0, {2, 2}, 128, 128, 0},  // byte 0 is 2^-127, which counts as zero
+      {".weight_scale", DType::kF32, {}, kN, kK, 0.25f},
+      {".weight_scale", DType::kF32, {1}, kN, kK, 0.25f},
+      {".weight_scale", DType::kBF16, {kN, 1}, 1, kK, bf16_to_float(bf16{0x0100})},
+      {".weight_scale", DType::kF32, {kN}, 1, kK, 0.25f},
+  };
+  for (const Case& c : cases) {
+    const Fixture fixture(fp8_specs(c.suffix, c.dtype, c.shape, kN, kK));
+    for (const QuantMethod method : {QuantMethod::kModelOptNvfp4, QuantMethod::kFp8Mxfp4}) {
+      ModelConfig config = make_config(method);
+      config.quant.exclude_modules = {"*.self_attn.*"};
+      const auto linear = load_linear_weights(*fixture.checkpoint, config, kName, kN, kK);
+      ASSERT_TRUE(is_ok(linear)) << c.suffix;
+      ASSERT_TRUE(linear->is_fp8());
+      EXPECT_FALSE(linear->is_fp4);
+      EXPECT_EQ(linear->fp8.row_block, c.row_block);
+      EXPECT_EQ(linear->fp8.col_block, c.col_block);
+      EXPECT_EQ(linear->fp8.scales[0], c.first);
+      EXPECT_EQ(linear->fp8.codes[129], 129 % 0x7F);
+      EXPECT_EQ(std::ssize(*linear->fp8_scales),
+                c.shape.empty() ? 1 : fixture.checkpoint->find(kName + c.suffix)->view.num_elems());
+    }
+  }
+}
+
+TEST(LinearWeights, E8m0ScalesAreWidened) {
+  const Fixture fixture(fp8_specs(".scale", DType::kF8E8M0, {2, 2}, 130, 200));
+  const auto linear =
+      load_linear_weights(*fixture.checkpoint, make_config(QuantMethod::kFp8Mxfp4), kName, 130, 200);
+  ASSERT_TRUE(is_ok(linear));
+  EXPECT_EQ(linear->fp8.scales[1], 0x1p-126f);
+  EXPECT_EQ(linear->fp8.scales[3], 0x1p-124f);
+}
+
+TEST(LinearWeights, Fp8WithoutAGoodScaleIsRefusedByName) {
+  const ModelConfig config = make_config(QuantMethod::kModelOptNvfp4);
+  const Fixture no_scale({{kName + ".weight", DType::kF8E4M3, {kRows, kCols}}});
+  EXPECT_TRUE(fails_with(no_scale.load(config), StatusCode::kUnsupported,
+                         {"'" + kName + "'", "F8_E4M3", "weight_scale_inv"}));
+  for (const std::vector<int64_t>& shape : std::vector<std::vector<int64_t>>{{2}, {1, 6}, {6, 64}, {1, 2}})
+    EXPECT_TRUE(fails_with(Fixture(fp8_specs(".weight_scale", DType::kF32, shape, kRows, kCols)).load(config),
+                           StatusCode::kInvalidArgument, {kName + ".weight_scale", "[6, 1]", "[1, 1]"}));
+  EXPECT_TRUE(fails_with(Fixture(fp8_specs(".weight_scale", DType::kF16, {}, kRows, kCols)).load(config),
+                         StatusCode::kInvalidArgument, {kName + ".weight_scale", "F16", "F8_E8M0"}));
+  for (const float bad : {-1.0f, std::numeric_limits<float>::infinity(), std::nanf("")})
+    EXPECT_TRUE(
+        fails_with(Fixture(fp8_specs(".weight_scale", DType::kF32, {}, kRows, kCols), bad).load(config),
+                   StatusCode::kDataLoss, {kName + ".weight_scale", "element 0"}));
+  const Fixture undeclared(fp8_specs(".weight_scale", DType::kF32, {}, kRows, kCols));
+  EXPECT_TRUE(fails_with(undeclared.load(make_config(QuantMethod::kNone)), StatusCode::kUnsupported,
+                         {kName + ".weight_scale", "declares no quantization"}));
+}
+
+// The tensors of the dialects that store FP4 codes under another dtype or scales under another name.
+TEST(LinearWeights, Fp4DialectsWithOtherTypesAreTyped) {
+  const auto specs = [](const char* scales, DType code_dtype, DType scale_dtype) {
+    return std::vector<TensorSpec>{{kName + ".weight", code_dtype, {kRows, kCols / 2}},
+                                   {kName + scales, scale_dtype, {kRows, kCols / 32}}};
+  };
+  const Fixture quark(specs(".weight_scale", DType::kU8, DType::kU8));
+  const Fixture deepseek(specs(".scale", DType::kI8, DType::kF8E8M0));
+  for (const auto& [fixture, method] :
+       {std::pair<const Fixture&, QuantMethod>{quark, QuantMethod::kQuarkMxfp4},
+        {deepseek, QuantMethod::kFp8Mxfp4}}) {
+    const auto linear = fixture.load(make_config(method));
+    ASSERT_TRUE(is_ok(linear));
+    EXPECT_TRUE(linear->is_fp4);
+    EXPECT_EQ(linear->fp4.format, Fp4Format::kMxfp4);
+    EXPECT_EQ(linear->fp4.codes[kCols / 2], kCols / 2);
+    EXPECT_EQ(linear->fp4.scales[1], 1);
+    EXPECT_EQ(linear->fp4.tensor_scale, 1);
+  }
 }
 
 TEST(LinearWeights, WidthsThatCutABlockAreRefused) {

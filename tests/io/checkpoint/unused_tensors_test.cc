@@ -155,6 +155,33 @@ TEST_F(Deepseek, LayersForMultiTokenPredictionAreKnownByTheirProjection) {
   EXPECT_TRUE(find_unused_tensors(changed.make(), config_).in_model.empty());
 }
 
+// A vision model beside the text model is skipped with one line; in a checkpoint of a text model, a tensor
+// with such a name is not known.
+TEST(VisionModel, IsSkippedWithOneLine) {
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, const std::string& line) { lines.push_back(line); });
+  for (const char* like : {"kimi-k2.5", "qwen3-vl-30b-a3b"}) {
+    const ModelConfig config = config_of(like);
+    const auto source = dummy_checkpoint(config, "m");
+    ASSERT_TRUE(is_ok(source));
+    ChangedCheckpoint changed(*source);
+    for (const char* name : {"vision_tower.a", "mm_projector.b", "visual.c", "model.visual.d"})
+      changed.add(name);
+    const Checkpoint checkpoint = changed.make();
+    const UnusedTensors unused = find_unused_tensors(checkpoint, config);
+    EXPECT_TRUE(unused.in_model.empty() && unused.elsewhere.empty());
+    lines.clear();
+    EXPECT_TRUE(is_ok(check_unused_tensors(checkpoint, config, false)));
+    ASSERT_EQ(lines.size(), 1u);
+    EXPECT_NE(lines[0].find("skipping 4 tensors"), std::string::npos) << lines[0];
+    EXPECT_NE(lines[0].find("vision model"), std::string::npos) << lines[0];
+    ModelConfig text_only = config;
+    text_only.text_prefix.clear();
+    EXPECT_FALSE(is_ok(check_unused_tensors(checkpoint, text_only, false))) << "model.visual.d is unknown";
+  }
+  set_log_sink({});
+}
+
 TEST_F(Deepseek, TensorsElsewhereAreCountedOnly) {
   const auto source = dummy_checkpoint(config_, "m");
   ASSERT_TRUE(is_ok(source));

@@ -22,7 +22,8 @@ std::string text_of(const ModelConfig& c) {
     add('|');
   };
   add(c.num_kv_heads, c.head_dim, c.dense_intermediate_size, c.num_shared_experts, c.shared_intermediate_size,
-      c.shared_expert_gate, c.qk_norm, c.rms_norm_eps, c.attention_bias, c.tie_word_embeddings);
+      c.shared_expert_gate, c.qk_norm, c.rms_norm_eps, c.attention_bias, c.attention_out_bias,
+      c.tie_word_embeddings, c.rotary_dim);
   add(static_cast<int>(c.rope.type), c.rope.theta, c.rope.factor, c.rope.beta_fast, c.rope.beta_slow,
       c.rope.original_max_position_embeddings, c.rope.truncate, c.rope.attention_factor.value_or(-1),
       c.rope.mscale.value_or(-1), c.rope.mscale_all_dim.value_or(-1));
@@ -41,8 +42,9 @@ std::string erased(const std::string& keys, const std::string& key) {
   return text.substr(1, text.size() - 2);
 }
 
-// The defaults of transformers 5.17.0's GptOssConfig, DeepseekV3Config, Qwen3MoeConfig and Qwen2MoeConfig. A
-// second value must change the result, which proves that the key is read.
+// The defaults of transformers 5.23.0's GptOssConfig, DeepseekV3Config, Qwen3MoeConfig, Qwen2MoeConfig,
+// Glm4MoeConfig and Glm4MoeLiteConfig. A second value must change the result, which proves that the key is
+// read.
 struct StockDefault {
   std::string config;
   const char *key, *stock, *other;
@@ -102,8 +104,38 @@ std::vector<StockDefault> stock_defaults() {
   };
 }
 
+std::vector<StockDefault> glm_stock_defaults() {
+  const std::string lite = with(without(kGlmLite, "first_k_dense_replace"), "topk_group", "1");
+  return {
+      {kGlm, "num_key_value_heads", "8", "2"},
+      {kGlm, "intermediate_size", "10944", "512"},
+      {kGlm, "rms_norm_eps", "1e-5", "1e-6"},
+      {kGlm, "attention_bias", "false", "true"},
+      {kGlm, "use_qk_norm", "false", "true"},
+      {kGlm, "partial_rotary_factor", "0.5", "1"},
+      {kGlm, "n_shared_experts", "1", "2"},
+      {kGlm, "n_group", "1", "4"},
+      {kGlm, "routed_scaling_factor", "1", "2.5"},
+      {kGlm, "first_k_dense_replace", "1", "0"},
+      {kGlm, "norm_topk_prob", "true", "false"},
+      {kGlm, "rope_theta", "10000", "1000000"},
+      {kGlm, "eos_token_id", "null", "7"},
+      {lite, "intermediate_size", "10240", "512"},
+      {lite, "q_lora_rank", "768", "null"},
+      {lite, "n_group", "1", "4"},
+      {lite, "routed_scaling_factor", "1.8", "1"},
+      {lite, "mlp_layer_types", R"(["dense", "sparse", "sparse", "sparse"])",
+       R"(["sparse", "sparse", "dense", "sparse"])"},
+      {lite, "rms_norm_eps", "1e-5", "1e-6"},
+      {lite, "rope_interleave", "true", "false"},
+      {lite, "eos_token_id", "1", "null"},
+  };
+}
+
 TEST(ModelConfig, MissingKeysAreTheStockClassesDefaults) {
-  for (const StockDefault& row : stock_defaults()) {
+  std::vector<StockDefault> rows = stock_defaults();
+  for (StockDefault& row : glm_stock_defaults()) rows.push_back(std::move(row));
+  for (const StockDefault& row : rows) {
     SCOPED_TRACE(row.key);
     const std::string present = with(row.config, row.key, row.stock);
     const auto missing = parse(erased(present, row.key)), stock = parse(present),

@@ -57,17 +57,20 @@ TEST(ModelConfig, ReadsTheSecondDemo) {
   EXPECT_TRUE(config->mla.rope_interleave);
 }
 
-// Modules in other formats are refused before any weight is read, unless they belong to the unused MTP
-// layers.
+// Modules in other formats and FP8 experts are refused before any weight is read, unless they belong to the
+// unused MTP layers.
 TEST(ModelConfig, NamesModulesOfOtherAlgorithms) {
-  const auto mixed = [](const std::string& module) {
+  const auto mixed = [](const std::string& module, const std::string& algorithm = "W4A8_AWQ") {
     return parse(kQwen, "",
                  R"({"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": {
       "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"}, ")" +
-                     module + R"(": {"quant_algo": "FP8"}}}})");
+                     module + R"(": {"quant_algo": ")" + algorithm + R"("}}}})");
   };
   EXPECT_TRUE(fails_with(mixed("model.layers.3.self_attn.q_proj"), StatusCode::kUnsupported,
-                         {"hf_quant_config.json", "FP8", "model.layers.3.self_attn.q_proj", "FP4"}));
+                         {"hf_quant_config.json", "W4A8_AWQ", "model.layers.3.self_attn.q_proj", "FP4"}));
+  EXPECT_TRUE(is_ok(mixed("model.layers.3.self_attn.q_proj", "FP8")));
+  EXPECT_TRUE(fails_with(mixed("model.layers.3.mlp.experts", "FP8"), StatusCode::kUnsupported,
+                         {"FP8", "model.layers.3.mlp.experts.0.up_proj", "routed experts in FP4"}));
   EXPECT_TRUE(is_ok(mixed("model.layers.4.self_attn.q_proj")));
   EXPECT_TRUE(is_ok(mixed("mtp.layers.0.self_attn.q_proj")));
 }

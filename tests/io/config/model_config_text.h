@@ -57,4 +57,29 @@ inline const std::string kQwen2 =
     with(with(with(kQwen, "architectures", R"(["Qwen2MoeForCausalLM"])"), "model_type", R"("qwen2_moe")"),
          "shared_expert_intermediate_size", "192");
 
+inline const std::string kGlm = R"(
+  "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "vocab_size": 1024, "hidden_size": 256,
+  "num_hidden_layers": 4, "n_routed_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,
+  "intermediate_size": 512, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 24,
+  "max_position_embeddings": 4096, "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+  "first_k_dense_replace": 1, "norm_topk_prob": true, "routed_scaling_factor": 2.5, "attention_bias": true,
+  "partial_rotary_factor": 0.5, "use_qk_norm": true, "rope_theta": 1000000, "rope_scaling": null,
+  "eos_token_id": [3, 5, 7])";
+
+inline const std::string kGlmLite = with(with(without(without(kDeepseek, "n_group"), "topk_group"),
+                                              "architectures", R"(["Glm4MoeLiteForCausalLM"])"),
+                                         "model_type", R"("glm4_moe_lite")");
+
+inline const std::string kKimi =
+    with(with(with(kDeepseek, "model_type", R"("kimi_k2")"), "n_group", "1"), "topk_group", "1");
+
+// A config whose text model is `text`.
+inline std::string nested(const std::string& architecture, const std::string& model_type,
+                          const std::string& text) {
+  return "\"architectures\": [\"" + architecture + "\"], \"model_type\": \"" + model_type +
+         "\", \"tie_word_embeddings\": false, \"vision_config\": {}, \"text_config\": {" + text + "}";
+}
+inline const std::string kKimi25 = nested("KimiK25ForConditionalGeneration", "kimi_k25", kKimi);
+inline const std::string kQwenVlText = with(kQwen, "model_type", R"("qwen3_vl_moe_text")");
+
 }  // namespace fp4moe

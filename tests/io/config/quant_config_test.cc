@@ -94,6 +94,21 @@ TEST(Exclusion, InclusionLeavesTheRestAlone) {
   EXPECT_TRUE(is_excluded(quant, "model.layers.1.mlp.experts.3.up_proj"));
 }
 
+// Patterns of a multimodal checkpoint may name modules as stored, also those in FP8.
+TEST(Fp8, StoredNamesOfMultimodalCheckpointsMatch) {
+  QuantConfig quant;
+  quant.method = QuantMethod::kModelOptNvfp4;
+  quant.text_prefix = "model.language_model.";
+  quant.include_modules = {"*.mlp.experts"};
+  quant.fp8_modules = {"re:model\\.language_model\\.layers\\.0\\..*q_proj",
+                       "model.language_model.layers.1.self_attn"};
+  EXPECT_TRUE(is_declared_fp8(quant, "model.layers.0.self_attn.q_proj"));
+  EXPECT_TRUE(is_declared_fp8(quant, "model.layers.1.self_attn.k_proj"));
+  EXPECT_FALSE(is_declared_fp8(quant, "model.layers.2.self_attn.q_proj"));
+  quant.exclude_modules = {"re:model\\.language_model\\.layers\\.0"};
+  EXPECT_FALSE(is_declared_fp8(quant, "model.layers.0.self_attn.q_proj"));
+}
+
 TEST(ModelOpt, BothSpellingsOfTheExclusionsAreRead) {
   const auto quant =
       parse_flat(R"({"quant_algo": "NVFP4", "ignore": ["lm_head"], "exclude_modules": ["a.b*"]})");
@@ -113,9 +128,16 @@ TEST(ModelOpt, MixedPrecisionTakesItsFp4ModulesFromTheMap) {
   EXPECT_FALSE(is_excluded(*quant, "model.layers.0.mlp.experts.0.up_proj"));
   EXPECT_FALSE(is_excluded(*quant, "model.layers.0.mlp.shared_experts.up_proj"));
   EXPECT_TRUE(is_excluded(*quant, "model.layers.0.mlp.experts.1.up_proj"));
-  ASSERT_EQ(quant->other_modules.size(), 1u);
-  EXPECT_EQ(quant->other_modules[0].pattern, "model.layers.0.self_attn.q_proj");
-  EXPECT_EQ(quant->other_modules[0].algorithm, "FP8");
+  EXPECT_TRUE(is_declared_fp8(*quant, "model.layers.0.self_attn.q_proj"));
+  EXPECT_FALSE(is_declared_fp8(*quant, "model.layers.0.self_attn.k_proj"));
+  EXPECT_FALSE(is_declared_fp8(*quant, "model.layers.0.mlp.experts.0.up_proj"));
+  EXPECT_TRUE(quant->other_modules.empty());
+  const auto other = parse_hf(R"({"quant_algo": "MIXED_PRECISION", "quantized_layers": {
+    "model.layers.0.mlp.experts": {"quant_algo": "NVFP4"}, "lm_head": {"quant_algo": "W4A8_AWQ"}}})");
+  ASSERT_TRUE(is_ok(other));
+  ASSERT_EQ(other->other_modules.size(), 1u);
+  EXPECT_EQ(other->other_modules[0].pattern, "lm_head");
+  EXPECT_EQ(other->other_modules[0].algorithm, "W4A8_AWQ");
   EXPECT_TRUE(fails_with(parse_hf(R"({"quant_algo": "MIXED_PRECISION", "quantized_layers": {
     "a.b": {"quant_algo": "NVFP4", "group_size": 32}}})"),
                          StatusCode::kInvalidArgument, {"quantized_layers.a.b", "group_size = 32", "16"}));
@@ -138,19 +160,18 @@ TEST(ModelOpt, OtherAlgorithmsAreRefused) {
                            StatusCode::kUnsupported, {algorithm, "NVFP4", "compressed-tensors"}));
 }
 
-TEST(KvCache, DeclarationsAreReadAndServedAsBf16) {
-  const char* const kNote = "FP8 declared; served as bf16";
+TEST(KvCache, DeclarationsAreRead) {
   for (const char* text :
        {R"({"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"})",
         R"({"quant_algo": "NVFP4", "kv_cache_scheme": "FP8"})",
         R"({"quant_algo": "NVFP4", "kv_cache_scheme": {"type": "float", "num_bits": 8}})"}) {
     const auto quant = parse_hf(text);
     ASSERT_TRUE(is_ok(quant));
-    EXPECT_EQ(quant->kv_cache_note, kNote) << text;
+    EXPECT_EQ(quant->kv_cache_type, "FP8") << text;
   }
   const auto none = parse_hf(R"({"quant_algo": "NVFP4", "kv_cache_quant_algo": null})");
   ASSERT_TRUE(is_ok(none));
-  EXPECT_EQ(none->kv_cache_note, "");
+  EXPECT_EQ(none->kv_cache_type, "");
 }
 
 std::string compressed(const std::string& format, const std::string& groups, const std::string& rest = "") {
@@ -193,8 +214,112 @@ TEST(CompressedTensors, RefusesWhatItDoesNotRun) {
   const auto mixed = parse_flat(compressed(
       "nvfp4-pack-quantized", group("\"re:.*experts.*\"", 4, 16) + ", " + group("\"re:.*attn.*\"", 8, 128)));
   ASSERT_TRUE(is_ok(mixed));
-  ASSERT_EQ(mixed->other_modules.size(), 1u);
-  EXPECT_EQ(mixed->other_modules[0].algorithm, "8-bit float");
+  EXPECT_TRUE(mixed->other_modules.empty());
+  EXPECT_TRUE(is_declared_fp8(*mixed, "model.layers.0.attn.q_proj"));
+  std::string integers = group("\"re:.*attn.*\"", 8, 128);
+  integers.replace(integers.find("float"), 5, "int");
+  const auto other =
+      parse_flat(compressed("nvfp4-pack-quantized", group("\"re:.*experts.*\"", 4, 16) + ", " + integers));
+  ASSERT_TRUE(is_ok(other));
+  ASSERT_EQ(other->other_modules.size(), 1u);
+  EXPECT_EQ(other->other_modules[0].algorithm, "8-bit int");
+}
+
+// Groups that name their formats; FP4 for all linear layers leaves the others to the FP8 group.
+TEST(CompressedTensors, GroupsMayHaveDifferentFormats) {
+  const auto quant = parse_flat(R"({"quant_method": "compressed-tensors", "format": "mixed-precision",
+    "ignore": ["lm_head", "re:.*mlp.gate$"], "config_groups": {
+      "group_0": {"format": "float-quantized", "targets": ["re:.*self_attn.*"],
+                  "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}},
+      "group_1": {"format": "nvfp4-pack-quantized", "targets": ["Linear"],
+                  "weights": {"num_bits": 4, "type": "float", "group_size": 16}}}})");
+  ASSERT_TRUE(is_ok(quant));
+  EXPECT_EQ(quant->method, QuantMethod::kCompressedNvfp4);
+  EXPECT_TRUE(is_declared_fp8(*quant, "model.layers.0.self_attn.o_proj"));
+  EXPECT_FALSE(is_declared_fp8(*quant, "model.layers.0.mlp.up_proj"));
+  EXPECT_FALSE(is_declared_fp8(*quant, "lm_head"));
+  EXPECT_FALSE(is_excluded(*quant, "model.layers.0.mlp.experts.0.up_proj"));
+}
+
+std::string quark(const std::string& global, const std::string& rest = "") {
+  return R"({"quant_method": "quark", "global_quant_config": {"weight": )" + global + "}" + rest + "}";
+}
+const std::string kQuarkFp4 =
+    R"({"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0", "ch_axis": -1})";
+const std::string kQuarkFp8 = R"({"dtype": "fp8_e4m3", "qscheme": "per_tensor", "group_size": null})";
+
+TEST(Quark, DeclaresMxfp4) {
+  const auto quant =
+      parse_flat(quark(kQuarkFp4, R"(, "exclude": ["lm_head", "*self_attn*"], "layer_quant_config":
+    {"*.shared_experts.*": {"weight": )" +
+                                      kQuarkFp8 + R"(}, "*.down_proj": {"weight": null}})"));
+  ASSERT_TRUE(is_ok(quant));
+  EXPECT_EQ(quant->method, QuantMethod::kQuarkMxfp4);
+  EXPECT_EQ(quant->group_size, 32);
+  EXPECT_FALSE(is_excluded(*quant, "model.layers.0.mlp.experts.0.up_proj"));
+  EXPECT_TRUE(is_excluded(*quant, "model.layers.0.mlp.experts.0.down_proj"));
+  EXPECT_TRUE(is_excluded(*quant, "model.layers.0.self_attn.q_proj"));
+  EXPECT_TRUE(is_declared_fp8(*quant, "model.layers.0.mlp.shared_experts.up_proj"));
+}
+
+TEST(Quark, MayDeclareFp4InLayersAlone) {
+  const std::string layers = R"(, "layer_quant_config": {"*mlp.experts*": {"weight": )" + kQuarkFp4 + "}}";
+  for (const std::string& global : {std::string("null"), kQuarkFp8}) {
+    const auto quant = parse_flat(quark(global, layers));
+    ASSERT_TRUE(is_ok(quant));
+    EXPECT_FALSE(is_excluded(*quant, "model.layers.0.mlp.experts.0.up_proj"));
+    EXPECT_TRUE(is_excluded(*quant, "model.layers.0.self_attn.q_proj"));
+    EXPECT_EQ(is_declared_fp8(*quant, "model.layers.0.self_attn.q_proj"), global == kQuarkFp8);
+  }
+}
+
+TEST(Quark, RefusesOtherWeights) {
+  std::string narrow = kQuarkFp4;
+  narrow.replace(narrow.find("32"), 2, "16");
+  for (const std::string& global : {kQuarkFp8, narrow, "[" + kQuarkFp4 + ", " + kQuarkFp8 + "]"})
+    EXPECT_TRUE(
+        fails_with(parse_flat(quark(global)), StatusCode::kUnsupported, {"quark weights of dtype", "fp"}))
+        << global;
+  EXPECT_TRUE(fails_with(parse_flat(quark("{}")), StatusCode::kInvalidArgument, {"dtype is missing"}));
+  const auto layer = parse_flat(quark(kQuarkFp4, R"(, "layer_quant_config": {"*attn*": {"weight":
+    {"dtype": "int4", "qscheme": "per_group"}}})"));
+  ASSERT_TRUE(is_ok(layer));
+  ASSERT_EQ(layer->other_modules.size(), 1u);
+  EXPECT_EQ(layer->other_modules[0].algorithm, "int4");
+}
+
+Result<QuantConfig> parse_whole(const std::string& text) {
+  const auto config = parse_json(text, "config.json");
+  EXPECT_TRUE(is_ok(config)) << text;
+  return parse_quant_config(*config, Json());
+}
+
+// quant_method fp8: dense layers in FP8 blocks, with MXFP4 experts (at either place) or ModelOpt's NVFP4
+// ones.
+TEST(Fp8, NeedsFp4Experts) {
+  const std::string fp8 = R"("quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128])";
+  for (const std::string& text : {R"({"expert_dtype": "fp4", "quantization_config": {)" + fp8 + "}}",
+                                  R"({"quantization_config": {"expert_dtype": "fp4", )" + fp8 + "}}"}) {
+    const auto quant = parse_whole(text);
+    ASSERT_TRUE(is_ok(quant));
+    EXPECT_EQ(quant->method, QuantMethod::kFp8Mxfp4);
+    EXPECT_FALSE(is_excluded(*quant, "model.layers.0.mlp.experts.0.up_proj"));
+    EXPECT_TRUE(is_excluded(*quant, "model.layers.0.mlp.shared_experts.up_proj"));
+    EXPECT_TRUE(is_declared_fp8(*quant, "model.layers.0.mlp.shared_experts.up_proj"));
+    EXPECT_FALSE(is_declared_fp8(*quant, "lm_head"));
+  }
+  const auto nvfp4 = parse_flat("{" + fp8 + R"(, "quant_algo": "MIXED_PRECISION", "moe_quant_algo": "NVFP4",
+    "ignore": ["*.attn.*"]})");
+  ASSERT_TRUE(is_ok(nvfp4));
+  EXPECT_EQ(nvfp4->method, QuantMethod::kModelOptNvfp4);
+  EXPECT_FALSE(is_excluded(*nvfp4, "layers.0.ffn.experts.3.w1"));
+  EXPECT_TRUE(is_excluded(*nvfp4, "layers.0.attn.wq_a"));
+  EXPECT_TRUE(fails_with(parse_flat("{" + fp8 + "}"), StatusCode::kUnsupported, {"routed experts in 'fp8'"}));
+  EXPECT_TRUE(fails_with(parse_flat(R"({"quant_method": "fp8", "expert_dtype": "fp4", "fmt": "e5m2"})"),
+                         StatusCode::kUnsupported, {"fmt 'e5m2'"}));
+  EXPECT_TRUE(fails_with(
+      parse_flat(R"({"quant_method": "fp8", "expert_dtype": "fp4", "weight_block_size": [1, 128]})"),
+      StatusCode::kUnsupported, {"weight_block_size"}));
 }
 
 TEST(Mtp, TensorsAreToldByTheirNames) {
@@ -210,7 +335,6 @@ TEST(Mtp, TensorsAreToldByTheirNames) {
 
 TEST(Mtp, WhatIsSkippedIsDescribed) {
   ModelConfig config;
-  config.family = ModelFamily::kDeepseekV3;
   config.num_layers = 1;
   const TempFolder folder;
   ASSERT_TRUE(is_ok(write_safetensors_shards(folder.path(),
@@ -227,9 +351,6 @@ TEST(Mtp, WhatIsSkippedIsDescribed) {
   const std::string line = describe_skipped_mtp(config, *checkpoint);
   EXPECT_NE(line.find("2 tensors (11 bytes)"), std::string::npos) << line;
   config.num_layers = 2;
-  EXPECT_NE(describe_skipped_mtp(config, *checkpoint).find("1 tensors (8 bytes)"), std::string::npos);
-  config.num_layers = 1;
-  config.family = ModelFamily::kQwen3Moe;  // has no MTP layers
   EXPECT_NE(describe_skipped_mtp(config, *checkpoint).find("1 tensors (8 bytes)"), std::string::npos);
 }
 

@@ -3,22 +3,28 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <filesystem>
 
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/expert_weights.h"
+#include "io/checkpoint/safetensors.h"
 #include "io/file.h"
 #include "io/small_model.h"
 #include "io/status_matchers.h"
 #include "io/temp_folder.h"
+#include "io/tokenizer/tokenizer.h"
+#include "io/write/make_tiny_files.h"
+#include "io/write/make_tiny_tensors.h"
 
 namespace fp4moe {
 namespace {
 
 std::string test_name(const testing::TestParamInfo<std::string>& param) {
   std::string name = param.param;
-  std::replace(name.begin(), name.end(), '-', '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
   return name;
 }
 
@@ -27,7 +33,13 @@ INSTANTIATE_TEST_SUITE_P(MakeTiny, EveryShape, testing::ValuesIn(make_tiny_shape
 
 double published_theta(const std::string& shape) {
   if (shape.starts_with("gpt-oss")) return 150000;
-  return shape.starts_with("qwen") ? 1000000 : 10000;
+  if (shape.starts_with("kimi")) return 50000;
+  if (shape.starts_with("qwen3-vl")) return 5000000;
+  return shape.starts_with("qwen") || shape.starts_with("glm") ? 1000000 : 10000;
+}
+
+bool is_published_with_yarn(const std::string& shape) {
+  return shape.starts_with("gpt-oss") || shape.starts_with("kimi") || shape.starts_with("deepseek");
 }
 
 TEST_P(EveryShape, LoadsAsACheckpoint) {
@@ -44,7 +56,7 @@ TEST_P(EveryShape, LoadsAsACheckpoint) {
     EXPECT_EQ(config->top_k, 2);
     EXPECT_EQ(config->eos_token_ids, (std::vector<int32_t>{0, 2}));
     EXPECT_EQ(config->rope.theta, published_theta(GetParam()));
-    EXPECT_EQ(config->rope.type == RopeConfig::Type::kYarn, !GetParam().starts_with("qwen"));
+    EXPECT_EQ(config->rope.type == RopeConfig::Type::kYarn, is_published_with_yarn(GetParam()));
     const auto checkpoint = Checkpoint::open(folder.path());
     ASSERT_TRUE(is_ok(checkpoint));
     EXPECT_TRUE(is_ok(checkpoint->get("lm_head.weight", DType::kBF16, {300, 96})));
@@ -101,6 +113,57 @@ TEST_P(EveryShape, LinearLayersLoadInEveryDialect) {
   }
 }
 
+// The shapes have the parameters that the publishers state, in billions, without layers for multi-token
+// prediction and vision models.
+TEST(MakeTiny, ShapesHaveThePublishedNumberOfParameters) {
+  const std::vector<std::pair<const char*, double>> rows = {
+      {"gpt-oss-20b", 20.9},      {"gpt-oss-120b", 116.8}, {"deepseek-v3", 671},
+      {"kimi-k2", 1026},          {"kimi-k2.5", 1026},     {"glm-4.5", 353},
+      {"glm-4.5-air", 106.8},     {"glm-4.6", 353},        {"glm-4.7", 353},
+      {"glm-4.7-flash", 29.9},    {"qwen3-30b-a3b", 30.5}, {"qwen3-vl-30b-a3b", 30.5},
+      {"qwen3-vl-235b-a22b", 235}};
+  for (const auto& [like, billions] : rows) {
+    MakeTinyOptions options;
+    options.like = like;
+    options.dialect = "bf16";
+    const auto files = make_tiny_files(options);
+    ASSERT_TRUE(is_ok(files));
+    const auto config = parse_model_config(files->config.dump(), files->generation.dump(), "");
+    ASSERT_TRUE(is_ok(config)) << like;
+    double sum = 0;
+    for (const TinyTensor& tensor : list_tiny_tensors(*config)) {
+      double elements = 1;
+      for (const int64_t dim : tensor.spec.shape) elements *= static_cast<double>(dim);
+      sum += elements;
+    }
+    EXPECT_NEAR(sum / 1e9, billions, 0.005 * billions) << like;
+  }
+}
+
+// The files have the published names; Checkpoint shows those of the text model.
+TEST(MakeTiny, TensorsHaveThePublishedNames) {
+  const std::vector<std::array<const char*, 3>> rows = {
+      {"kimi-k2", "model.norm.weight", "lm_head.weight"},
+      {"kimi-k2.5", "language_model.model.norm.weight", "language_model.lm_head.weight"},
+      {"qwen3-vl-30b-a3b", "model.language_model.norm.weight", "lm_head.weight"}};
+  for (const auto& [like, norm, head] : rows) {
+    const TempFolder folder;
+    ASSERT_TRUE(is_ok(make_tiny(folder.path(), small_model(like))));
+    const auto file = MappedFile::open(folder.file("model.safetensors"));
+    ASSERT_TRUE(is_ok(file));
+    const auto entries = parse_safetensors(file->bytes());
+    ASSERT_TRUE(is_ok(entries));
+    const auto holds = [&](const char* name) {
+      return std::any_of(entries->begin(), entries->end(),
+                         [&](const SafetensorsEntry& entry) { return entry.spec.name == name; });
+    };
+    EXPECT_TRUE(holds(norm) && holds(head)) << like;
+    const auto checkpoint = Checkpoint::open(folder.path());
+    ASSERT_TRUE(is_ok(checkpoint));
+    EXPECT_TRUE(checkpoint->find("model.norm.weight") && checkpoint->find("lm_head.weight")) << like;
+  }
+}
+
 TEST(MakeTiny, WeightsHaveTheMagnitudesOfAnInitialisedModel) {
   const TempFolder folder;
   ASSERT_TRUE(is_ok(make_tiny(folder.path(), small_model("gpt-oss-tiny"))));
@@ -150,6 +213,30 @@ TEST(MakeTiny, SameSeedSameBytesAndShardsDoNotMatter) {
   }
 }
 
+TEST(MakeTiny, BothTokenizersHaveTheBytesAndTheEndTokens) {
+  for (const char* kind : {"json", "tiktoken"}) {
+    const TempFolder folder;
+    MakeTinyOptions options = small_model("gpt-oss-tiny");
+    options.tokenizer = kind;
+    options.vocab_size = 512;
+    ASSERT_TRUE(is_ok(make_tiny(folder.path(), options)));
+    EXPECT_EQ(file_exists(folder.file("tiktoken.model")), options.tokenizer == "tiktoken");
+    const auto tokenizer = Tokenizer::load(folder.path());
+    ASSERT_TRUE(is_ok(tokenizer));
+    EXPECT_LE(tokenizer->vocab_size(), 512);
+    const auto config = load_model_config(folder.path());
+    ASSERT_TRUE(is_ok(config));
+    EXPECT_EQ(config->eos_token_ids, (std::vector<int32_t>{tokenizer->find_token("<|endoftext|>"),
+                                                           tokenizer->find_token("<|im_end|>")}));
+    std::string bytes;
+    for (int byte = 0; byte < 256; ++byte) bytes += static_cast<char>(byte);
+    const auto ids = tokenizer->encode(bytes + "<|im_start|>", false);
+    ASSERT_TRUE(is_ok(ids));
+    EXPECT_EQ(ids->back(), tokenizer->find_token("<|im_start|>"));
+    EXPECT_EQ(tokenizer->decode(*ids, true).substr(0, 128), bytes.substr(0, 128));
+  }
+}
+
 TEST(MakeTiny, RefusesWhatMakesNoModel) {
   const TempFolder folder;
   const std::string out = folder.file("out");
@@ -165,6 +252,9 @@ TEST(MakeTiny, RefusesWhatMakesNoModel) {
   EXPECT_TRUE(fails_with(make([](O& o) { o.dialect = "gguf"; }), kInvalid, {"'gguf'", "modelopt"}));
   EXPECT_TRUE(fails_with(make([](O& o) { o.dialect = "modelopt"; }), StatusCode::kUnsupported, {"gpt_oss"}));
   EXPECT_TRUE(fails_with(make([](O& o) { o.rope_style = "x"; }), kInvalid, {"'x'", "new, old"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.tokenizer = "x"; }), kInvalid, {"'x'", "json, tiktoken"}));
+  EXPECT_TRUE(fails_with(make([](O& o) { o.tokenizer = "tiktoken", o.vocab_size = 511; }), kInvalid,
+                         {"vocab_size = 511", "512"}));
   EXPECT_TRUE(fails_with(make([](O& o) { o.hidden_size = 100; }), kInvalid, {"hidden_size = 100", "32"}));
   EXPECT_TRUE(fails_with(make([](O& o) { o.top_k = 5; }), kInvalid, {"num_experts_per_tok = 5"}));
   EXPECT_TRUE(fails_with(make([](O& o) { o.vocab_size = 258; }), kInvalid, {"vocab_size = 258", "259"}));

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "device/stream.h"
+#include "formats/e4m3.h"
 #include "kernels/cuda/dense/linear_few.h"
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/device_array.h"
@@ -300,8 +301,9 @@ struct AttentionInputs {
     const RopeArgs q{x, at, freq, 1.25f, tokens, stride, num_q, head_dim, rotary};
     RopeArgs key = q;
     key.x = x + num_q * head_dim, key.num_heads = num_kv;
-    const KvPages k_pages{k, dtype, num_kv, kPageSize, head_dim, 0},
-        v_pages{v, dtype, num_kv, kPageSize, head_dim, 0};
+    const bool is_fp8 = dtype == DType::kF8E4M3;
+    const KvPages k_pages{k, dtype, num_kv, kPageSize, head_dim, 0, is_fp8 ? 0.02f : 1},
+        v_pages{v, dtype, num_kv, kPageSize, head_dim, 0, is_fp8 ? 1.7f : 1};
     return {q, key, {key.x, key.x + num_kv * head_dim, stride, k_pages, v_pages, {}, nullptr}};
   }
 };
@@ -344,13 +346,21 @@ class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
     }
     wait();
     const auto widen = [](const std::vector<Page>& values) {
-      if constexpr (std::is_same_v<Page, bf16>)
-        return to_float(values);
-      else
-        return values;
+      if constexpr (std::is_same_v<Page, bf16>) return to_float(values);
+      if constexpr (std::is_same_v<Page, float>) return values;
+      if constexpr (std::is_same_v<Page, uint8_t>) {
+        std::vector<float> decoded;
+        for (const uint8_t code : values) decoded.push_back(e4m3_decode(code));
+        return decoded;
+      }
     };
-    const float page_budget[] = {in.dtype == DType::kBF16 ? 8 * 2 * static_cast<float>(kBf16Eps) : 1e-5f};
-    EXPECT_TRUE(within_budget(widen(device_k.values()), widen(k), page_budget));
+    const std::vector<float> expected_k = widen(k);
+    std::vector<float> page_budget;
+    for (const float value : expected_k)
+      page_budget.push_back(in.dtype == DType::kBF16     ? 8 * 2 * static_cast<float>(kBf16Eps)
+                            : in.dtype == DType::kF8E4M3 ? std::fabs(value) / 8 + 0x1p-9f  // the next code
+                                                         : 1e-5f);
+    EXPECT_TRUE(within_budget(widen(device_k.values()), expected_k, page_budget));
     EXPECT_TRUE(same_bits(widen(device_v.values()), widen(v)));
     std::vector<float> budget(x.size(), 1e-5f), got = device_x.values();
     if (is_fused)  // rope_kv() leaves the key columns of x unspecified
@@ -366,9 +376,11 @@ class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
 TEST_P(RopeCuda, TurnsAndStores) {
   for (auto [q, kv, dim, rotary] :
        {std::array{64, 8, 64, 64}, {3, 1, 20, 12}, {4, 2, 128, 128}, {5, 1, 37, 34}}) {
-    const AttentionInputs rounded(q, kv, dim, rotary, DType::kBF16), exact(q, kv, dim, rotary, DType::kF32);
+    const AttentionInputs rounded(q, kv, dim, rotary, DType::kBF16), exact(q, kv, dim, rotary, DType::kF32),
+        codes(q, kv, dim, rotary, DType::kF8E4M3);
     compare<bf16>(rounded, to_bf16(rounded.pages));
     compare<float>(exact, exact.pages);
+    compare<uint8_t>(codes, std::vector<uint8_t>(codes.pages.size(), 0x2a));
   }
 }
 INSTANTIATE_TEST_SUITE_P(, RopeCuda, testing::Bool(),

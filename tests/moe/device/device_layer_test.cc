@@ -91,10 +91,13 @@ class DeviceLayerTest
     EXPECT_TRUE(made.ok()) << made.status().to_string();
     return std::move(*made);
   }
-  MoePlan oracle_plan(const MoeProblem& p) const {
-    return std::move(*plan_moe(p, {.runner = oracle_row(plan(p).numerics()).name,
-                                   .fp4_compute = numerics().fp4_compute,
-                                   .act_scales = numerics().act_scales}));
+  // The format of the oracle's experts: bf16 experts are also given as MXFP4.
+  Fp4Format fp4_format() const { return format() == Fp4Format::kNone ? Fp4Format::kMxfp4 : format(); }
+  MoePlan oracle_plan(MoeProblem p) const {
+    const char* oracle = oracle_row(plan(p).numerics()).name;
+    p.format = fp4_format();
+    return std::move(*plan_moe(
+        p, {.runner = oracle, .fp4_compute = numerics().fp4_compute, .act_scales = numerics().act_scales}));
   }
 
   // Computes residual + layer(x); the residual is a ramp.
@@ -173,7 +176,9 @@ class DeviceLayerTest
 
   std::vector<float> on_cpu(LayerCase& c, const std::vector<float>& x, const SharedExpertWeights* shared) {
     const MoePlan p = oracle_plan(c.problem);
-    auto layer = std::move(*MoeLayer::make(p, ref_dense_ops(), c.router, c.weights, shared, pool_));
+    MoeWeightsView weights = c.weights;
+    weights.format = fp4_format();
+    auto layer = std::move(*MoeLayer::make(p, ref_dense_ops(), c.router, weights, shared, pool_));
     return c.run(*layer, DType::kBF16, x, pool_);
   }
 
@@ -229,7 +234,7 @@ TEST_P(DeviceLayerTest, EveryTacticAgreesWithTheOracle) {
 TEST_P(DeviceLayerTest, ASharedExpertOfEitherPrecisionIsAdded) {
   for (const bool fp4 : {false, true}) {
     LayerCase c({128, 64, 4, 2}, format(), ActivationKind::kSilu);
-    const MlpCase mlp(format(), fp4, 128, 96);
+    const MlpCase mlp(fp4_format(), fp4, 128, 96);
     const std::vector<bf16> gate = to_bf16(c.random.normal(128, 0.3f));
     const SharedExpertWeights shared{mlp.view, gate.data()};
     const std::vector<float> x = c.tokens(9);
@@ -261,7 +266,7 @@ TEST_P(DeviceLayerTest, TheRanksOfAGroupAddUpToTheWholeLayer) {
     for (const int64_t tokens : {1, 40}) {
       LayerCase c(size, format(), ActivationKind::kSwigluOai);
       const std::vector<float> x = c.tokens(tokens);
-      const MlpCase mlp(format(), /*is_fp4=*/true, size.hidden, 256);
+      const MlpCase mlp(fp4_format(), /*is_fp4=*/true, size.hidden, 256);
       const SharedExpertWeights shared{mlp.view, nullptr};
       std::vector<float> expected = on_gpu(c, x, &shared);
       const std::vector<float> residual = c.ramp(tokens);
@@ -284,9 +289,9 @@ bool computes(const RunnerRow& row, const NamedNumerics& n) {
 std::vector<std::tuple<const RunnerRow*, Fp4Format, NamedNumerics>> all_params() {
   std::vector<std::tuple<const RunnerRow*, Fp4Format, NamedNumerics>> params;
   for (const RunnerRow& row : runner_rows())
-    for (const Fp4Format format : {Fp4Format::kMxfp4, Fp4Format::kNvfp4})
+    for (const Fp4Format format : kExpertFormats)
       for (const NamedNumerics& n : kNumerics)
-        if (row.device == DeviceKind::kCuda && computes(row, n) &&
+        if (row.device == DeviceKind::kCuda && row.formats.has(format) && computes(row, n) &&
             (format == Fp4Format::kNvfp4 || std::string(n.fp4_compute) != "w4a4"))
           params.push_back({&row, format, n});
   return params;

@@ -108,6 +108,8 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
       "  refused  a2a    flashinfer: a2a=none was requested\n"
       "  refused  runner sm90: runs on cuda, but the device is cpu\n"
       "  refused  runner cuda_mma: runs on cuda, but the device is cpu\n"
+      "  refused  runner sm90_bf16: runs on cuda, but the device is cpu\n"
+      "  refused  runner cuda_bf16: runs on cuda, but the device is cpu\n"
       "  refused  runner cpu_amx: needs amx, but this CPU has avx2\n"
       "  refused  runner cpu_avx512: needs avx512, but this CPU has avx2\n"
       "  next     runner cpu_scalar: fits\n"
@@ -253,9 +255,9 @@ TEST(PlanRefusalTest, ForcedRowTheMachineCannotRun) {
 TEST(PlanRefusalTest, UnknownNamesListTheKnownOnes) {
   constexpr auto kInvalid = StatusCode::kInvalidArgument;
   EXPECT_EQ(refusal(problem(), {.runner = "triton"}, kInvalid),
-            "unknown moe_runner_backend 'triton'; use auto, sm90, cuda_mma, cpu_amx, cpu_avx512, cpu_avx2, "
-            "cpu_scalar, cpu_bf16, ref, ref_fp8, marlin, triton_kernel, flashinfer_mxfp4, "
-            "flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
+            "unknown moe_runner_backend 'triton'; use auto, sm90, cuda_mma, sm90_bf16, cuda_bf16, cpu_amx, "
+            "cpu_avx512, cpu_avx2, cpu_scalar, cpu_bf16, ref, ref_fp8, marlin, triton_kernel, "
+            "flashinfer_mxfp4, flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
   EXPECT_EQ(refusal(problem(), {.a2a = "pplx"}, kInvalid),
             "unknown moe_a2a_backend 'pplx'; use none, deepep or flashinfer");
   EXPECT_EQ(refusal(problem(), {.fp4_compute = "w8a8"}, kInvalid),
@@ -351,15 +353,16 @@ TEST(PlanRefusalTest, SizesThatMakeNoSense) {
             "activation type F16 is not supported; use BF16 or F32");
 }
 
-TEST(PlanRefusalTest, EightBitDenseLayersOnAGpu) {
+TEST(PlanRefusalTest, Q8DenseLayersOnAGpu) {
   MoeProblem p = problem();
-  EXPECT_TRUE(plan_moe(p, {.dense_quant = "q8"}).ok());
+  for (const char* quant : {"none", "q8", "fp8"}) EXPECT_TRUE(plan_moe(p, {.dense_quant = quant}).ok());
   p.device = DeviceKind::kCuda;
   p.compute_capability = 90;
+  for (const char* quant : {"none", "fp8"}) EXPECT_TRUE(plan_moe(p, {.dense_quant = quant}).ok());
   EXPECT_EQ(
       refusal(p, {.dense_quant = "q8"}),
-      "dense_quant=q8 is not supported on device=cuda, where dense layers are bf16; nearest legal choice: "
-      "--dense-quant none");
+      "dense_quant=q8 is not supported on device=cuda, where dense layers are bf16 or fp8; nearest legal "
+      "choice: --dense-quant fp8");
 }
 
 // Under a launcher, --fabric auto means mpi too.
@@ -385,10 +388,32 @@ TEST(PlanRefusalTest, DeviceWithoutARow) {
   p.compute_capability = 75;
   EXPECT_EQ(refusal(p, {}),
             "no runner fits; sm90 needs compute capability 9.0, but this GPU has 7.5; cuda_mma needs compute "
-            "capability 8.0 or more, but this GPU has 7.5; cpu_amx runs on cpu, but the device is cuda; "
+            "capability 8.0 or more, but this GPU has 7.5; sm90_bf16 needs compute capability 9.0, but this "
+            "GPU has 7.5; cuda_bf16 needs compute capability 8.0 or more, but this GPU has 7.5; cpu_amx runs "
+            "on cpu, but the device is cuda; "
             "cpu_avx512 runs on cpu, but the device is cuda; cpu_avx2 runs on cpu, but the device is cuda; "
             "cpu_scalar runs on cpu, but the device is cuda; cpu_bf16 runs on cpu, but the device is cuda; "
             "ref runs on cpu, but the device is cuda; ref_fp8 runs on cpu, but the device is cuda");
+}
+
+// bf16 experts have a row on every device that runs FP4 experts.
+TEST(PlanTest, Bf16ExpertsOnEveryDevice) {
+  MoeProblem p = problem(Fp4Format::kNone);
+  EXPECT_STREQ(plan(p, {}).runner()->name, "cpu_bf16");
+  p.device = DeviceKind::kCuda;
+  for (const auto& [compute, name] : {std::pair{90, "sm90_bf16"}, {80, "cuda_bf16"}, {100, "cuda_bf16"}}) {
+    p.compute_capability = compute;
+    EXPECT_STREQ(plan(p, {}).runner()->name, name) << compute;
+    for (const char* a2a : {"none", "deepep", "flashinfer"})
+      if (compute == 90) {
+        EXPECT_STREQ(plan(p, {.a2a = a2a, .tp = 2, .ep = 2}).runner()->name, name) << a2a;
+      }
+  }
+  EXPECT_EQ(refusal(p, {.runner = "sm90_bf16"}),
+            "moe_runner_backend=sm90_bf16 needs compute capability 9.0, but this GPU has 10.0; nearest legal "
+            "choice: --moe-runner-backend cuda_bf16");
+  EXPECT_EQ(refusal(p, {.runner = "cuda_bf16", .fp4_compute = "w4a8"}),
+            "moe_runner_backend=cuda_bf16 does not compute w4a8; nearest legal choice: none");
 }
 
 }  // namespace

@@ -269,7 +269,8 @@ TEST(Chat, WrongMessagesAreRefusedByPlace) {
       {R"({"messages":[5]})", "messages[0]"},
       {R"({"messages":[{"content":"x"}]})", "messages[0].role"},
       {R"({"messages":[{"role":"user","content":"x"},{"role":"user","content":5}]})", "messages[1].content"},
-      {R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})", "messages[0].content[0]"},
+      {R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})", "messages[0].content[0].type"},
+      {R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})", "messages[0].content[0]"},
       {R"({"messages":[{"role":"user","content":""}]})", "messages"},
       {R"({"messages":[{"role":"bad","content":"x"}]})", "messages"},
   };
@@ -277,6 +278,21 @@ TEST(Chat, WrongMessagesAreRefusedByPlace) {
     const HttpAnswer answer = http_post(s.port, kChat, body);
     EXPECT_EQ(answer.status, 400) << body;
     EXPECT_EQ(body_of(answer)["error"]["param"], param) << body;
+  }
+}
+
+// Also for models whose checkpoint has a vision part, which is not run.
+TEST(Chat, AnImageIsRefusedByName) {
+  TestServer s;
+  for (const char* type : {"image_url", "input_image", "input_audio", "video_url", "file"}) {
+    const std::string body =
+        R"({"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":")" + std::string(type) +
+        R"(","image_url":{"url":"u"}}]}]})";
+    const HttpAnswer answer = http_post(s.port, kChat, body);
+    EXPECT_EQ(answer.status, 400);
+    const std::string message = body_of(answer)["error"]["message"];
+    EXPECT_NE(message.find("\"" + std::string(type) + "\" is not supported"), std::string::npos) << message;
+    EXPECT_NE(message.find("reads text only"), std::string::npos) << message;
   }
 }
 

@@ -7,6 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "server/chat/argument_types.h"
+#include "server/json.h"
+
 namespace fp4moe {
 namespace {
 
@@ -37,8 +40,10 @@ OutputParts parse(const Make& make, const std::vector<std::string>& pieces) {
 std::string to_string(const OutputParts& parts) {
   const char* const names[] = {"reasoning", "content", "call", "arguments"};
   std::string text;
-  for (const OutputPart& part : parts)
+  for (const OutputPart& part : parts) {
     text += std::string(names[static_cast<int>(part.kind)]) + "[" + part.text + "]";
+    if (!part.id.empty()) text += "=" + part.id;
+  }
   return text;
 }
 
@@ -115,9 +120,10 @@ TEST(OutputParser, ReasoningThenCalls) {
 
 TEST(OutputParser, DeepSeekCalls) {
   const Make make = calls(CallSyntax::kDeepSeek);
-  const std::string begin = std::string(kCallsBegin), call = std::string(kCallBegin),
-                    sep = std::string(kCallSeparator), end = std::string(kCallEnd),
-                    ends = std::string(kCallsEnd);
+  const std::string begin = std::string(kDeepSeekTokens.section_begin),
+                    call = std::string(kDeepSeekTokens.call_begin),
+                    sep = std::string(kDeepSeekTokens.separator), end = std::string(kDeepSeekTokens.call_end),
+                    ends = std::string(kDeepSeekTokens.section_end);
   expect_parts(make,
                "Hm.\n" + begin + call + "function" + sep + "f\n```json\n{\"a\": \"`\"}\n```" + end + "\n" +
                    call + "function" + sep + "g\n```json\n{}\n```" + end + ends,
@@ -125,6 +131,147 @@ TEST(OutputParser, DeepSeekCalls) {
   expect_parts(make, begin + call + "f" + sep + "{\"a\":1}" + end + ends, "call[f]arguments[{\"a\":1}]");
   expect_parts(make, begin + call + "f" + sep + end + ends, "call[f]arguments[{}]");
   expect_parts(make, begin + call + "f" + sep + "{\"a\":", "call[f]arguments[{\"a\":]");
+}
+
+TEST(OutputParser, DeepSeekCallsThatAreNotAsTheyShould) {
+  const Make make = calls(CallSyntax::kDeepSeek);
+  const std::string begin = std::string(kDeepSeekTokens.section_begin),
+                    call = std::string(kDeepSeekTokens.call_begin),
+                    sep = std::string(kDeepSeekTokens.separator), end = std::string(kDeepSeekTokens.call_end),
+                    ends = std::string(kDeepSeekTokens.section_end);
+  expect_parts(make, begin + call + "f" + end + ends + "x", "content[" + call + "f" + end + "x]");
+  expect_parts(make, begin + call + "f", "content[" + call + "f]");
+  expect_parts(make, begin + call + "function" + sep + "f", "content[" + call + "function" + sep + "f]");
+  expect_parts(make, begin + call + sep + "{}" + end + ends, "content[" + call + sep + "{}" + end + "]");
+}
+
+std::string kimi(const std::string& head, const std::string& arguments) {
+  return std::string(kKimiTokens.call_begin) + head + std::string(kKimiTokens.separator) + arguments +
+         std::string(kKimiTokens.call_end);
+}
+
+TEST(OutputParser, KimiCalls) {
+  const Make make = calls(CallSyntax::kKimi);
+  const std::string begin = std::string(kKimiTokens.section_begin),
+                    end = std::string(kKimiTokens.section_end);
+  expect_parts(make, "I look. \n" + begin + kimi("functions.look:0", R"({"x": "`"})") + end,
+               R"(content[I look.]call[look]=functions.look:0arguments[{"x": "`"}])");
+  expect_parts(make,
+               begin + kimi("functions.a.b-c:11", "{}") + "\n" + kimi(" functions.f:12 ", "") + end + "\nx",
+               "call[a.b-c]=functions.a.b-c:11arguments[{}]call[f]=functions.f:12arguments[{}]content[x]");
+  expect_parts(make, kimi("look:3", " {} "), "call[look]=look:3arguments[{}]");
+  expect_parts(make, kimi("functions.look", "{}"), "call[look]arguments[{}]");
+  expect_parts(make, begin + kimi("functions.f:0", "[1] x"), "call[f]=functions.f:0arguments[[1] x]");
+}
+
+TEST(OutputParser, KimiCallsThatAreNotAsTheyShould) {
+  const Make make = calls(CallSyntax::kKimi);
+  const std::string begin = std::string(kKimiTokens.section_begin),
+                    call = std::string(kKimiTokens.call_begin), end = std::string(kKimiTokens.section_end);
+  const std::string cut = call + "functions.f:0" + std::string(kKimiTokens.separator);
+  expect_parts(make, begin + cut + R"({"a": "b)", R"(call[f]=functions.f:0arguments[{"a": "b])");
+  expect_parts(make, begin + call + "functions.f", "content[" + call + "functions.f]");
+  expect_parts(make, begin + call + "f" + std::string(kKimiTokens.call_end) + "y",
+               "content[" + call + "f" + std::string(kKimiTokens.call_end) + "y]");
+  expect_parts(make, begin + kimi("two words", "{}") + kimi("functions.f:1", "{}") + end,
+               "content[" + kimi("two words", "{}") + "]call[f]=functions.f:1arguments[{}]");
+  expect_parts(make, begin + "so: " + kimi("functions.f:0", "{}") + "and" + end,
+               "content[so:]call[f]=functions.f:0arguments[{}]content[and]");
+  expect_parts(make, begin + end + "none", "content[none]");
+}
+
+TEST(OutputParser, KimiCallsEndReasoning) {
+  const std::string section = std::string(kKimiTokens.section_begin) + kimi("functions.f:0", "{}");
+  const Make make = [] {
+    return make_think_parser(true, make_call_parser(CallSyntax::kKimi), kKimiTokens.section_begin);
+  };
+  expect_parts(make, "well \n" + section, "reasoning[well]call[f]=functions.f:0arguments[{}]");
+  expect_parts(make, "well</think>Yes. " + section,
+               "reasoning[well]content[Yes.]call[f]=functions.f:0arguments[{}]");
+  expect_parts(thinks(true, CallSyntax::kKimi), section, "reasoning[" + section + "]");
+}
+
+// The parameters of f: s, e and m are strings, of which e and m have limits, n an integer, u a string or
+// null, o an object.
+Make tagged() {
+  auto types = std::make_shared<ArgumentTypes>();
+  types->add("f", json::parse(R"({"type": "object", "properties": {"s": {"type": "string"},
+    "e": {"$ref": "#/$defs/E"}, "n": {"type": "integer"}, "u": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "o": {"type": "object"}, "m": {"type": "string", "maxLength": 9}}, "$defs": {"E": {"enum": ["1", "2"]}}})"));
+  return [types] { return make_call_parser(CallSyntax::kArgumentTags, types); };
+}
+std::string argument(const std::string& key, const std::string& value, const std::string& space = "") {
+  return "<arg_key>" + key + "</arg_key>" + space + "<arg_value>" + value + "</arg_value>" + space;
+}
+
+TEST(OutputParser, CallsWithArgumentTags) {
+  for (const std::string space : {"", "\n"}) {
+    expect_parts(tagged(),
+                 "Sure.\n<tool_call>f" + space + argument("s", "12", space) + argument("n", "12", space) +
+                     argument("o", "{\"a\": [1]}", space) + "</tool_call>",
+                 R"(content[Sure.]call[f]arguments[{"s": "12", "n": 12, "o": {"a": [1]}}])");
+    expect_parts(tagged(),
+                 "<tool_call>g" + space + "</tool_call>" + space + "<tool_call>f" + space +
+                     argument("e", "1", space) + "</tool_call>" + space + "done",
+                 R"(call[g]arguments[{}]call[f]arguments[{"e": "1"}]content[done])");
+  }
+}
+
+TEST(OutputParser, ValuesOfArgumentTagsHaveTheTypesOfTheSchema) {
+  const auto value = [](const std::string& key, const std::string& text) {
+    const auto parts = parse(tagged(), {"<tool_call>f" + argument(key, text) + "</tool_call>"});
+    EXPECT_EQ(parts.size(), 2u) << text;
+    const std::string& arguments = parts.back().text;
+    EXPECT_TRUE(arguments.starts_with("{\"" + key + "\": ") && arguments.ends_with("}")) << arguments;
+    EXPECT_TRUE(json::accept(arguments)) << arguments;
+    return arguments.substr(key.size() + 5, arguments.size() - key.size() - 6);
+  };
+  EXPECT_EQ(value("s", " a\n\"b\"\\\t\x01 <arg_key> \xC3\xA9"), R"(" a\n\"b\"\\\u0009\u0001 <arg_key> é")");
+  EXPECT_EQ(value("s", ""), R"("")");
+  EXPECT_EQ(value("s", "{\"a\": 1}"), R"("{\"a\": 1}")");
+  EXPECT_EQ(value("e", "\n 1 \t"), R"("1")") << "a text with limits has no white space around it";
+  EXPECT_EQ(value("m", " a  b\n"), R"("a  b")");
+  EXPECT_EQ(value("m", " \n"), R"("")");
+  EXPECT_EQ(value("n", " 12345678901234567890123.50 "), "12345678901234567890123.50")
+      << "the text of a number is unchanged";
+  EXPECT_EQ(value("n", "twelve"), R"("twelve")") << "text that is not JSON stays text";
+  EXPECT_EQ(value("n", "1.5"), "1.5") << "no string is allowed, so the value is not turned into one";
+  EXPECT_EQ(value("u", "null"), "null");
+  EXPECT_EQ(value("u", "12"), R"("12")");
+  EXPECT_EQ(value("u", "text"), R"("text")");
+  EXPECT_EQ(value("o", "{'a': 1}"), R"("{'a': 1}")");
+  EXPECT_EQ(value("unknown", "true"), "true");
+  EXPECT_EQ(value("unknown", "yes"), R"("yes")");
+  EXPECT_EQ(value("unknown", std::string(100, '[')), "\"" + std::string(100, '[') + "\"") << "too deep";
+}
+
+TEST(OutputParser, ArgumentTagsThatAreNotAsTheyShould) {
+  const Make make = tagged();
+  for (const std::string text :
+       {"<tool_call>two words</tool_call> x", "<tool_call></tool_call>", "a <tool_call>f", "<tool_call>f<arg",
+        R"(<tool_call>{"name": "f", "arguments": {}}</tool_call>)",
+        "<tool_call>? <arg_key>s</arg_key></tool_call>"})
+    expect_parts(make, text, "content[" + text + "]");
+  expect_parts(make, "<tool_call>so\nthen <tool_call>f</tool_call>",
+               "content[<tool_call>so\nthen]call[f]arguments[{}]");
+  expect_parts(make,
+               "<tool_call>f" + argument("n", "1") + "and" + argument("s", "2") + "<tool_call>f</tool_call>",
+               R"(call[f]arguments[{"n": 1, "s": "2"}]content[and]call[f]arguments[{}])");
+  expect_parts(make, "<tool_call>f<arg_key>n</arg_key></tool_call>",
+               "call[f]arguments[{}]content[<arg_key>n</arg_key>]");
+  expect_parts(make, "<tool_call>f<arg_key>n</arg_key> is <arg_value>1</arg_value></tool_call>",
+               R"(call[f]arguments[{"n": 1}]content[is ])");
+}
+
+TEST(OutputParser, ArgumentTagsCutAnywhereKeepTheCall) {
+  const Make make = tagged();
+  expect_parts(make, "<tool_call>f" + argument("n", "1") + "<arg_key>s", R"(call[f]arguments[{"n": 1, "s])");
+  expect_parts(make, "<tool_call>f<arg_key>s</arg_key>\n<arg_", R"(call[f]arguments[{"s"])");
+  expect_parts(make, "<tool_call>f<arg_key>s</arg_key><arg_value>a\"<b", R"(call[f]arguments[{"s": "a\"<b])");
+  expect_parts(make, "<tool_call>f<arg_key>m</arg_key><arg_value> a b <",
+               R"(call[f]arguments[{"m": "a b <])");
+  expect_parts(make, "<tool_call>f<arg_key>n</arg_key><arg_value>12", R"(call[f]arguments[{"n": 12])");
+  expect_parts(make, "<tool_call>f" + argument("n", "1") + "</tool_c", R"(call[f]arguments[{"n": 1])");
 }
 
 TEST(OutputParser, AJsonArrayOfCalls) {

@@ -19,12 +19,15 @@ constexpr int kInvariantSplits = 8;  // for MLA
 AttentionParams make_params(const AttentionArgs& args) {
   const KvPages &k = args.k_pages, &v = args.v_pages;
   const DeviceBatch& batch = *args.device_batch;
-  FP4MOE_CHECK(k.dtype == DType::kBF16 && v.dtype == DType::kBF16, "pages must be bf16");
+  FP4MOE_CHECK(k.dtype == v.dtype && (k.dtype == DType::kBF16 || k.dtype == DType::kF8E4M3),
+               "pages must be bf16 or E4M3");
   FP4MOE_CHECK(k.head_dim % 16 == 0 && k.page_size <= 128 && std::has_single_bit(unsigned(k.page_size)),
                "head_dim must be a multiple of 16, and page_size a power of two up to 128");
   AttentionParams p = {};
   p.q = args.q, p.q_stride = args.q_stride, p.out_cols = args.out.cols;
-  p.k = static_cast<uint16_t*>(k.data), p.v = static_cast<uint16_t*>(v.data);
+  p.k = static_cast<uint8_t*>(k.data), p.v = static_cast<uint8_t*>(v.data);
+  p.is_fp8 = k.dtype == DType::kF8E4M3;
+  p.k_inverse = 1 / k.scale, p.v_inverse = 1 / v.scale, p.v_scale = v.scale;
   p.k_stride = k.row_stride != 0 ? k.row_stride : k.head_dim;
   p.v_stride = v.row_stride != 0 ? v.row_stride : v.head_dim;
   p.k_dim = k.head_dim, p.v_dim = v.head_dim;
@@ -34,7 +37,7 @@ AttentionParams make_params(const AttentionArgs& args) {
   p.first_position = batch.first_position, p.page_table = batch.page_table, p.positions = batch.positions;
   p.num_rows = static_cast<int>(batch.num_rows), p.num_sequences = static_cast<int>(batch.num_sequences);
   p.window = static_cast<int>(std::min<int64_t>(args.window, INT32_MAX));
-  p.scale_log2 = args.scale * kLog2e;
+  p.scale_log2 = args.scale * k.scale * kLog2e;
   p.sinks = args.sinks;
   p.out = args.out.data, p.out_f32 = args.out.dtype == DType::kF32;
   return p;
@@ -67,6 +70,12 @@ void decode(const AttentionParams& p) {
   launch_attention_decode(p, cluster_size(work.units, kDecodeBlocks, work.max_keys, 32), work.max_keys);
 }
 
+// Whether decode's lanes have both elements of every pair that RopeArgs rotates.
+bool fuses_rope(const RopeArgs& q) {
+  if (q.head_dim != 64 && q.head_dim != 128) return false;
+  return q.rotary_dim == q.head_dim || (q.head_dim == 128 && q.rotary_dim == 64);
+}
+
 }  // namespace
 
 void attention(const AttentionArgs& args, ThreadPool&) {
@@ -82,8 +91,7 @@ void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
   const RopeArgs& q = args.rope.q;
   AttentionParams p = make_params(args.attention);
   if (p.num_rows == 0) return;
-  if (!is_decode(args.attention, p) || q.rotary_dim != q.head_dim ||
-      (q.head_dim != 64 && q.head_dim != 128)) {
+  if (!is_decode(args.attention, p) || !fuses_rope(q)) {
     rope_kv(args.rope, pool);
     return attention(args.attention, pool);
   }
@@ -91,7 +99,8 @@ void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
             .v = args.rope.kv.v,
             .stride = args.rope.kv.row_stride,
             .inv_freq = q.inv_freq,
-            .factor = q.attention_factor};
+            .factor = q.attention_factor,
+            .half = q.rotary_dim / 2};
   decode(p);
 }
 

@@ -8,12 +8,12 @@
 
 namespace fp4moe::cuda {
 
-// DenseOps::attention. args.device_batch is set, pages are bf16, and page_size is a power of two up to 128.
-// Rows of q are 8-byte aligned (q_stride is even), and rows of pages are 16-byte aligned; k_pages.head_dim is
-// a multiple of 16. Either v_pages.data differs from k_pages.data, and head dims are equal and at most 256;
-// or the two are the same (MLA), v_pages.head_dim is at most 512, and k_pages.head_dim is at most 576. q is
-// rounded to bf16. out is bf16 or f32; its padding rows become zero. The pool is not used; work is enqueued
-// on the current stream.
+// DenseOps::attention. args.device_batch is set, pages are bf16 or E4M3 codes, and page_size is a power of
+// two up to 128. Rows of q are 8-byte aligned (q_stride is even), and rows of pages are 16-byte aligned;
+// k_pages.head_dim is a multiple of 16. Either v_pages.data differs from k_pages.data, and head dims are
+// equal and at most 256; or the two are the same (MLA), v_pages.head_dim is at most 512, and k_pages.head_dim
+// is at most 576. q is rounded to bf16; to f16 by decode over E4M3 pages, where |q| must be below 65520. out
+// is bf16 or f32; its padding rows become zero. The pool is not used; work is enqueued on the current stream.
 void attention(const AttentionArgs& args, ThreadPool& pool);
 
 // DenseOps::rope_attention: one kernel for decode if heads have 64 or 128 dims, all of them rotated;

@@ -2,13 +2,14 @@
 //
 // Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window; if p.rope
 //            is set, q and the new key are rotated first, and the new key and value stored in their pages.
-// Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
+// Shapes     q f32 [T, q_stride]; pages bf16 or E4M3 [pages, kv_heads, page_size, row]; out bf16 or f32
 //            [T, heads * v_dim]. Head dims up to 128 (multiples of 16), G <= 16 query heads per kv head.
-// Bytes      2 * (k_dim + v_dim) per row, kv head and key, each read once.
+// Bytes      2 (bf16) or 1 (E4M3) * (k_dim + v_dim) per row, kv head and key, each read once.
 // Flops      2 * G * (k_dim + v_dim) per row, kv head and key.
 // Bound      HBM; with short contexts, the latency of queries, exchange and outputs.
 // Design     A cluster of up to 8 thread blocks of W warps serves one row and kv head; it has no more thread
-//            blocks than the row's blocks of 16 keys keep busy. Warp w of n takes the key blocks w, w + n,
+//            blocks than the row's blocks of 16 (bf16) or 32 keys (E4M3) keep busy. Warp w of n takes the key
+//            blocks w, w + n,
 //            ... A warp gathers keys and values into its own part of shared memory with cp.async, S blocks
 //            ahead, and warps never wait for each other. Eight lanes fetch 128 bytes of a row, so that a
 //            cache line costs the L2 one request: with two requests, of half a line each, the L2, not HBM, is
@@ -18,12 +19,15 @@
 //            thread blocks that add up the columns, in worker order. With rope, loads of the pages that
 //            earlier steps wrote are in flight before the kernel waits for the projections; the new key and
 //            value are rounded from f32 and stored in their pages and in shared memory.
-// Numerics   q and the weights are rounded to bf16, sums are f32, and the softmax has base 2. A row's bits
+// Numerics   q and the weights are rounded to bf16; over E4M3 pages to f16, in which the codes are exact; a
+//            q beyond f16's range is an infinity. The scale of the keys is in scale_log2, that of the values
+//            multiplies the output's sums. Sums are f32, and the softmax has base 2. A row's bits
 //            are the same for the same number of warps, which depends only on the padded batch and the row's
 //            context. Rope: as in rope.cu.
 #include <algorithm>
 
 #include "device/stream.h"
+#include "kernels/cuda/attention/attention_decode_blocks.cuh"
 #include "kernels/cuda/attention/attention_new_token.cuh"
 #include "kernels/cuda/attention/attention_params.h"
 #include "kernels/cuda/ptx/attention_ptx.cuh"
@@ -32,70 +36,13 @@
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kBlockKeys = 16, kMaxGroup = 16;
-
 template <int D>
 struct Config {
   static constexpr int kUnits = D / 16;  // of 16 output columns, per head
 };
 
-// The contribution of a worker (a warp) to 16 columns of a head.
-struct alignas(16) Part {
-  float sums[16];
-  float largest, denominator;
-};
-
-template <int D, int S, int W>
-struct Shared {
-  Turn turns[D / 2];       // for the row's position
-  float sinks[kMaxGroup];  // of the kv head's query heads
-  // A warp's blocks of 16 keys. Chunk c of a row's 128 bytes is in key_slot(key, c) or value_slot(key, c).
-  uint4 keys[S][W][D / 64][kBlockKeys][8];
-  uint4 values[S][W][D / 64][kBlockKeys][8];
-  Part parts[1];  // [units of this block][workers]
-};
-
-// Return slots that avoid bank conflicts among eight lanes that read at once: the lanes read four chunks of
-// two adjacent keys, or two chunks of the values of every other key.
-__device__ __forceinline__ int key_slot(int key, int c) { return c ^ key % 2 * 4; }
-__device__ __forceinline__ int value_slot(int key, int c) { return c ^ key / 2 % 4 * 2; }
-
 // Returns the number of parts in a block's shared memory, for up to `splits` blocks.
 int shared_parts(int units, int splits, int warps) { return (units + splits - 1) * warps; }
-
-// The state that a warp keeps for its row: lane (g, q) = (lane / 4, lane % 4).
-template <int D>
-struct Warp {
-  uint32_t q[D / 16][4];  // A fragments: heads g and g + 8
-  float out[D / 8][4];    // heads g (0, 1) and g + 8 (2, 3), columns 64 c + 8 (2 q + i) + j at [8 c + j][i]
-  float largest[2], denominator[2];
-};
-
-__device__ __forceinline__ uint32_t word(const uint4& x, int i) {
-  return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
-}
-
-// Starts to load a block of keys and values. rows_of_block: in lane i, the page row of the block's key i %
-// 16.
-template <int D, int S, int W>
-__device__ __forceinline__ void load_block(const AttentionParams& p, int rows_of_block, int stage,
-                                           Shared<D, S, W>& shared) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, c = lane % 8;
-#pragma unroll
-  for (int i = 0; i < kBlockKeys / 4; ++i) {
-    const int key = 4 * i + lane / 8;
-    const int64_t row = __shfl_sync(~0u, rows_of_block, key);
-    const uint16_t *k = p.k + row * p.k_stride + c * 8, *v = p.v + row * p.v_stride + c * 8;
-#pragma unroll
-    for (int part = 0; part < D / 64; ++part) {
-      const int column = part * 64 + c * 8;
-      ptx::cp_async16(ptx::shared_address(&shared.keys[stage][warp][part][key][key_slot(key, c)]),
-                      k + part * 64, column < p.k_dim ? 16 : 0);
-      ptx::cp_async16(ptx::shared_address(&shared.values[stage][warp][part][key][value_slot(key, c)]),
-                      v + part * 64, column < p.v_dim ? 16 : 0);
-    }
-  }
-}
 
 // A thread's part of the rotations for the row's position, and of the sinks. inv_freq and sink are weights,
 // which no kernel writes, so they are loaded at once and used while the first keys are in flight.
@@ -105,14 +52,15 @@ struct Prepared {
 
   __device__ __forceinline__ Prepared(const AttentionParams& p, int kv_head) {
     const int i = static_cast<int>(threadIdx.x);
-    if (p.rope.k != nullptr && i < D / 2) inv_freq = __ldg(p.rope.inv_freq + i);
+    if (p.rope.k != nullptr && i < p.rope.half) inv_freq = __ldg(p.rope.inv_freq + i);
     if (p.sinks != nullptr && i < p.group) sink = __ldg(p.sinks + kv_head * p.group + i);
   }
   // Puts the rotations and sinks into shared memory. Called by all threads; ends with a block barrier.
-  template <int S, int W>
-  __device__ __forceinline__ void put(const AttentionParams& p, int position, Shared<D, S, W>& shared) const {
+  template <class P, int S, int W>
+  __device__ __forceinline__ void put(const AttentionParams& p, int position,
+                                      Shared<P, D, S, W>& shared) const {
     const int i = static_cast<int>(threadIdx.x);
-    if (p.rope.k != nullptr && i < D / 2) {
+    if (p.rope.k != nullptr && i < p.rope.half) {
       Turn turn;
       sincosf(static_cast<float>(position) * inv_freq, &turn.sine, &turn.cosine);
       shared.turns[i] = {turn.cosine * p.rope.factor, turn.sine * p.rope.factor};
@@ -143,83 +91,51 @@ struct Queries {
               p.q + row * p.q_stride + static_cast<int64_t>(kv_head * p.group + head) * p.k_dim + d));
       }
   }
-  // Makes q's fragments. turns: null, or the D / 2 rotations for the position.
-  __device__ __forceinline__ void put(const Turn* turns, Warp<D>& w) {
-    if (turns != nullptr)
+  // kHalf: half of the rotary dims, a multiple of 32.
+  template <int kHalf>
+  __device__ __forceinline__ void rotate(const Turn* turns) {
 #pragma unroll
-      for (int step = 0; step < D / 32; ++step)
+    for (int step = 0; step < kHalf / 16; ++step)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const Turn* by = turns + dim(step, i);
-          turn(x[step][i].x, x[step + D / 32][i].x, by[0]);
-          turn(x[step][i].y, x[step + D / 32][i].y, by[1]);
-        }
+      for (int i = 0; i < 4; ++i) {
+        const Turn* by = turns + dim(step, i);
+        turn(x[step][i].x, x[step + kHalf / 16][i].x, by[0]);
+        turn(x[step][i].y, x[step + kHalf / 16][i].y, by[1]);
+      }
+  }
+  // Makes q's fragments. turns: null, or the `half` rotations for the position.
+  template <class P>
+  __device__ __forceinline__ void put(const Turn* turns, int half, Warp<D>& w) {
+    if (turns != nullptr && half == D / 2) rotate<D / 2>(turns);
+    if constexpr (D == 128)
+      if (turns != nullptr && half == D / 4) rotate<D / 4>(turns);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) w.q[step][i] = ptx::bf16_pair(x[step][i].x, x[step][i].y);
+      for (int i = 0; i < 4; ++i) w.q[step][i] = P::pair(x[step][i].x, x[step][i].y);
   }
 };
 
-// Puts the new token into the last block, which has landed, and zeros in place of keys outside the row's
-// range, whose pages can contain arbitrary data.
-template <int D, int S, int W>
-__device__ __forceinline__ void put_new_token(const NewToken<D>& token, int stage, int first_key, int2 keys,
-                                              Shared<D, S, W>& shared) {
-  const int lane = lane_read_here(), warp = threadIdx.x / 32;
-  const uint4 zero = {0, 0, 0, 0};
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int at = lane / 4 + 8 * half, key = first_key + at;
-    if (key >= keys.x && key < keys.y) continue;
-#pragma unroll
-    for (int c = 0; c < D / 32; ++c)
-      shared.keys[stage][warp][c / 2][at][key_slot(at, c % 2 * 4 + lane % 4)] =
-          key == keys.y ? token.key[c] : zero;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int at = 2 * (lane % 4) + i % 2 + i / 2 * 8, key = first_key + at;
-    if (key >= keys.x && key < keys.y) continue;
-#pragma unroll
-    for (int c = 0; c < D / 64; ++c)
-      shared.values[stage][warp][c][at][value_slot(at, lane / 4)] = key == keys.y ? token.value[c] : zero;
-  }
-  __syncwarp();
-}
-
-// Computes the logits of 16 keys: s[0] for keys 2 q and 2 q + 1 (heads g and g + 8), s[1] for the keys 8
-// further.
-template <int D, int S, int W>
-__device__ __forceinline__ void multiply_keys(const Shared<D, S, W>& shared, int stage, const Warp<D>& w,
-                                              float (&s)[2][4]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int c = 0; c < D / 32; ++c)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int key = lane / 4 + 8 * half, slot = key_slot(key, c % 2 * 4 + lane % 4);
-      const uint4 chunk = shared.keys[stage][warp][c / 2][key][slot];
-      ptx::mma_bf16(s[half], w.q[2 * c], chunk.x, chunk.y);
-      ptx::mma_bf16(s[half], w.q[2 * c + 1], chunk.z, chunk.w);
-    }
-}
-
-// Turns logits into weights, the A fragment for the product with the values, and rescales the sums so far.
-template <int D>
-__device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[2][4], int first_key, int2 keys,
-                                      Warp<D>& w, uint32_t (&weights)[4]) {
+// Turns logits into weights, the A fragments for the product with the values, and rescales the sums so far.
+template <class P, int D>
+__device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[P::kBlockKeys / 8][4],
+                                      int first_key, int2 keys, Warp<D>& w,
+                                      uint32_t (&weights)[P::kBlockKeys / 16][4]) {
+  constexpr int kTiles = P::kBlockKeys / 8;
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int half = 0; half < 2; ++half)
+  for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int key = first_key + 8 * half + 2 * (lane % 4) + i % 2;
-      s[half][i] = key >= keys.x && key <= keys.y ? s[half][i] * p.scale_log2 : -INFINITY;
+      const int key = first_key + 8 * tile + 2 * (lane % 4) + i % 2;
+      s[tile][i] = key >= keys.x && key <= keys.y ? s[tile][i] * p.scale_log2 : -INFINITY;
     }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+    float largest = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+#pragma unroll
+    for (int tile = 1; tile < kTiles; ++tile)
+      largest = fmaxf(largest, fmaxf(s[tile][2 * r], s[tile][2 * r + 1]));
     largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
     largest = fmaxf(w.largest[r], fmaxf(largest, __shfl_xor_sync(~0u, largest, 2)));
     const float rescale = ex2(w.largest[r] - largest);
@@ -228,32 +144,10 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[2][4]
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) w.out[n][2 * r] *= rescale, w.out[n][2 * r + 1] *= rescale;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float a = ex2(s[half][2 * r] - largest), b = ex2(s[half][2 * r + 1] - largest);
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const float a = ex2(s[tile][2 * r] - largest), b = ex2(s[tile][2 * r + 1] - largest);
       w.denominator[r] += a + b;
-      weights[r + 2 * half] = ptx::bf16_pair(a, b);
-    }
-  }
-}
-
-template <int D, int S, int W>
-__device__ __forceinline__ void multiply_values(const Shared<D, S, W>& shared, int stage,
-                                                const uint32_t (&weights)[4], Warp<D>& w) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-#pragma unroll
-  for (int c = 0; c < D / 64; ++c) {
-    uint4 v[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int key = 2 * (lane % 4) + i % 2 + i / 2 * 8;
-      v[i] = shared.values[stage][warp][c][key][value_slot(key, lane / 4)];
-    }
-#pragma unroll
-    for (int j = 0; j < 8; ++j) {
-      const uint32_t select = j % 2 == 0 ? 0x5410 : 0x7632;
-      const uint32_t b0 = __byte_perm(word(v[0], j / 2), word(v[1], j / 2), select);
-      const uint32_t b1 = __byte_perm(word(v[2], j / 2), word(v[3], j / 2), select);
-      ptx::mma_bf16(w.out[8 * c + j], weights, b0, b1);
+      weights[tile / 2][r + tile % 2 * 2] = P::pair(a, b);
     }
   }
 }
@@ -274,11 +168,12 @@ struct Share {
 //   block b, in stage b % S            wait for b | keys, weights, values | load b + S | rows_of(b + S + 1)
 //
 // The newest key is stored in its page, and put into its block in shared memory once that block has landed.
-template <int D, int S, int W>
+template <class P, int D, int S, int W>
 __device__ __forceinline__ void attend(const AttentionParams& p, const Share& share,
-                                       const Prepared<D>& prepared, Shared<D, S, W>& shared, Warp<D>& w) {
+                                       const Prepared<D>& prepared, Shared<P, D, S, W>& shared, Warp<D>& w) {
   const auto [row, kv_head, keys, worker, stride] = share;
   const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
+  constexpr int kBlockKeys = P::kBlockKeys;
   const int end = keys.y / kBlockKeys + 1;
   auto rows_of = [&](int block) {  // keys outside the row's range are clamped to it and masked
     const int key = min(max(block * kBlockKeys + lane % kBlockKeys, keys.x), keys.y);
@@ -298,23 +193,23 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Share& sh
     new_row = page_row(p, sequence, kv_head, keys.y);
   }
   const bool has_new = p.rope.k != nullptr && (end - 1 - block) % stride == 0;
-  NewToken<D> token;
+  NewToken<P, D> token;
   Queries<D> queries;
   prepared.put(p, keys.y, shared);
   ptx::grid_dependency_wait();
   if (block >= end) return;  // not earlier: all warps must reach put()'s barrier
   queries.load(p, row, kv_head);
   if (has_new) token.load(p, row, kv_head);
-  queries.put(p.rope.k != nullptr ? shared.turns : nullptr, w);
+  queries.template put<P>(p.rope.k != nullptr ? shared.turns : nullptr, p.rope.half, w);
   if (has_new) token.put(p, keys.y % kBlockKeys, new_row, shared.turns);
   for (int stage = 0; block < end; block += stride) {
     ptx::cp_async_wait<S - 1>();
     __syncwarp();  // every lane's copies have landed
     if (has_new && block == end - 1) put_new_token(token, stage, block * kBlockKeys, keys, shared);
-    float s[2][4] = {};
-    uint32_t weights[4];
+    float s[kBlockKeys / 8][4] = {};
+    uint32_t weights[kBlockKeys / 16][4];
     multiply_keys(shared, stage, w, s);
-    weigh(p, s, block * kBlockKeys, keys, w, weights);
+    weigh<P>(p, s, block * kBlockKeys, keys, w, weights);
     multiply_values(shared, stage, weights, w);
     __syncwarp();  // the stage has been read
     if (block + S * stride < end) load_block(p, next_rows, stage, shared);
@@ -326,9 +221,9 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Share& sh
 
 // Sends the warp's sums to the blocks that add up their columns: unit u (of 16 columns) is sent to block u %
 // splits.
-template <int D, int S, int W>
+template <class P, int D, int S, int W>
 __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker, int splits, Warp<D>& w,
-                                           Shared<D, S, W>& shared) {
+                                           Shared<P, D, S, W>& shared) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -339,7 +234,7 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) {
       const int unit = head * Config<D>::kUnits + 4 * c + lane % 4;
-      Part* part = &shared.parts[unit / splits * splits * W + worker];
+      WorkerSums* part = &shared.parts[unit / splits * splits * W + worker];
       const uint32_t to = ptx::map_cluster(ptx::shared_address(part), unit % splits);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -354,9 +249,9 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
 }
 
 // Computes this block's columns of the row's outputs; the first num_busy workers had keys.
-template <int D, int S, int W>
+template <class P, int D, int S, int W>
 __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int kv_head, int splits,
-                                          int num_busy, const Shared<D, S, W>& shared) {
+                                          int num_busy, const Shared<P, D, S, W>& shared) {
   constexpr int kUnits = Config<D>::kUnits;
   const int workers = splits * W;
   for (int i = threadIdx.x;; i += W * 32) {
@@ -364,7 +259,7 @@ __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int
     if (unit >= p.group * kUnits) return;
     const int head = kv_head * p.group + unit / kUnits, d = unit % kUnits * 16 + i % 16;
     if (d >= p.v_dim) continue;
-    const Part* parts = &shared.parts[i / 16 * workers];
+    const WorkerSums* parts = &shared.parts[i / 16 * workers];
     const float sink = p.sinks != nullptr ? shared.sinks[unit / kUnits] * kLog2e : -INFINITY;
     float largest = sink, sum = 0;
 #pragma unroll 8
@@ -377,9 +272,9 @@ __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int
     }
     const int64_t at = row * p.out_cols + static_cast<int64_t>(head) * p.v_dim + d;
     if (p.out_f32)
-      static_cast<float*>(p.out)[at] = sum / denominator;
+      static_cast<float*>(p.out)[at] = sum * p.v_scale / denominator;
     else
-      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16_rn(sum / denominator);
+      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16_rn(sum * p.v_scale / denominator);
   }
 }
 
@@ -395,13 +290,13 @@ __device__ __forceinline__ void clear_row(const AttentionParams& p, int row, int
   }
 }
 
-template <int D, int S, int W>
+template <class P, int D, int S, int W>
 __global__ void __launch_bounds__(W * 32, W == 8    ? 2
                                           : D == 64 ? 4
                                                     : 2)
     attention_decode(const __grid_constant__ AttentionParams p) {
   extern __shared__ uint8_t memory[];
-  Shared<D, S, W>& shared = *reinterpret_cast<Shared<D, S, W>*>(memory);
+  Shared<P, D, S, W>& shared = *reinterpret_cast<Shared<P, D, S, W>*>(memory);
   ptx::grid_dependents_launch();
   const int row = blockIdx.z, kv_head = blockIdx.y;
   const Prepared<D> prepared(p, kv_head);
@@ -412,7 +307,7 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
     return clear_row(p, row, kv_head);
   }
   const int2 keys = {p.window > 0 ? max(0, last - p.window + 1) : 0, last};
-  const int num_blocks = keys.y / kBlockKeys - keys.x / kBlockKeys + 1;
+  const int num_blocks = keys.y / P::kBlockKeys - keys.x / P::kBlockKeys + 1;
   const int splits = min(static_cast<int>(gridDim.x), (num_blocks + W - 1) / W);
   if (static_cast<int>(blockIdx.x) >= splits) return;  // cluster barriers count exited blocks as arrived
   ptx::cluster_arrive();
@@ -434,15 +329,15 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
 
 // S: blocks of keys that a warp has in shared memory, including the block being processed. W: warps per
 // block. splits: blocks per cluster.
-template <int D, int S, int W>
+template <class P, int D, int S, int W>
 void launch(const AttentionParams& p, int splits) {
   constexpr int kMaxBytes = 227 * 1024;
-  prepare_kernel(attention_decode<D, S, W>, {.shared_bytes = kMaxBytes, .shares_sm = S == 1});
+  prepare_kernel(attention_decode<P, D, S, W>, {.shared_bytes = kMaxBytes, .shares_sm = S == 1});
   const int parts = shared_parts(p.group * Config<D>::kUnits, splits, W);
-  const int bytes = static_cast<int>(sizeof(Shared<D, S, W>) + (parts - 1) * sizeof(Part));
+  const int bytes = static_cast<int>(sizeof(Shared<P, D, S, W>) + (parts - 1) * sizeof(WorkerSums));
   const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(p.num_rows));
-  launch_attention_kernel(attention_decode<D, S, W>, p, {grid, W * 32, bytes, splits},
+  launch_attention_kernel(attention_decode<P, D, S, W>, p, {grid, W * 32, bytes, splits},
                           current_stream().handle());
   current_stream().check_launch("attention_decode");
 }
@@ -458,26 +353,35 @@ int64_t num_blocks(const AttentionParams& p, int splits) {
 // only one block of keys, or if every thread block has an SM to itself (it then fits beside QKV's block with
 // up to 120 registers per thread). Otherwise a warp has two blocks of keys if three thread blocks per SM
 // would need a second wave (with two blocks of keys, four share an SM), and three if not.
+template <class P>
 void launch_small_heads(const AttentionParams& p, int splits, int64_t max_keys) {
   const int64_t num_sms = device_limits().num_sms;
-  if (splits > kMostSplits && num_blocks(p, kMostSplits) <= num_sms) return launch<64, 1, 8>(p, kMostSplits);
-  if (splits <= kMostSplits && max_keys <= (splits * 4 - 1) * kBlockKeys) return launch<64, 1, 4>(p, splits);
+  if (splits > kMostSplits && num_blocks(p, kMostSplits) <= num_sms)
+    return launch<P, 64, 1, 8>(p, kMostSplits);
+  if (splits <= kMostSplits && max_keys <= (splits * 4 - 1) * P::kBlockKeys)
+    return launch<P, 64, 1, 4>(p, splits);
   splits = std::min(splits, kMostSplits);
-  num_blocks(p, splits) > 3 * num_sms ? launch<64, 2, 4>(p, splits) : launch<64, 3, 4>(p, splits);
+  num_blocks(p, splits) > 3 * num_sms ? launch<P, 64, 2, 4>(p, splits) : launch<P, 64, 3, 4>(p, splits);
 }
 
 // Launches decode for heads of up to 128 elements: two thread blocks of four warps share an SM; one of eight
 // warps has an SM to itself.
+template <class P>
 void launch_large_heads(const AttentionParams& p, int splits) {
   if (splits > kMostSplits && num_blocks(p, kMostSplits) <= device_limits().num_sms)
-    return launch<128, 2, 8>(p, kMostSplits);
-  launch<128, 2, 4>(p, std::min(splits, kMostSplits));
+    return launch<P, 128, 2, 8>(p, kMostSplits);
+  launch<P, 128, 2, 4>(p, std::min(splits, kMostSplits));
+}
+
+template <class P>
+void launch_decode(const AttentionParams& p, int splits, int64_t max_keys) {
+  p.k_dim <= 64 ? launch_small_heads<P>(p, splits, max_keys) : launch_large_heads<P>(p, splits);
 }
 
 }  // namespace
 
 void launch_attention_decode(const AttentionParams& p, int splits, int64_t max_keys) {
-  p.k_dim <= 64 ? launch_small_heads(p, splits, max_keys) : launch_large_heads(p, splits);
+  (p.is_fp8 ? launch_decode<E4m3Pages> : launch_decode<Bf16Pages>)(p, splits, max_keys);
 }
 
 }  // namespace fp4moe::cuda

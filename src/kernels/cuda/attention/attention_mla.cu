@@ -1,10 +1,11 @@
 // Multi-head latent attention: the values are the first columns of the keys, and all heads share them.
 //
 // Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) k[j][: v_dim], j in row t's window.
-// Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
+// Shapes     q f32 [T, q_stride]; pages bf16 or E4M3 [pages, kv_heads, page_size, row]; out bf16 or f32
 //            [T, heads * v_dim]. k_dim up to 576 and v_dim up to 512, multiples of 16; any number G of query
 //            heads per kv head.
-// Bytes      2 * k_dim per kv head and key for each tile of 64 rows, from L2; once from HBM.
+// Bytes      2 (bf16) or 1 (E4M3) * k_dim per kv head and key for each tile of 64 rows, from L2; once from
+//            HBM.
 // Flops      2 * (k_dim + v_dim) per row, head and key seen.
 // Bound      With 128 heads, the tensor cores; with few heads, the gather of keys.
 // Design     A cluster of S blocks serves a tile of 64 rows (tokens x G heads) of a sequence; block s takes
@@ -12,11 +13,14 @@
 //            into two stages. Two other warp groups each compute the logits of half of a tile's keys,
 //            exchange the rows' maxima, put the weights into shared memory, and multiply all weights by half
 //            of the columns of the same tile, which is read transposed. The blocks' sums are merged through
-//            shared memory, in order of s.
-// Numerics   q and the weights are rounded to bf16, sums are f32, and the softmax has base 2. A row's bits
+//            shared memory, in order of s. E4M3 codes are converted to bf16 on their way to shared memory,
+//            after the L2 was asked for the next tile's.
+// Numerics   q and the weights are rounded to bf16, sums are f32, and the softmax has base 2. E4M3 codes are
+//            exact in bf16; their scale is in scale_log2 and multiplies the output's sums. A row's bits
 //            depend only on its keys and on S.
 #include "device/stream.h"
 #include "kernels/cuda/attention/attention_params.h"
+#include "kernels/cuda/attention/page_codes.cuh"
 #include "kernels/cuda/ptx/attention_ptx.cuh"
 #include "kernels/cuda/ptx/launch.h"
 
@@ -61,21 +65,65 @@ struct Work {
 __device__ __forceinline__ void produce(const AttentionParams& p, const Work& work, Shared& shared) {
   const KeyRange keys = work.keys;
   const int c = threadIdx.x % 8, r0 = threadIdx.x / 8;
+  const auto* pages = reinterpret_cast<const uint16_t*>(p.k);
   int stage = 0, parity = 1;
   for (int first = work.first_key(); first < keys.end; first += work.key_stride()) {
     int64_t rows[kKeys / 16];
 #pragma unroll
     for (int i = 0; i < kKeys / 16; ++i)
-      rows[i] = page_row(p, work.tile.sequence, work.kv_head, min(first + r0 + 16 * i, keys.end - 1));
+      rows[i] = page_row(p, work.tile.sequence, work.kv_head, keys.nearest(first + r0 + 16 * i));
     ptx::mbarrier_wait(&shared.empty[stage], parity);
     const uint32_t to = ptx::shared_address(shared.keys[stage]);
     for (int block = 0; block * 64 + c * 8 < p.k_dim; ++block)
 #pragma unroll
       for (int i = 0; i < kKeys / 16; ++i)
         ptx::cp_async16(to + chunk_at(r0 + 16 * i, block * 8 + c),
-                        p.k + rows[i] * p.k_stride + block * 64 + c * 8,
-                        first + r0 + 16 * i < keys.end ? 16 : 0);
+                        pages + rows[i] * p.k_stride + block * 64 + c * 8,
+                        keys.has(first + r0 + 16 * i) ? 16 : 0);
     ptx::cp_async_arrive(&shared.full[stage]);
+    if (++stage == kStages) stage = 0, parity ^= 1;
+  }
+}
+
+// The same for pages of E4M3 codes: two blocks of 64 columns at a time.
+__device__ __forceinline__ void produce_from_codes(const AttentionParams& p, const Work& work,
+                                                   Shared& shared) {
+  constexpr int kRowsEach = kKeys / 16;
+  const KeyRange keys = work.keys;
+  const int c = threadIdx.x % 8, r0 = threadIdx.x / 8;
+  const auto row_of = [&](int first, int i) {
+    return page_row(p, work.tile.sequence, work.kv_head, keys.nearest(first + r0 + 16 * i));
+  };
+  const auto codes_at = [&](int row, int column) { return p.k + int64_t{row} * p.k_stride + column; };
+  int stage = 0, parity = 1;
+  for (int first = work.first_key(); first < keys.end; first += work.key_stride()) {
+    int rows[kRowsEach];
+#pragma unroll
+    for (int i = 0; i < kRowsEach; ++i) {
+      rows[i] = row_of(first, i);
+      if (first + work.key_stride() < keys.end && c * 128 < p.k_dim)
+        ptx::prefetch_l2(codes_at(row_of(first + work.key_stride(), i), c * 128));
+    }
+    ptx::mbarrier_wait(&shared.empty[stage], parity);
+    const uint32_t to = ptx::shared_address(shared.keys[stage]);
+    for (int block = 0; block * 64 < p.k_dim; block += 2) {
+      uint2 codes[2][kRowsEach];
+#pragma unroll
+      for (int j = 0; j < 2 * kRowsEach; ++j) {
+        const int column = (block + j / kRowsEach) * 64 + c * 8, i = j % kRowsEach;
+        codes[j / kRowsEach][i] = {0, 0};
+        if (column < p.k_dim && keys.has(first + r0 + 16 * i))
+          codes[j / kRowsEach][i] = load_codes(codes_at(rows[i], column));
+      }
+#pragma unroll
+      for (int j = 0; j < 2 * kRowsEach; ++j) {
+        const int chunk = (block + j / kRowsEach) * 8 + c, i = j % kRowsEach;
+        if (chunk * 8 < p.k_dim)
+          ptx::store_shared16(to + chunk_at(r0 + 16 * i, chunk), bf16_of_codes(codes[j / kRowsEach][i]));
+      }
+    }
+    ptx::fence_proxy_async_all();
+    ptx::mbarrier_arrive(&shared.full[stage]);
     if (++stage == kStages) stage = 0, parity ^= 1;
   }
 }
@@ -279,13 +327,13 @@ __device__ __forceinline__ void merge_cluster(const AttentionParams& p, const Wo
     const int64_t at = (tile.first_row + (tile.first + row) / p.group) * p.out_cols +
                        static_cast<int64_t>(head) * p.v_dim + d;
     if (p.out_f32)
-      static_cast<float*>(p.out)[at] = sum / denominator;
+      static_cast<float*>(p.out)[at] = sum * p.v_scale / denominator;
     else
-      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16_rn(sum / denominator);
+      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16_rn(sum * p.v_scale / denominator);
   }
 }
 
-template <int kSteps>
+template <int kSteps, bool kFp8>
 __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_constant__ AttentionParams p) {
   extern __shared__ uint8_t memory[];
   const uint32_t misaligned = ptx::shared_address(memory) % 1024;  // the same in all blocks of a cluster
@@ -308,7 +356,10 @@ __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_consta
   const Work work{tile, keys_of_tile(p, tile, kRows, kKeys), kv_head, split, splits};
   if (threadIdx.x < 128) {
     ptx::lower_registers<kProducerRegisters>();
-    produce(p, work, shared);
+    if constexpr (kFp8)
+      produce_from_codes(p, work, shared);
+    else
+      produce(p, work, shared);
     ptx::cluster_sync();
   } else {
     ptx::raise_registers<kConsumerRegisters>();
@@ -319,14 +370,19 @@ __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_consta
   ptx::cluster_sync();  // the other blocks have read this block's sums
 }
 
-template <int kSteps>
-void launch(const AttentionParams& p, int splits) {
-  prepare_kernel(attention_mla<kSteps>, {.shared_bytes = kSharedBytes, .has_large_clusters = true});
+template <int kSteps, bool kFp8>
+void launch_pages(const AttentionParams& p, int splits) {
+  prepare_kernel(attention_mla<kSteps, kFp8>, {.shared_bytes = kSharedBytes, .has_large_clusters = true});
   const dim3 grid(static_cast<unsigned>(max_row_tiles(p, kRows) * splits),
                   static_cast<unsigned>(p.num_kv_heads));
-  launch_attention_kernel(attention_mla<kSteps>, p, {grid, kThreads, kSharedBytes, splits},
+  launch_attention_kernel(attention_mla<kSteps, kFp8>, p, {grid, kThreads, kSharedBytes, splits},
                           current_stream().handle());
   current_stream().check_launch("attention_mla");
+}
+
+template <int kSteps>
+void launch(const AttentionParams& p, int splits) {
+  p.is_fp8 ? launch_pages<kSteps, true>(p, splits) : launch_pages<kSteps, false>(p, splits);
 }
 
 }  // namespace

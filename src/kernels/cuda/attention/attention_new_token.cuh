@@ -6,8 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/attention/attention_page_types.cuh"
 #include "kernels/cuda/attention/attention_params.h"
-#include "kernels/cuda/ptx/ptx_mma.cuh"
 
 namespace fp4moe::cuda {
 
@@ -15,24 +15,19 @@ struct Turn {
   float cosine, sine;
 };
 
-// Rotates an element and its partner, which is half a head further.
+// Rotates an element and its partner, which is half of the rotary dims further.
 __device__ __forceinline__ void turn(float& low, float& high, const Turn& by) {
   const float x = low;
   low = x * by.cosine - high * by.sine;
   high = high * by.cosine + x * by.sine;
 }
 
-__device__ __forceinline__ uint4 pack_8(const float (&x)[8]) {
-  return {ptx::bf16_pair(x[0], x[1]), ptx::bf16_pair(x[2], x[3]), ptx::bf16_pair(x[4], x[5]),
-          ptx::bf16_pair(x[6], x[7])};
-}
-
 // The row's own key and value, for heads of D elements: each lane has the chunks that it would multiply if
 // the key were in its fragment.
-template <int D>
+template <class P, int D>
 struct NewToken {
   float k[D / 32][8], v[D / 64][8];
-  uint4 key[D / 32], value[D / 64];
+  typename P::Chunk key[D / 32], value[D / 64];
 
   __device__ __forceinline__ static int key_dim(int c) {
     return (4 * c + static_cast<int>(threadIdx.x) % 4) * 8;
@@ -55,27 +50,39 @@ struct NewToken {
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) load_8(of_v + value_dim(c), v[c]);
   }
+  // kHalf: half of the rotary dims, a multiple of 32.
+  template <int kHalf>
+  __device__ __forceinline__ void rotate(const Turn* turns) {
+#pragma unroll
+    for (int c = 0; c < kHalf / 32; ++c)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) turn(k[c][i], k[c + kHalf / 32][i], turns[key_dim(c) + i]);
+  }
   // Rotates the key; the lanes that multiply key `place` of a block store the key and the value in their
   // page.
   __device__ __forceinline__ void put(const AttentionParams& p, int place, int page_row, const Turn* turns) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-    for (int c = 0; c < D / 64; ++c)
-#pragma unroll
-      for (int i = 0; i < 8; ++i) turn(k[c][i], k[c + D / 64][i], turns[key_dim(c) + i]);
+    if (p.rope.half == D / 2)
+      rotate<D / 2>(turns);
+    else if constexpr (D == 128)
+      rotate<D / 4>(turns);
 #pragma unroll
     for (int c = 0; c < D / 32; ++c) {
-      key[c] = pack_8(k[c]);
-      if (lane / 4 == place % 8)
-        *reinterpret_cast<uint4*>(p.k + static_cast<int64_t>(page_row) * p.k_stride + key_dim(c)) = key[c];
+      key[c] = P::pack(k[c], p.k_inverse);
+      if (lane / 4 == place % 8) store(p.k, static_cast<int64_t>(page_row) * p.k_stride + key_dim(c), key[c]);
     }
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) {
-      value[c] = pack_8(v[c]);
+      value[c] = P::pack(v[c], p.v_inverse);
       if (lane % 4 == place % 8 / 2)
-        *reinterpret_cast<uint4*>(p.v + static_cast<int64_t>(page_row) * p.v_stride + value_dim(c)) =
-            value[c];
+        store(p.v, static_cast<int64_t>(page_row) * p.v_stride + value_dim(c), value[c]);
     }
+  }
+
+ private:
+  // at: in elements.
+  __device__ __forceinline__ static void store(uint8_t* pages, int64_t at, const typename P::Chunk& chunk) {
+    *reinterpret_cast<typename P::Chunk*>(pages + at * P::kBytes) = chunk;
   }
 };
 

@@ -17,6 +17,7 @@ struct RopeParams {
   int64_t stride;
   const float* inv_freq;
   float factor;
+  int half;  // of the rotary dims, which are a head's first ones
 };
 
 // The arguments of one launch. G query heads share a kv head; positions, and row numbers within pages, fit in
@@ -26,14 +27,16 @@ struct RopeParams {
 struct AttentionParams {
   const float* q;
   int64_t q_stride, out_cols;
-  uint16_t *k, *v;  // bf16 pages
+  uint8_t *k, *v;  // pages of bf16, or of E4M3 codes if is_fp8
+  bool is_fp8;
+  float k_inverse, v_inverse, v_scale;  // of the codes (KvPages::scale); 1 for bf16. scale_log2 has the keys'
   int k_stride, v_stride, k_dim, v_dim;
   int num_kv_heads, group;  // G
   int page_shift, max_pages;
   const int32_t *row_sequence, *first_row, *first_position, *page_table;
   const int64_t* positions;
   int num_rows, num_sequences, window;  // window 0: all
-  float scale_log2;                     // log2(e) * scale
+  float scale_log2;                     // log2(e) * scale * the scale of the keys' codes
   const float* sinks;
   void* out;
   bool out_f32;
@@ -93,17 +96,21 @@ inline int max_row_tiles(const AttentionParams& p, int tile_rows) {
   return static_cast<int>(rows / tile_rows + (p.num_sequences < p.num_rows ? p.num_sequences : p.num_rows));
 }
 
-// The keys that a tile's rows see: [begin, end), with begin rounded down to a whole tile of keys, so that a
-// row's sums do not depend on the other rows in its tile.
+// The keys that a tile's rows see: [first, end), and begin, which is first rounded down to a whole tile of
+// keys, so that a row's sums do not depend on the other rows in its tile. The pages of keys before `first`
+// may have been released.
 struct KeyRange {
-  int begin, end;
+  int begin, end, first;
+
+  __device__ __forceinline__ bool has(int key) const { return key >= first && key < end; }
+  __device__ __forceinline__ int nearest(int key) const { return max(first, min(key, end - 1)); }
 };
 __device__ __forceinline__ KeyRange keys_of_tile(const AttentionParams& p, const RowTile& t, int tile_rows,
                                                  int tile_keys) {
   const int first = t.first_position + t.first / p.group;
   const int last_row = min(t.first + tile_rows, t.num_tokens * p.group) - 1;
   const int begin = p.window > 0 ? max(0, first - p.window + 1) : 0;
-  return {begin / tile_keys * tile_keys, t.first_position + last_row / p.group + 1};
+  return {begin / tile_keys * tile_keys, t.first_position + last_row / p.group + 1, begin};
 }
 
 // Returns the row of the pages that holds a key of a kv head.

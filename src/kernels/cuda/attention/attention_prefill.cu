@@ -1,10 +1,10 @@
 // Attention for prefill: sequences with many new rows, or some sequences with many and some with few.
 //
 // Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window.
-// Shapes     q f32 [T, q_stride]; pages bf16 [pages, kv_heads, page_size, row]; out bf16 or f32
+// Shapes     q f32 [T, q_stride]; pages bf16 or E4M3 [pages, kv_heads, page_size, row]; out bf16 or f32
 //            [T, heads * v_dim]. Head dims up to 256 (multiples of 16), padded to D = 64, 128 or 256 in
 //            shared memory; any number G of query heads per kv head.
-// Bytes      2 * (k_dim + v_dim) per kv head and key for each tile of rows, from L2.
+// Bytes      2 (bf16) or 1 (E4M3) * (k_dim + v_dim) per kv head and key for each tile of rows, from L2.
 // Flops      4 * D per row, head and key seen.
 // Bound      Tensor cores and exponentials (D = 64: the same number of cycles each); the row tile determines
 //            L2's share.
@@ -13,10 +13,14 @@
 //            16-byte cp.async (zeros past the last key), and C other warp groups own 64 rows each: logits
 //            with wgmma (q in registers), softmax in base 2, then the weights are the register operand of the
 //            product with the values. A tile's logits are issued before the previous tile's product with the
-//            values, which overlaps the softmax.
-// Numerics   q and the weights are rounded to bf16, sums are f32. A row's bits depend only on its keys.
+//            values, which overlaps the softmax. Over E4M3 pages the first warp group converts codes to bf16
+//            on their way to shared memory.
+// Numerics   q and the weights are rounded to bf16, sums are f32. E4M3 codes are exact in bf16; the scale of
+//            the keys is in scale_log2, that of the values in the factor of the outputs. A row's bits depend
+//            only on its keys.
 #include "device/stream.h"
 #include "kernels/cuda/attention/attention_params.h"
+#include "kernels/cuda/attention/page_codes.cuh"
 #include "kernels/cuda/ptx/attention_ptx.cuh"
 #include "kernels/cuda/ptx/launch.h"
 
@@ -44,42 +48,82 @@ struct alignas(1024) Shared {
 
 // ---- the producer ----
 
-// Loads rows r0 + 16 i of the tile that starts at keys.begin, with zeros from keys.end on; of each row,
-// column chunk c of each block of 64 columns.
+// Keys or values of all pages.
+struct PageRows {
+  const uint8_t* pages;
+  int stride, dim;  // elements
+};
+
+// Loads rows r0 + 16 i of the tile that starts at keys.begin, with zeros before keys.first and from keys.end
+// on; of each row, column chunk c of each block of 64 columns. Arrives at `full` once they have landed.
 template <int D>
-__device__ __forceinline__ void load_tile(const uint16_t* pages, int stride, int dim, KeyRange keys,
-                                          const int (&rows)[Config<D>::kKeys / 16], uint32_t to) {
+__device__ __forceinline__ void load_tile(const PageRows& from, KeyRange keys,
+                                          const int (&rows)[Config<D>::kKeys / 16], uint32_t to,
+                                          uint64_t* full) {
   const int c = threadIdx.x % 8, r0 = threadIdx.x / 8;
+  const auto* pages = reinterpret_cast<const uint16_t*>(from.pages);
   to += r0 * 128 + ((c ^ (r0 % 8)) << 4);
 #pragma unroll
   for (int i = 0; i < Config<D>::kKeys / 16; ++i) {
-    const uint16_t* row = pages + static_cast<int64_t>(rows[i]) * stride + c * 8;
-    const bool valid = keys.begin + r0 + 16 * i < keys.end;
+    const uint16_t* row = pages + static_cast<int64_t>(rows[i]) * from.stride + c * 8;
+    const bool valid = keys.has(keys.begin + r0 + 16 * i);
 #pragma unroll
     for (int block = 0; block < Config<D>::kBlocks; ++block) {
-      const bool inside = valid && block * 64 + c * 8 < dim;
+      const bool inside = valid && block * 64 + c * 8 < from.dim;
       ptx::cp_async16(to + (block * Config<D>::kKeys + 16 * i) * 128, inside ? row + block * 64 : pages,
                       inside ? 16 : 0);
     }
   }
+  ptx::cp_async_arrive(full);
 }
 
+// The same for pages of E4M3 codes.
 template <int D>
+__device__ __forceinline__ void convert_tile(const PageRows& from, KeyRange keys,
+                                             const int (&rows)[Config<D>::kKeys / 16], uint32_t to,
+                                             uint64_t* full) {
+  constexpr int kRows = Config<D>::kKeys / 16;
+  const int c = threadIdx.x % 8, r0 = threadIdx.x / 8;
+  to += r0 * 128 + ((c ^ (r0 % 8)) << 4);
+#pragma unroll
+  for (int block = 0; block < Config<D>::kBlocks; ++block) {
+    const int column = block * 64 + c * 8;
+    uint2 codes[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      codes[i] = {0, 0};
+      if (keys.has(keys.begin + r0 + 16 * i) && column < from.dim)
+        codes[i] = load_codes(from.pages + static_cast<int64_t>(rows[i]) * from.stride + column);
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      ptx::store_shared16(to + (block * Config<D>::kKeys + 16 * i) * 128, bf16_of_codes(codes[i]));
+  }
+  ptx::fence_proxy_async_all();
+  ptx::mbarrier_arrive(full);
+}
+
+template <int D, bool kFp8>
 __device__ __forceinline__ void produce(const AttentionParams& p, const RowTile& tile, int kv_head,
                                         KeyRange keys, Shared<D>& shared) {
   using C = Config<D>;
   const int r0 = threadIdx.x / 8;
   int rows[C::kKeys / 16];
   int stage = 0, parity = 1;
+  const auto load = [&](const PageRows& from, const KeyRange& tile_keys, const void* to, uint64_t* full) {
+    if constexpr (kFp8)
+      convert_tile<D>(from, tile_keys, rows, ptx::shared_address(to), full);
+    else
+      load_tile<D>(from, tile_keys, rows, ptx::shared_address(to), full);
+  };
   for (int first = keys.begin; first < keys.end; first += C::kKeys) {
 #pragma unroll
     for (int i = 0; i < C::kKeys / 16; ++i)
-      rows[i] = page_row(p, tile.sequence, kv_head, min(first + r0 + 16 * i, keys.end - 1));
+      rows[i] = page_row(p, tile.sequence, kv_head, keys.nearest(first + r0 + 16 * i));
+    const KeyRange tile_keys = {first, keys.end, keys.first};
     ptx::mbarrier_wait(&shared.empty[stage], parity);
-    load_tile<D>(p.k, p.k_stride, p.k_dim, {first, keys.end}, rows, ptx::shared_address(shared.k[stage]));
-    ptx::cp_async_arrive(&shared.k_full[stage]);
-    load_tile<D>(p.v, p.v_stride, p.v_dim, {first, keys.end}, rows, ptx::shared_address(shared.v[stage]));
-    ptx::cp_async_arrive(&shared.v_full[stage]);
+    load({p.k, p.k_stride, p.k_dim}, tile_keys, shared.k[stage], &shared.k_full[stage]);
+    load({p.v, p.v_stride, p.v_dim}, tile_keys, shared.v[stage], &shared.v_full[stage]);
     if (++stage == C::kStages) stage = 0, parity ^= 1;
   }
 }
@@ -215,7 +259,8 @@ __device__ __forceinline__ void store_rows(const AttentionParams& p, Rows<D>& r)
     const float own = r.largest[i] * p.scale_log2;
     const float sink = p.sinks != nullptr ? p.sinks[r.head[i]] * kLog2e : -INFINITY;
     const float largest = fmaxf(own, sink), share = ex2(own - largest);
-    const float factor = share / (denominator * share + (p.sinks != nullptr ? ex2(sink - largest) : 0));
+    const float factor =
+        share * p.v_scale / (denominator * share + (p.sinks != nullptr ? ex2(sink - largest) : 0));
     const int64_t at = r.token[i] * p.out_cols + static_cast<int64_t>(r.head[i]) * p.v_dim;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
@@ -322,7 +367,7 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
   store_rows(p, r);
 }
 
-template <int D>
+template <int D, bool kFp8>
 __global__ void __launch_bounds__(Config<D>::kThreads, 1)
     attention_prefill(const __grid_constant__ AttentionParams p) {
   using C = Config<D>;
@@ -347,22 +392,27 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
   const KeyRange keys = keys_of_tile(p, tile, C::kRows, C::kKeys);
   if (threadIdx.x < 128) {
     ptx::lower_registers<C::kProducerRegisters>();
-    produce<D>(p, tile, kv_head, keys, shared);
+    produce<D, kFp8>(p, tile, kv_head, keys, shared);
   } else {
     ptx::raise_registers<C::kConsumerRegisters>();
     consume<D>(p, tile, kv_head, keys, shared);
   }
 }
 
-template <int D>
-void launch(const AttentionParams& p) {
+template <int D, bool kFp8>
+void launch_pages(const AttentionParams& p) {
   constexpr int kBytes = sizeof(Shared<D>) + 1024;
-  prepare_kernel(attention_prefill<D>, {.shared_bytes = kBytes});
+  prepare_kernel(attention_prefill<D, kFp8>, {.shared_bytes = kBytes});
   const dim3 grid(static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(max_row_tiles(p, Config<D>::kRows)));
-  launch_attention_kernel(attention_prefill<D>, p, {grid, Config<D>::kThreads, kBytes, 1},
+  launch_attention_kernel(attention_prefill<D, kFp8>, p, {grid, Config<D>::kThreads, kBytes, 1},
                           current_stream().handle());
   current_stream().check_launch("attention_prefill");
+}
+
+template <int D>
+void launch(const AttentionParams& p) {
+  p.is_fp8 ? launch_pages<D, true>(p) : launch_pages<D, false>(p);
 }
 
 }  // namespace

@@ -2,14 +2,15 @@
 // separately.
 //
 // Computes:  rotates pairs (i, i + rotary_dim / 2) of each head by position * inv_freq[i]; writes queries in
-//            place, keys in place or to their page, values to their page (rounded if the pages are bf16).
+//            place, keys in place or to their page, values to their page, rounded to its type.
 // Shapes:    rows [T, row_stride] f32, heads contiguous.
-// Bytes:     8 per rotated element; 4 + 2 per stored element.
+// Bytes:     8 per rotated element; 4 + 2 (bf16 pages) or 4 + 1 (E4M3) per stored element.
 // Bound:     HBM; at T = 1, latency.
 // Numerics:  the angle is rounded to f32, as in the models' training code, before sincosf; products and sums
 //            in f32.
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/ptx_e4m3.cuh"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 
@@ -23,6 +24,7 @@ struct Heads {
   int num_heads = 0, head_dim = 0;
   bool is_turned = false, is_stored = false;  // is_stored: written to `pages` instead of in place
   KvPages pages;
+  float inverse = 1;  // of pages.scale
 };
 
 struct RopeKernelArgs {
@@ -52,11 +54,14 @@ __device__ Turn turn_of(const RopeKernelArgs& a, int64_t position, int pair) {
   return turn;
 }
 
-__device__ void store(const KvPages& pages, int64_t at, float value) {
-  if (pages.dtype == DType::kF32)
-    static_cast<float*>(pages.data)[at] = value;
+__device__ void store(const Heads& heads, int64_t at, float value) {
+  void* const data = heads.pages.data;
+  if (heads.pages.dtype == DType::kF32)
+    static_cast<float*>(data)[at] = value;
+  else if (heads.pages.dtype == DType::kF8E4M3)
+    static_cast<uint8_t*>(data)[at] = static_cast<uint8_t>(ptx::e4m3_pair(value * heads.inverse, 0));
   else
-    static_cast<bf16*>(pages.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
+    static_cast<bf16*>(data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(value));
 }
 
 // A row's position, page and rotation, computed before its values are ready.
@@ -75,7 +80,7 @@ __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, c
       heads.is_stored ? heads.pages.offset(&row.page, head, row.position % heads.pages.page_size) : 0;
   const auto put = [&](int i, float value) {
     if (heads.is_stored)
-      store(heads.pages, page_row + i, value);
+      store(heads, page_row + i, value);
     else
       x[i] = value;
   };
@@ -137,7 +142,8 @@ Heads stored_heads(const float* x, int64_t row_stride, const KvPages& pages) {
           .head_dim = pages.head_dim,
           .is_turned = false,
           .is_stored = true,
-          .pages = pages};
+          .pages = pages,
+          .inverse = 1 / pages.scale};
 }
 
 RopeKernelArgs rope_args(const RopeArgs& r) {

@@ -8,6 +8,7 @@
 #include "formats/e4m3.h"
 #include "kernels/cuda/comm/group.cuh"
 #include "kernels/cuda/ptx/nvfp4_block.cuh"
+#include "kernels/cuda/ptx/ptx_e4m3.cuh"
 #include "kernels/cuda/ptx/row_piece.cuh"
 #include "kernels/device_a2a.h"
 
@@ -74,11 +75,6 @@ struct E4m3 {
   uint8_t code;
 };
 
-__device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
-}
 // The values of two codes; exact, because f16 has all of E4M3's.
 __device__ __forceinline__ float2 e4m3_values(uint16_t codes) {
   uint32_t halves;
@@ -116,8 +112,8 @@ template <class T>
 using Raw = decltype(load_raw(static_cast<const T*>(nullptr), 0));
 
 __device__ __forceinline__ void store_piece(E4m3* p, const RowPiece& s) {
-  *reinterpret_cast<uint2*>(p) = {e4m3_pair(s.v[0], s.v[1]) | e4m3_pair(s.v[2], s.v[3]) << 16,
-                                  e4m3_pair(s.v[4], s.v[5]) | e4m3_pair(s.v[6], s.v[7]) << 16};
+  *reinterpret_cast<uint2*>(p) = {ptx::e4m3_pair(s.v[0], s.v[1]) | ptx::e4m3_pair(s.v[2], s.v[3]) << 16,
+                                  ptx::e4m3_pair(s.v[4], s.v[5]) | ptx::e4m3_pair(s.v[6], s.v[7]) << 16};
 }
 
 // Rounds a result as if it had returned as T.
@@ -130,7 +126,7 @@ __device__ __forceinline__ RowPiece rounded(RowPiece piece, bf16) {
 __device__ __forceinline__ RowPiece rounded(RowPiece piece, E4m3) {
 #pragma unroll
   for (int i = 0; i < kColumns; i += 2) {
-    const float2 pair = e4m3_values(static_cast<uint16_t>(e4m3_pair(piece.v[i], piece.v[i + 1])));
+    const float2 pair = e4m3_values(static_cast<uint16_t>(ptx::e4m3_pair(piece.v[i], piece.v[i + 1])));
     piece.v[i] = pair.x, piece.v[i + 1] = pair.y;
   }
   return piece;
@@ -263,7 +259,7 @@ __device__ __forceinline__ uint2 fp8_codes(const RowPiece& piece, float& scale) 
   for (int i = 0; i < kColumns; i += 2) {
     const float low = scale == 0 ? __fmul_rn(piece.v[i], 0.0f) : __fdiv_rn(piece.v[i], scale);
     const float high = scale == 0 ? __fmul_rn(piece.v[i + 1], 0.0f) : __fdiv_rn(piece.v[i + 1], scale);
-    pairs[i / 2] = e4m3_pair(low, high);
+    pairs[i / 2] = ptx::e4m3_pair(low, high);
   }
   return {pairs[0] | pairs[1] << 16, pairs[2] | pairs[3] << 16};
 }

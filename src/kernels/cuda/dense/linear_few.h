@@ -9,9 +9,9 @@ namespace fp4moe {
 // costs less than a separate launch.
 constexpr int64_t kFewLoneTokens = 4;
 
-// Returns whether linear_few supports T rows of K columns: T <= 16, K is a multiple of 32, and x and a ring
-// of weights fit in shared memory.
-bool linear_few_fits(int64_t num_tokens, int64_t k);
+// Returns whether linear_few supports the op: T <= 16, K is a multiple of 32, and x and a ring of weights fit
+// in shared memory.
+bool linear_few_fits(const LinearArgs& args);
 
 // DenseOps::linear. Precondition: linear_few_fits.
 void linear_few(const LinearArgs& args);

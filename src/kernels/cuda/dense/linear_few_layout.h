@@ -1,5 +1,5 @@
 // How linear_few.cu cuts K into chunks, and the layout of its shared memory: plain arithmetic for host and
-// device.
+// device. elem_bytes: of a weight, 2 (bf16) or 1 (FP8).
 #pragma once
 
 namespace fp4moe::few_linear {
@@ -11,20 +11,20 @@ constexpr int kStageRows = 8;  // weight rows per stage; two stages are the 16 r
 constexpr int kTileRows = 2 * kStageRows;
 constexpr int kGroupTiles = 3;  // tiles whose sums are kept until they are added over the warps
 constexpr int kGroupRows = kGroupTiles * kTileRows;
-constexpr int kMaxChunk = 1536;  // k's per stage
+constexpr int kMaxChunkBytes = 3072;  // of a row, per stage
 constexpr int kMaxStages = 16, kGoodStages = 4, kMinStages = 2;
 constexpr int kMaxTokens = 16;
 constexpr int kStepK = kWarps * 32, kPairK = 2 * kStepK;  // k's for all warps at once, and for two such steps
 
 constexpr int padded_to(int k, int multiple) { return (k + multiple - 1) / multiple * multiple; }
-// Returns the bytes for a row of `k` elements, a multiple of 64, in shared memory; adjacent rows start in
-// different banks.
-constexpr int pitch_of(int k) { return k * 2 + 64; }
+// Returns the bytes for a row of `k` elements, a multiple of 32, in shared memory. The rows that a load
+// instruction reads at once start in different banks: two rows of 16-byte or four of 8-byte pieces.
+constexpr int pitch_of(int k, int elem_bytes) { return (k + 32) * elem_bytes; }
 // Returns the length of the chunks into which K is cut, a multiple of 32 (the last chunk may be shorter). A
 // stage holds one chunk, padded with zeros to whole steps.
-constexpr int chunk_of(int k) {
+constexpr int chunk_of(int k, int elem_bytes) {
   int best = 0, best_padded = 0;
-  const int least = (k + kMaxChunk - 1) / kMaxChunk;
+  const int most = kMaxChunkBytes / elem_bytes, least = (k + most - 1) / most;
   for (int chunks = least; chunks <= least + 1; ++chunks) {
     const int chunk = (k / 32 + chunks - 1) / chunks * 32, all = chunks * padded_to(chunk, kPairK);
     if (best == 0 || all < best_padded) best = chunk, best_padded = all;
@@ -44,18 +44,18 @@ struct FewLayout {
       sums, squares, barriers, end;
 };
 
-constexpr FewLayout few_layout(int num_tokens, int k, int num_stages) {
+constexpr FewLayout few_layout(int num_tokens, int k, int elem_bytes, int num_stages) {
   FewLayout layout{};
-  layout.chunk = chunk_of(k);
+  layout.chunk = chunk_of(k, elem_bytes);
   layout.num_stages = num_stages;
   layout.num_chunks = (k + layout.chunk - 1) / layout.chunk;
   layout.last_chunk = k - (layout.num_chunks - 1) * layout.chunk;
   layout.padded_chunk = padded_to(layout.chunk, kPairK);
   layout.padded_k = (layout.num_chunks - 1) * layout.chunk + layout.padded_chunk;
-  layout.stage_pitch = pitch_of(layout.padded_chunk);
+  layout.stage_pitch = pitch_of(layout.padded_chunk, elem_bytes);
   layout.stage_bytes = kStageRows * layout.stage_pitch;
   layout.x = num_stages * layout.stage_bytes;
-  layout.x_pitch = pitch_of(padded_to(layout.padded_k, 64));
+  layout.x_pitch = pitch_of(padded_to(layout.padded_k, 64), 2);
   layout.sums = layout.x + num_tokens * layout.x_pitch;
   layout.squares = layout.sums + kWarps * num_tokens * kGroupRows * 4;
   layout.barriers = layout.squares + kWarps * kMaxTokens * 4;

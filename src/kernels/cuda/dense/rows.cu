@@ -79,13 +79,14 @@ __global__ void __launch_bounds__(kThreads) copy_heads_kernel(const __grid_const
   });
 }
 
-// Grid (rows of both parts, blocks per row). A thread's first word is read before the wait, since the host
+// Grid (rows of all parts, blocks per row). A thread's first word is read before the wait, since the host
 // wrote it.
 __global__ void __launch_bounds__(kThreads)
     copy_from_host_kernel(const __grid_constant__ CopyFromHostArgs a) {
-  const bool is_second = blockIdx.x >= a.parts[0].num_rows;
-  const HostRows& part = a.parts[is_second];
-  const int64_t row = blockIdx.x - (is_second ? a.parts[0].num_rows : 0);
+  int number = 0;
+  int64_t row = blockIdx.x;
+  while (row >= a.parts[number].num_rows) row -= a.parts[number++].num_rows;
+  const HostRows& part = a.parts[number];
   const auto* from = reinterpret_cast<const volatile uint32_t*>(static_cast<const uint8_t*>(part.from) +
                                                                 row * part.stride_bytes);
   auto* to = reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(part.to) + row * part.stride_bytes);
@@ -146,9 +147,13 @@ namespace fp4moe {
 CopyFromHost cuda_copy_from_host() {
   return [](const CopyFromHostArgs& args) {
     constexpr int64_t kMaxBlocks = 64;
-    const int64_t words = std::max(args.parts[0].row_bytes, args.parts[1].row_bytes) / 4;
+    int64_t words = 0, num_rows = 0;
+    for (const HostRows& part : args.parts) {
+      words = std::max(words, part.row_bytes / 4);
+      num_rows += part.num_rows;
+    }
     launch("copy_from_host", cuda::copy_from_host_kernel,
-           {dim3(static_cast<unsigned>(args.parts[0].num_rows + args.parts[1].num_rows),
+           {dim3(static_cast<unsigned>(num_rows),
                  static_cast<unsigned>(std::clamp<int64_t>(ceil_div(words, cuda::kThreads), 1, kMaxBlocks))),
             dim3(cuda::kThreads)},
            args);

@@ -15,6 +15,7 @@
 #include "kernels/cuda/experts/work_list.cuh"
 #include "kernels/cuda/layout/fp8_tile_layout.h"
 #include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/ptx_e4m3.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 
 namespace fp4moe {
@@ -73,8 +74,8 @@ __device__ uint4 fp8_codes(const float (&v)[kPiece], float inverse) {
   uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    words[i] = e4m3_pair(v[4 * i] * inverse, v[4 * i + 1] * inverse) |
-               e4m3_pair(v[4 * i + 2] * inverse, v[4 * i + 3] * inverse) << 16;
+    words[i] = ptx::e4m3_pair(v[4 * i] * inverse, v[4 * i + 1] * inverse) |
+               ptx::e4m3_pair(v[4 * i + 2] * inverse, v[4 * i + 3] * inverse) << 16;
   return {words[0], words[1], words[2], words[3]};
 }
 

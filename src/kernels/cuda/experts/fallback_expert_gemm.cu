@@ -1,4 +1,5 @@
-// Computes  the expert GEMMs of w4a16 (see kernels/device_moe.h) on GPUs that have no specialised kernel.
+// Computes  the expert GEMMs of w4a16 and of bf16 experts (see kernels/device_moe.h) on GPUs that have no
+//           specialised kernel.
 // Shapes    weights in tiles (tile_layout.h), tokens [T, K] or [max_rows, K] bf16; a block has one tile of 64
 //           weight rows and every eighth group of 32 tokens of an expert.
 // Bytes     weights once for each 32 tokens, from L2 after the first time; tokens once for each weight tile.
@@ -150,8 +151,10 @@ void launch(Fp4Format format, const GemmArgs& a, int64_t num_experts) {
   Stream& stream = current_stream();
   if (format == Fp4Format::kMxfp4)
     fallback_gemm<Fp4Format::kMxfp4, epilogue><<<grid, kThreads, 0, stream.handle()>>>(a);
-  else
+  else if (format == Fp4Format::kNvfp4)
     fallback_gemm<Fp4Format::kNvfp4, epilogue><<<grid, kThreads, 0, stream.handle()>>>(a);
+  else
+    fallback_gemm<Fp4Format::kNone, epilogue><<<grid, kThreads, 0, stream.handle()>>>(a);
   stream.check_launch("fallback_gemm");
 }
 

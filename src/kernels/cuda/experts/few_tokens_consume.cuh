@@ -210,8 +210,8 @@ __device__ __forceinline__ void add_fp8_columns(RingT& ring, const uint2* table,
       const uint4 b = ptx::load_shared16(b_at + step / 2 * 128 + step % 2 * swap);
       uint32_t w[2][4];
       words.make_f16(step, w);
-      mma_f16(sum, w[0], b.x, b.y);
-      mma_f16(second, w[1], b.z, b.w);
+      ptx::mma_f16(sum, w[0], b.x, b.y);
+      ptx::mma_f16(second, w[1], b.z, b.w);
     }
   }
   for (int i = 0; i < 4; ++i) sum[i] += second[i];

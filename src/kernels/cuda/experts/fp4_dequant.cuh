@@ -1,25 +1,14 @@
-// Converts FP4 tile codes (kernels/cuda/layout/tile_layout.h) to bf16 A fragments for m64nNk16 or m16n8k16
-// steps. Device code only.
+// Converts tiles (kernels/cuda/layout/tile_layout.h) to bf16 A fragments for m64nNk16 or m16n8k16 steps.
+// Device code only.
 #pragma once
-
-#include <cuda_bf16.h>
 
 #include <cstdint>
 
 #include "formats/fp4_matrix.h"
 #include "kernels/cuda/layout/tile_layout.h"
+#include "kernels/cuda/ptx/bf16_pair.cuh"
 
 namespace fp4moe {
-
-__device__ __forceinline__ uint32_t bf16x2_mul(uint32_t a, uint32_t b) {
-  uint32_t d;
-#if __CUDA_ARCH__ >= 900
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
-#else
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(0x80008000u));
-#endif
-  return d;
-}
 
 // Sets a[r] to A register r of step `step` (0 or 1, of the two steps that share the words): codes * 2^-126.
 // Like tile_code_pair(), but with one instruction for the word of remaining bits.
@@ -65,6 +54,20 @@ struct TileWords {
     const uint32_t low = scale(step, 0), high = scale(step, 1);
 #pragma unroll
     for (int r = 0; r < 4; ++r) a[r] = bf16x2_mul(a[r], r % 2 == 0 ? low : high);
+  }
+};
+
+// bf16 weights: the registers are in the tile, which must stay in memory until the last decode().
+template <>
+struct TileWords<Fp4Format::kNone> {
+  const uint4* steps;
+
+  __device__ __forceinline__ void load(const uint8_t* tile, int warp, int lane) {
+    steps = reinterpret_cast<const uint4*>(tile) + warp * 128 + lane;
+  }
+  __device__ __forceinline__ void decode(int step, uint32_t (&a)[4]) const {
+    const uint4 words = steps[step * 32];
+    a[0] = words.x, a[1] = words.y, a[2] = words.z, a[3] = words.w;
   }
 };
 

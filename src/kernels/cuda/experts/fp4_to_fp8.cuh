@@ -8,6 +8,7 @@
 
 #include "formats/e4m3.h"
 #include "kernels/cuda/layout/fp8_tile_layout.h"
+#include "kernels/cuda/ptx/ptx_e4m3.cuh"
 
 namespace fp4moe {
 
@@ -36,22 +37,6 @@ __device__ __forceinline__ void unpack(uint32_t word, uint2 table, uint32_t& fir
   const uint32_t magnitudes = word & 0x77777777u;
   first = pick_bytes(table, magnitudes) | (word & 0x80808080u);
   last = pick_bytes(table, magnitudes >> 16) | (word * 16 & 0x80808080u);
-}
-
-// Converts four e4m3 bytes to f16, exactly: the first two to `first` and the last two to `last`.
-__device__ __forceinline__ void widen(uint32_t bytes, uint32_t& first, uint32_t& last) {
-  asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
-      "cvt.rn.f16x2.e4m3x2 %1, high;}"
-      : "=r"(first), "=r"(last)
-      : "r"(bytes));
-}
-
-// c [16, 8] += a [16, 16] b [16, 8] for f16 operands with f32 sums; otherwise like ptx::mma_bf16().
-__device__ __forceinline__ void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-      "{%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // A lane's share of its warp's 16 rows of a tile: the codes and scales of rows g and g + 8.
@@ -93,8 +78,8 @@ struct Fp8TileWords {
     for (int h = 0; h < 2; ++h) {
       uint32_t bytes[2];
       unpack(word(step, h), tables[h][kScales == 1 ? 0 : step / 2], bytes[0], bytes[1]);
-      widen(bytes[0], a[0][h], a[0][2 + h]);
-      widen(bytes[1], a[1][h], a[1][2 + h]);
+      ptx::widen(bytes[0], a[0][h], a[0][2 + h]);
+      ptx::widen(bytes[1], a[1][h], a[1][2 + h]);
     }
   }
   // Makes the A registers of k step `step` of m64nNk32.

@@ -6,6 +6,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx/ptx_e4m3.cuh"
+
 namespace fp4moe {
 
 struct Fp8Scale {
@@ -19,16 +21,10 @@ struct Fp8Scale {
   }
 };
 
-__device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
-  uint16_t pair;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
-  return pair;
-}
-
 // Returns the e4m3 values of a pair of bf16 times `inverse`, as a pair of f16.
 __device__ __forceinline__ uint32_t fp8_pair_as_f16(uint32_t bf16_pair, float inverse) {
-  const uint32_t codes = e4m3_pair(__uint_as_float(bf16_pair << 16) * inverse,
-                                   __uint_as_float(bf16_pair & 0xffff0000u) * inverse);
+  const uint32_t codes = ptx::e4m3_pair(__uint_as_float(bf16_pair << 16) * inverse,
+                                        __uint_as_float(bf16_pair & 0xffff0000u) * inverse);
   uint32_t pair;
   asm("{.reg .b16 codes; cvt.u16.u32 codes, %1; cvt.rn.f16x2.e4m3x2 %0, codes;}" : "=r"(pair) : "r"(codes));
   return pair;

@@ -43,8 +43,8 @@ struct MmaSums {
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
           auto& sums = *reinterpret_cast<float(*)[4]>(&d[t][4 * n]);
-          mma_f16(sums, a[0], b[n].x, b[n].y);
-          mma_f16(sums, a[1], b[n].z, b[n].w);
+          ptx::mma_f16(sums, a[0], b[n].x, b[n].y);
+          ptx::mma_f16(sums, a[1], b[n].z, b[n].w);
         }
       }
     }

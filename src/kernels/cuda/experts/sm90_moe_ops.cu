@@ -1,8 +1,9 @@
-// The table of Hopper's MoE ops, and its tactics for whole layers.
+// The tables of Hopper's MoE ops, and their tactics for whole layers.
 //   sorted      sort, both GEMMs in one launch, combine
 //   few_tokens  everything in one launch, up to 8 tokens
 //   wide        sort, gather of rows by expert, one launch for each GEMM with up to 256 tokens per tile,
-//               combine
+//               combine; the only tactic for bf16 experts
+#include "kernels/cuda/experts/fallback_expert_gemm.h"
 #include "kernels/cuda/experts/few_tokens.h"
 #include "kernels/cuda/experts/moe_sort.h"
 #include "kernels/cuda/experts/sm90_expert_gemm.h"
@@ -46,8 +47,25 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .route_fuses_norm = cuda_route_fuses_norm,
                                       .quantize = cuda_quantize_act};
 
+constexpr DeviceMoeTactic kBf16Tactics[] = {{.name = "wide",
+                                             .fits = sorted_layer_fits,
+                                             .layer = run_wide_layer,
+                                             .workspace_bytes = wide_layer_workspace_bytes}};
+
+constexpr DeviceMoeOps kSm90Bf16MoeOps = {.name = "sm90_bf16",
+                                          .tile_rows_alignment = 8,
+                                          .sort = moe_sort,
+                                          .gate_up = fallback_gate_up,
+                                          .down = fallback_down,
+                                          .combine = moe_combine,
+                                          .tactics = kBf16Tactics,
+                                          .default_tactic = [](const DeviceMoeArgs&) -> size_t { return 0; },
+                                          .route = cuda_route,
+                                          .quantize = cuda_quantize_act};
+
 }  // namespace
 
+const DeviceMoeOps* sm90_bf16_moe_ops() { return &kSm90Bf16MoeOps; }
 const DeviceMoeOps* sm90_moe_ops() { return &kSm90MoeOps; }
 
 }  // namespace fp4moe

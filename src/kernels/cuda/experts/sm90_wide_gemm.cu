@@ -1,4 +1,4 @@
-// The expert GEMMs of w4a16 on Hopper for many rows per expert.
+// The expert GEMMs of w4a16 on Hopper for many rows per expert, and of bf16 experts for any number.
 //
 // Computes  gate_up: h[r] = activation(gate x, up x); down: y[r] = W h + bias; with the weights of row r's
 //           expert.
@@ -6,7 +6,8 @@
 //           A unit is 4 row tiles (256 weight rows) x up to 256 tokens of one expert x all of K.
 // Bytes     weights once from HBM, tokens once for each 256 weight rows, from L2.
 // Flops     2 rows N K, with a unit's tokens padded to a multiple of 16.
-// Bound     the tensor cores; below about 60 rows per expert, the instructions that unpack.
+// Bound     the tensor cores; below about 60 rows per expert, the instructions that unpack (bf16: below about
+//           200 rows, HBM).
 // Launch    persistent clusters of two blocks, which share a unit's tokens: each fetches half of them for
 //           both blocks. A block has two warpgroups that multiply, each with one row tile, and a thread that
 //           loads.
@@ -80,7 +81,8 @@ template <Fp4Format kFormatT>
 struct Config {
   static constexpr Fp4Format kFormat = kFormatT;
   static constexpr int kTileBytes = static_cast<int>(tile_bytes(kFormat));
-  static constexpr int kStages = 5, kGroups = wide::kGroups, kMaxTokens = wide::kMaxTokens;
+  static constexpr int kStages = kFormat == Fp4Format::kNone ? 4 : 5;  // what fits in shared memory
+  static constexpr int kGroups = wide::kGroups, kMaxTokens = wide::kMaxTokens;
 
   template <class Shared>
   static __device__ __forceinline__ void unpack(const Shared& shared, int slot, uint32_t (&a)[4][4]) {
@@ -296,8 +298,10 @@ void launch_wide(const DeviceExpertArgs& args, Args a) {
   a.rows = args.rows;
   if (e.format == Fp4Format::kMxfp4)
     launch_wide<Config<Fp4Format::kMxfp4>>(a);
-  else
+  else if (e.format == Fp4Format::kNvfp4)
     launch_wide<Config<Fp4Format::kNvfp4>>(a);
+  else
+    launch_wide<Config<Fp4Format::kNone>>(a);
 }
 
 }  // namespace

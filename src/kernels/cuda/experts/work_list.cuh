@@ -1,8 +1,8 @@
-// Building blocks for the work lists of persistent kernels: the search for the expert to which a place in the
-// list belongs, and a place in the ring of stages through which a block's warps pass data. Device code only.
+// For the work lists of persistent kernels: the search for the expert to which a place in the list belongs.
+// Device code only.
 #pragma once
 
-#include <cstdint>
+#include "kernels/cuda/ptx/ring_place.cuh"
 
 namespace fp4moe {
 
@@ -16,15 +16,5 @@ __device__ __forceinline__ int expert_at(const int* start, int num_experts, int 
   }
   return low;
 }
-
-// A place in a ring of kCount slots.
-template <int kCount>
-struct RingPlace {
-  int slot = 0;
-  uint32_t parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++slot == kCount) slot = 0, parity ^= 1;
-  }
-};
 
 }  // namespace fp4moe

@@ -1,6 +1,6 @@
-// The layout of FP4 weights in device memory for the tensor cores of SM80 to SM90: tiles of 64 rows x 64
-// columns, each a contiguous block of codes followed by scales. Exact and invertible; plain C++. tile_pack.cu
-// packs the tiles on the GPU, tests/kernels/cuda/layout/host_tiles.h on the host.
+// The layout of FP4 and bf16 expert weights in device memory for the tensor cores of SM80 to SM90: tiles of
+// 64 rows x 64 columns, each a contiguous block of codes followed by scales. Exact and invertible; plain C++.
+// tile_pack.cu packs the tiles on the GPU, tests/kernels/cuda/layout/host_tiles.h on the host.
 //
 // A matrix [N, K] is stored as ceil(N / 64) x ceil(K / 64) tiles, padded with zero codes. Eight row tiles are
 // contiguous, [ceil(N / 512)][ceil(K / 64)][tiles of the group: 8, fewer in the last] (tile_index()), so that
@@ -27,6 +27,9 @@
 // The product with the codes is exact in bf16; multiplied by the matrix's factor, a power of two, it is the
 // weight without its tensor scale.
 //
+// bf16 weights (Fp4Format::kNone) have tiles of [4 warps][4 k steps][32 lanes][4 A registers], each a pair of
+// bf16 in the place of its codes (bf16_tile_place()); no scales.
+//
 // Gate and up share tiles: matrix row 64 j + 16 w + g is gate row 32 j + 8 w + g, and matrix row
 // 64 j + 16 w + g + 8 is the same row of up; with either instruction, one thread holds both rows. I, the
 // number of gate rows, must be a multiple of 32.
@@ -43,7 +46,15 @@ constexpr int64_t kTileRows = 64, kTileCols = 64;
 constexpr int64_t kTileCodeBytes = kTileRows * kTileCols / 2;
 
 constexpr int64_t tile_scale_bytes(Fp4Format format) { return kTileRows * kTileCols / fp4_block(format); }
-constexpr int64_t tile_bytes(Fp4Format format) { return kTileCodeBytes + tile_scale_bytes(format); }
+constexpr int64_t tile_bytes(Fp4Format format) {
+  return format == Fp4Format::kNone ? kTileRows * kTileCols * 2 : kTileCodeBytes + tile_scale_bytes(format);
+}
+// Index of the element at (row, col) of a bf16 tile.
+constexpr int64_t bf16_tile_place(int64_t row, int64_t col) {
+  const int64_t warp = row / 16, lane = row % 8 * 4 + col % 8 / 2, step = col / 16;
+  const int64_t a_register = row % 16 / 8 + col % 16 / 8 * 2;
+  return (((warp * 4 + step) * 32 + lane) * 4 + a_register) * 2 + col % 2;
+}
 // Range of the e8m0 bytes in tiles. In this range every product is a normal bf16; its width limits the span
 // of a matrix's scales.
 constexpr int kLargestTileScale = 253, kSmallestTileScale = 129;

@@ -75,7 +75,7 @@ __device__ __forceinline__ void cp_async_arrive(uint64_t* bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(bar)) : "memory");
 }
 
-// Loads from addresses in shared memory.
+// Loads from, and a store to, addresses in shared memory.
 __device__ __forceinline__ uint4 load_shared16(uint32_t address) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -88,6 +88,11 @@ __device__ __forceinline__ uint2 load_shared8(uint32_t address) {
   uint2 v;
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address) : "memory");
   return v;
+}
+__device__ __forceinline__ void store_shared16(uint32_t address, const uint4& v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
 }
 __device__ __forceinline__ uint32_t load_shared4(uint32_t address) {
   uint32_t v;

@@ -1,5 +1,6 @@
-// Compares attention on a GPU with kernels/ref on the same bf16 queries and pages. Page slots that no
-// sequence owns hold NaN, page tables end in invalid ids, and outputs start as NaN between canaries.
+// Compares attention on a GPU with kernels/ref on the same bf16 queries and the same pages of bf16 or of E4M3
+// codes with scales. Page slots that no sequence owns hold NaN, as does the page that replaces those before a
+// window; page tables end in invalid ids, and outputs start as NaN between canaries.
 #include "kernels/cuda/attention/attention.h"
 
 #include <cmath>
@@ -8,6 +9,7 @@
 #include <thread>
 
 #include "device/graph.h"
+#include "formats/e4m3.h"
 #include "kernels/cuda/device_array.h"
 #include "kernels/dense_case.h"
 #include "support/compare.h"
@@ -35,6 +37,7 @@ struct Case {
   int64_t padding_rows = 0;  // also the number of padding sequences
   int nan_sequence = -1;     // sequence with NaN as its newest key and value; -1: none
   int64_t extra_pages = 0;   // page table columns past those of the longest sequence
+  DType kv = DType::kBF16;
 
   int v_dim() const { return heads.v_dim == 0 ? heads.k_dim : heads.v_dim; }
   bool mla() const { return heads.v_dim != 0; }
@@ -42,9 +45,9 @@ struct Case {
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
-  out << c.heads.num_heads << "/" << c.heads.num_kv_heads << " heads of " << c.heads.k_dim << "/" << c.v_dim()
-      << ", page_size " << c.page_size << ", window " << c.window << (c.sinks ? ", sinks" : "")
-      << ", sequences";
+  out << dtype_name(c.kv) << " pages, " << c.heads.num_heads << "/" << c.heads.num_kv_heads << " heads of "
+      << c.heads.k_dim << "/" << c.v_dim() << ", page_size " << c.page_size << ", window " << c.window
+      << (c.sinks ? ", sinks" : "") << ", sequences";
   for (const Rows& s : c.sequences) out << " " << s.context << "+" << s.rows;
   return out;
 }
@@ -54,7 +57,7 @@ struct HostCase {
   int64_t rows = 0, q_stride = 0, max_pages = 0;
   int row_stride = 0;
   std::vector<float> q, sinks;
-  std::vector<bf16> k, v;
+  std::vector<uint8_t> k, v;  // pages
   std::vector<int32_t> page_table, row_sequence, first_row, first_position;
   std::vector<int64_t> positions;
 
@@ -79,8 +82,8 @@ struct HostCase {
     ref_dense_ops().attention(
         {.q = q.data(),
          .q_stride = q_stride,
-         .k_pages = pages(k.data(), c.heads.k_dim),
-         .v_pages = pages(c.mla() ? k.data() : v.data(), c.v_dim()),
+         .k_pages = k_pages(k.data()),
+         .v_pages = v_pages(k.data(), v.data()),
          .sequences = sequences,
          .num_heads = c.heads.num_heads,
          .scale = scale(),
@@ -91,11 +94,18 @@ struct HostCase {
     return out;
   }
   float scale() const { return 1 / std::sqrt(static_cast<float>(c.heads.k_dim)); }
-  KvPages pages(void* data, int dim) const {
-    return {data, DType::kBF16, c.heads.num_kv_heads, c.page_size, dim, row_stride};
+  KvPages k_pages(void* keys) const { return pages(keys, c.heads.k_dim, kKeyScale); }
+  KvPages v_pages(void* keys, void* values) const {
+    return pages(c.mla() ? keys : values, c.v_dim(), c.mla() ? kKeyScale : kValueScale);
   }
 
  private:
+  static constexpr float kKeyScale = 0.02f, kValueScale = 1.7f;  // of codes
+
+  KvPages pages(void* data, int dim, float scale) const {
+    return {
+        data, c.kv, c.heads.num_kv_heads, c.page_size, dim, row_stride, c.kv == DType::kF8E4M3 ? scale : 1};
+  }
   void make_batch() {
     int32_t s = 0;
     for (const Rows& r : c.sequences) {
@@ -121,25 +131,40 @@ struct HostCase {
       for (size_t s = 0; s < c.sequences.size(); ++s)
         if (i * c.page_size < c.sequences[s].context + c.sequences[s].rows)
           page_table[s * max_pages + i] = next++;
-    const size_t elements = size_t(next) * c.heads.num_kv_heads * c.page_size * row_stride;
-    k.assign(elements, float_to_bf16(NAN)), v.assign(c.mla() ? 0 : elements, float_to_bf16(NAN));
+    const size_t bytes =
+        size_t(next) * c.heads.num_kv_heads * c.page_size * row_stride * dtype_bits(c.kv) / 8;
+    k.assign(bytes, 0xff), v.assign(c.mla() ? 0 : bytes, 0xff);  // NaN of either type
     for (size_t s = 0; s < c.sequences.size(); ++s)
       for (int64_t position = 0; position < c.sequences[s].context + c.sequences[s].rows; ++position)
         for (int head = 0; head < c.heads.num_kv_heads; ++head) fill_row(random, s, position, head);
+    if (c.window > 0) release_pages();
+  }
+  // Replaces the pages before each sequence's window by page 0, as the scheduler does.
+  void release_pages() {
+    for (size_t s = 0; s < c.sequences.size(); ++s) {
+      const int64_t first = std::max<int64_t>(0, c.sequences[s].context - c.window + 1) / c.page_size;
+      std::fill_n(page_table.begin() + static_cast<int64_t>(s) * max_pages, first, 0);
+    }
   }
   void fill_row(Random& random, size_t s, int64_t position, int head) {
     const bool newest = position + 1 == c.sequences[s].context + c.sequences[s].rows;
-    const int64_t at = pages(k.data(), c.heads.k_dim).offset(&page_table[s * max_pages], head, position);
+    const int64_t at = k_pages(k.data()).offset(&page_table[s * max_pages], head, position);
     for (auto* to : {&k, &v}) {
       if (to->empty()) continue;
+      const float inverse = 1 / (to == &k ? kKeyScale : kValueScale);
       const auto row = random.normal(c.heads.k_dim);
-      for (size_t d = 0; d < row.size(); ++d)
-        (*to)[at + d] = float_to_bf16(newest && static_cast<int>(s) == c.nan_sequence ? NAN : row[d]);
+      for (size_t d = 0; d < row.size(); ++d) {
+        const float x = newest && static_cast<int>(s) == c.nan_sequence ? NAN : row[d];
+        if (c.kv == DType::kF8E4M3)
+          (*to)[at + d] = e4m3_encode(x * inverse);
+        else
+          reinterpret_cast<bf16*>(to->data())[at + d] = float_to_bf16(x);
+      }
     }
   }
 };
 
-class CudaAttention : public testing::Test {
+class CudaAttention : public testing::TestWithParam<DType> {
  protected:
   void SetUp() override {
     auto stream = Stream::make();
@@ -152,7 +177,7 @@ class CudaAttention : public testing::Test {
     const Case& c = h.c;
     const int64_t rows = static_cast<int64_t>(h.positions.size()), count = rows * c.out_cols();
     const DeviceArray<float> q(h.q), sinks(h.sinks);
-    const DeviceArray<bf16> k(h.k), v(h.v);
+    const DeviceArray<uint8_t> k(h.k), v(h.v);
     const DeviceArray<int64_t> positions(h.positions);
     const DeviceArray<int32_t> table(h.page_table), row_sequence(h.row_sequence), first_row(h.first_row),
         first_position(h.first_position);
@@ -169,8 +194,8 @@ class CudaAttention : public testing::Test {
       const DeviceArray<uint8_t> out(count * elem);
       const AttentionArgs args = {.q = q.data(),
                                   .q_stride = h.q_stride,
-                                  .k_pages = h.pages(k.data(), c.heads.k_dim),
-                                  .v_pages = h.pages(c.mla() ? k.data() : v.data(), c.v_dim()),
+                                  .k_pages = h.k_pages(k.data()),
+                                  .v_pages = h.v_pages(k.data(), v.data()),
                                   .num_heads = c.heads.num_heads,
                                   .scale = h.scale(),
                                   .window = c.window,
@@ -185,7 +210,14 @@ class CudaAttention : public testing::Test {
     return to_floats(first.data(), count, c.out);
   }
 
-  void expect_matches_ref(const Case& c) {
+  // The case with this test's type of pages.
+  static Case with_pages(Case c) {
+    c.kv = GetParam();
+    return c;
+  }
+
+  void expect_matches_ref(const Case& of) {
+    const Case c = with_pages(of);
     HostCase h(c);
     const auto actual = run(h), expected = h.reference();
     ASSERT_TRUE(within_relative_l2(actual, expected, 3e-3)) << c;
@@ -239,7 +271,7 @@ class CudaAttention : public testing::Test {
 
 constexpr Heads kGptOss = {16, 2, 64}, kQwen = {8, 1, 128};
 
-TEST_F(CudaAttention, DecodeEveryShortContext) {
+TEST_P(CudaAttention, DecodeEveryShortContext) {
   Case c{kGptOss, {}};
   for (int64_t n = 0; n < 70; ++n) c.sequences.push_back({n, 1});
   for (int padding : {0, 3}) {
@@ -248,25 +280,25 @@ TEST_F(CudaAttention, DecodeEveryShortContext) {
   }
 }
 
-TEST_F(CudaAttention, DecodeHeadShapes) {
+TEST_P(CudaAttention, DecodeHeadShapes) {
   for (int dim : {16, 32, 48, 64, 80, 96, 112, 128, 144, 192, 256})
     for (int group : {1, 2, 3, 5, 8, 12, 16})
       expect_matches_ref({{2 * group, 2, dim}, {{0, 1}, {20, 1}, {133, 1}}});
 }
 
-TEST_F(CudaAttention, DecodeWindowsAndSinks) {
+TEST_P(CudaAttention, DecodeWindowsAndSinks) {
   for (int64_t window : {0, 1, 2, 15, 16, 17, 100, 128, 1000})
     for (bool sinks : {false, true})
       expect_matches_ref({kGptOss, {{0, 1}, {127, 1}, {128, 1}, {500, 1}}, 16, window, sinks});
 }
 
-TEST_F(CudaAttention, DecodePageSizes) {
+TEST_P(CudaAttention, DecodePageSizes) {
   for (int page_size : {1, 2, 4, 8, 16, 32, 64, 128})
     for (const Heads& heads : {kGptOss, kQwen})
       expect_matches_ref({heads, {{5, 1}, {200, 1}, {127, 1}}, page_size});
 }
 
-TEST_F(CudaAttention, DecodeLongContexts) {
+TEST_P(CudaAttention, DecodeLongContexts) {
   Case c{kGptOss, {{8191, 1}}};
   c.sinks = true;
   expect_matches_ref(c);
@@ -277,35 +309,35 @@ TEST_F(CudaAttention, DecodeLongContexts) {
   expect_matches_ref(c);
 }
 
-TEST_F(CudaAttention, DecodeOfLargeBatches) {
+TEST_P(CudaAttention, DecodeOfLargeBatches) {
   Case c{kGptOss, {}};
   for (int64_t n = 0; n < 200; ++n) c.sequences.push_back({n * 7 % 300, 1});
   c.padding_rows = 56;
   expect_matches_ref(c);
 }
 
-TEST_F(CudaAttention, PrefillEveryShortLength) {
+TEST_P(CudaAttention, PrefillEveryShortLength) {
   for (int64_t n = 1; n < 40; ++n) expect_matches_ref({kGptOss, {{0, n}}});
 }
 
-TEST_F(CudaAttention, PrefillHeadShapes) {
+TEST_P(CudaAttention, PrefillHeadShapes) {
   for (int dim : {16, 32, 48, 64, 80, 96, 112, 128, 144, 192, 256})
     for (int group : {1, 2, 3, 5, 8, 12, 16}) expect_matches_ref({{group, 1, dim}, {{0, 150}, {70, 9}}});
 }
 
-TEST_F(CudaAttention, PrefillWindowsAndSinks) {
+TEST_P(CudaAttention, PrefillWindowsAndSinks) {
   for (int64_t window : {0, 1, 2, 31, 63, 64, 65, 127, 128, 129, 1000})
     for (bool sinks : {false, true})
       for (const Heads& heads : {kGptOss, kQwen})
         expect_matches_ref({heads, {{0, 300}, {290, 70}}, 16, window, sinks});
 }
 
-TEST_F(CudaAttention, PrefillPageSizes) {
+TEST_P(CudaAttention, PrefillPageSizes) {
   for (int page_size : {1, 2, 4, 8, 16, 32, 64, 128})
     for (const Heads& heads : {kGptOss, kQwen}) expect_matches_ref({heads, {{5, 40}, {200, 100}}, page_size});
 }
 
-TEST_F(CudaAttention, RaggedAndMixedBatches) {
+TEST_P(CudaAttention, RaggedAndMixedBatches) {
   Case c{kGptOss, {{0, 7}, {513, 1}, {0, 0}, {64, 300}, {31, 1}, {0, 1}, {1000, 25}}};
   for (int i = 0; i < 40; ++i) c.sequences.push_back({i * 13, 1 + i % 3});
   for (int64_t padding : {0, 5, 100}) {
@@ -316,14 +348,14 @@ TEST_F(CudaAttention, RaggedAndMixedBatches) {
   expect_matches_ref(c);
 }
 
-TEST_F(CudaAttention, PrefillOfLongPrompts) {
+TEST_P(CudaAttention, PrefillOfLongPrompts) {
   expect_matches_ref({{8, 1, 64}, {{0, 1500}}, 16, 0, true});
   expect_matches_ref({{2, 1, 128}, {{4000, 500}}});
   expect_matches_ref({{8, 1, 64}, {{3000, 600}}, 16, 128, true});
 }
 
-TEST_F(CudaAttention, NothingToDo) {
-  Case c{kGptOss, {}};
+TEST_P(CudaAttention, NothingToDo) {
+  Case c = with_pages({kGptOss, {}});
   EXPECT_TRUE(run(HostCase(c)).empty());
   c.padding_rows = 4;
   expect_matches_ref(c);
@@ -331,9 +363,9 @@ TEST_F(CudaAttention, NothingToDo) {
   expect_matches_ref(c);
 }
 
-TEST_F(CudaAttention, NanStaysInItsSequence) {
+TEST_P(CudaAttention, NanStaysInItsSequence) {
   for (int64_t rows : {1, 20}) {
-    Case c{kGptOss, {{40, rows}, {50, rows}, {0, rows}}};
+    Case c = with_pages({kGptOss, {{40, rows}, {50, rows}, {0, rows}}});
     const auto clean = run(HostCase(c));
     c.nan_sequence = 1;
     const auto actual = run(HostCase(c));
@@ -346,7 +378,7 @@ TEST_F(CudaAttention, NanStaysInItsSequence) {
 
 constexpr Heads kDeepSeek = {128, 1, 576, 512}, kSmallMla = {4, 1, 96, 64};
 
-TEST_F(CudaAttention, MlaDecode) {
+TEST_P(CudaAttention, MlaDecode) {
   for (int64_t context : {0, 1, 15, 63, 64, 65, 700})
     expect_matches_ref({kDeepSeek, {{context, 1}}, 16, 0, false, DType::kF32});
   Case c{kSmallMla, {}};
@@ -356,14 +388,14 @@ TEST_F(CudaAttention, MlaDecode) {
   expect_matches_ref(c);
 }
 
-TEST_F(CudaAttention, MlaPrefill) {
+TEST_P(CudaAttention, MlaPrefill) {
   for (DType out : {DType::kF32, DType::kBF16}) {
     expect_matches_ref({{16, 1, 576, 512}, {{0, 40}, {100, 3}}, 16, 0, false, out});
     expect_matches_ref({kSmallMla, {{0, 300}, {130, 17}, {5, 1}}, 16, 0, false, out, 5});
   }
 }
 
-TEST_F(CudaAttention, MlaHeadShapes) {
+TEST_P(CudaAttention, MlaHeadShapes) {
   for (const Heads& heads : {Heads{5, 1, 48, 32},
                              {1, 1, 32, 16},
                              {40, 1, 80, 64},
@@ -375,18 +407,18 @@ TEST_F(CudaAttention, MlaHeadShapes) {
       expect_matches_ref({heads, {{0, 30}, {77, 2}}, page_size, 0, false, DType::kF32});
 }
 
-TEST_F(CudaAttention, MlaWindowsAndSinks) {
+TEST_P(CudaAttention, MlaWindowsAndSinks) {
   for (int64_t window : {0, 1, 63, 64, 65, 100})
     for (int64_t rows : {1, 20})
       expect_matches_ref({kSmallMla, {{0, rows}, {200, rows}}, 16, window, true, DType::kF32});
 }
 
 // The bits do not depend on how a sequence is split into steps.
-TEST_F(CudaAttention, TheOneForAnyBatchGivesARowTheSameBits) {
+TEST_P(CudaAttention, TheOneForAnyBatchGivesARowTheSameBits) {
   attention_ = cuda::invariant_attention;
   for (const Heads& heads : {kGptOss, kQwen, Heads{4, 2, 256}, kSmallMla, kDeepSeek})
     for (const int64_t window : {0, 100}) {
-      const Case c{heads, {{0, 333}}, 16, window, true, DType::kF32};
+      const Case c = with_pages({heads, {{0, 333}}, 16, window, true, DType::kF32});
       HostCase h(c);
       const std::vector<float> whole = run(h);
       ASSERT_TRUE(within_relative_l2(whole, h.reference(), 3e-3)) << c;
@@ -399,14 +431,17 @@ TEST_F(CudaAttention, TheOneForAnyBatchGivesARowTheSameBits) {
     }
 }
 
-TEST_F(CudaAttention, RepeatsAndReplaysTheSameBits) {
+TEST_P(CudaAttention, RepeatsAndReplaysTheSameBits) {
   for (const Heads& heads : {kGptOss, kQwen, kSmallMla, kDeepSeek})
     for (int64_t rows : {1, 30}) {
-      const Case c{heads, {{400, rows}, {0, rows}, {90, rows}}, 16, 0, true};
+      const Case c = with_pages({heads, {{400, rows}, {0, rows}, {90, rows}}, 16, 0, true});
       const HostCase h(c);
       EXPECT_EQ(run(h, 20), run(h, 3, /*graph=*/true)) << c;
     }
 }
+
+INSTANTIATE_TEST_SUITE_P(Pages, CudaAttention, testing::Values(DType::kBF16, DType::kF8E4M3),
+                         [](const auto& p) { return std::string(dtype_name(p.param)); });
 
 }  // namespace
 }  // namespace fp4moe

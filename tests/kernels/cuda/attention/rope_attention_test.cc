@@ -1,9 +1,10 @@
 // Compares one fused call of rope, page write and attention, for decode and other batches, with the separate
-// ops of kernels/ref. Pages hold NaN where no token was written.
+// ops of kernels/ref, for pages of bf16 and of E4M3 codes. Pages hold NaN where no token was written.
 #include <cmath>
 #include <string>
 
 #include "device/stream.h"
+#include "formats/e4m3.h"
 #include "kernels/cuda/device_array.h"
 #include "kernels/dense_case.h"
 #include "support/compare.h"
@@ -20,6 +21,7 @@ struct Case {
   int64_t window = 0;
   bool sinks = false;
   int64_t padding = 0;
+  DType kv = DType::kBF16;
 
   int64_t rows() const { return std::ssize(contexts) * new_tokens; }
   int64_t stride() const { return (num_q + 2 * num_kv) * head_dim + 2; }
@@ -32,7 +34,7 @@ struct Case {
 
 struct Data {
   std::vector<float> qkv, inv_freq, sinks;
-  std::vector<bf16> k, v;
+  std::vector<uint8_t> k, v;  // pages
   std::vector<int64_t> positions;
   std::vector<int32_t> page_table, row_sequence, first_row, first_position;
 
@@ -48,7 +50,8 @@ struct Data {
     int32_t next = 1;  // no sequence owns page 0
     for (int32_t& page : page_table) page = next++;
     const int64_t row = int64_t{c.num_kv} * c.head_dim;
-    k = v = poisoned<bf16>(next * kPageSize * row);
+    k.assign(static_cast<size_t>(next * kPageSize * row * dtype_bits(c.kv) / 8), 0xff);  // NaN
+    v = k;
     for (int32_t s = 0; s < std::ssize(c.contexts); ++s) add_sequence(c, s, random);
     first_row.resize(static_cast<size_t>(columns + 1), static_cast<int32_t>(c.rows()));
     first_position.resize(static_cast<size_t>(columns));
@@ -56,8 +59,17 @@ struct Data {
     row_sequence.resize(static_cast<size_t>(padded), -1);
   }
 
-  KvPages pages(const Case& c, void* data) const {
-    return {data, DType::kBF16, c.num_kv, kPageSize, c.head_dim, 0};
+  static constexpr float kKeyScale = 0.02f, kValueScale = 1.7f;  // of codes
+  KvPages pages(const Case& c, void* data, float scale) const {
+    return {data, c.kv, c.num_kv, kPageSize, c.head_dim, 0, c.kv == DType::kF8E4M3 ? scale : 1};
+  }
+  // The values of pages.
+  static std::vector<float> values(const Case& c, const std::vector<uint8_t>& bytes) {
+    std::vector<float> to;
+    const auto* rounded = reinterpret_cast<const bf16*>(bytes.data());
+    for (size_t i = 0; i < bytes.size() * 8 / static_cast<size_t>(dtype_bits(c.kv)); ++i)
+      to.push_back(c.kv == DType::kF8E4M3 ? e4m3_decode(bytes[i]) : bf16_to_float(rounded[i]));
+    return to;
   }
   struct Operands {
     float* x;
@@ -73,13 +85,18 @@ struct Data {
     const RopeArgs q{x, at, freq, 1.25f, rows, c.stride(), c.num_q, c.head_dim, c.rotary_dim};
     RopeArgs key = q;
     key.x = x + c.num_q * c.head_dim, key.num_heads = c.num_kv;
-    RopeAttentionArgs args{
-        {q,
-         key,
-         {key.x, key.x + c.num_kv * c.head_dim, c.stride(), pages(c, keys), pages(c, values), {}, nullptr}},
-        {}};
+    RopeAttentionArgs args{{q,
+                            key,
+                            {key.x,
+                             key.x + c.num_kv * c.head_dim,
+                             c.stride(),
+                             pages(c, keys, kKeyScale),
+                             pages(c, values, kValueScale),
+                             {},
+                             nullptr}},
+                           {}};
     args.attention.q = x, args.attention.q_stride = c.stride(), args.attention.num_heads = c.num_q;
-    args.attention.k_pages = pages(c, keys), args.attention.v_pages = pages(c, values);
+    args.attention.k_pages = args.rope.kv.k_pages, args.attention.v_pages = args.rope.kv.v_pages;
     args.attention.scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
     args.attention.window = c.window, args.attention.sinks = sink;
     args.attention.out = {out, dtype, rows, int64_t{c.num_q} * c.head_dim};
@@ -95,23 +112,29 @@ struct Data {
     for (int64_t position = 0; position < context; ++position)
       for (int head = 0; head < c.num_kv; ++head)
         for (auto* to : {&k, &v}) {
-          const int64_t at =
-              pages(c, nullptr).offset(&page_table[static_cast<size_t>(s * c.max_pages())], head, position);
-          const std::vector<bf16> row = to_bf16(random.normal(c.head_dim));
-          std::copy(row.begin(), row.end(), to->begin() + at);
+          const int64_t at = pages(c, nullptr, 1)
+                                 .offset(&page_table[static_cast<size_t>(s * c.max_pages())], head, position);
+          const std::vector<float> row = random.normal(c.head_dim);
+          for (size_t d = 0; d < row.size(); ++d) {
+            if (c.kv == DType::kF8E4M3)
+              (*to)[static_cast<size_t>(at) + d] = e4m3_encode(row[d] / (to == &k ? kKeyScale : kValueScale));
+            else
+              reinterpret_cast<bf16*>(to->data())[static_cast<size_t>(at) + d] = float_to_bf16(row[d]);
+          }
         }
   }
 };
 
-class RopeAttention : public testing::Test {
+class RopeAttention : public testing::TestWithParam<DType> {
  protected:
-  void expect_matches_ref(const Case& c) {
+  void expect_matches_ref(Case c) {
+    c.kv = GetParam();
     SCOPED_TRACE(std::to_string(c.num_q) + "/" + std::to_string(c.num_kv) + " heads of " +
                  std::to_string(c.head_dim) + ", window " + std::to_string(c.window));
     const Data in(c);
     const int64_t cols = int64_t{c.num_q} * c.head_dim, padded = c.rows() + c.padding;
     std::vector<float> x = in.qkv, expected(static_cast<size_t>(padded * cols));
-    std::vector<bf16> k = in.k, v = in.v;
+    std::vector<uint8_t> k = in.k, v = in.v;
     std::vector<SequenceRows> sequences;
     for (int64_t s = 0; s < std::ssize(c.contexts); ++s)
       sequences.push_back({s * c.new_tokens, c.new_tokens, c.contexts[static_cast<size_t>(s)],
@@ -123,7 +146,8 @@ class RopeAttention : public testing::Test {
     ref_dense_ops().rope_attention(args, pool_);
 
     const DeviceArray<float> qkv(in.qkv), freq(in.inv_freq), sinks(in.sinks);
-    const DeviceArray<bf16> device_k(in.k), device_v(in.v), out(poisoned<bf16>(padded * cols));
+    const DeviceArray<uint8_t> device_k(in.k), device_v(in.v);
+    const DeviceArray<bf16> out(poisoned<bf16>(padded * cols));
     const DeviceArray<int64_t> positions(in.positions);
     const DeviceArray<int32_t> table(in.page_table), sequence(in.row_sequence), first_row(in.first_row),
         first_position(in.first_position);
@@ -146,16 +170,18 @@ class RopeAttention : public testing::Test {
     const Status status = stream_.synchronize();
     ASSERT_TRUE(status.ok()) << status.message();
     EXPECT_TRUE(within_relative_l2(to_float(out.values()), expected, 6e-3));
-    expect_same_pages(to_float(device_k.values()), to_float(k), 2);
-    expect_same_pages(to_float(device_v.values()), to_float(v), 0);
+    expect_same_pages(Data::values(c, device_k.values()), Data::values(c, k),
+                      c.kv == DType::kF8E4M3 ? 16 : 2);  // a rotated key may round to the next code
+    expect_same_pages(Data::values(c, device_v.values()), Data::values(c, v), 0);
   }
 
   // Checks equality within `units` bf16 ulps; NaN exactly where `expected` has NaN.
   void expect_same_pages(const std::vector<float>& got, const std::vector<float>& expected, double units) {
+    const double tiny = GetParam() == DType::kF8E4M3 ? 0x1p-13 : 1e-5;  // 2^-13 * 16: the least code
     for (size_t i = 0; i < expected.size(); ++i) {
       ASSERT_EQ(std::isnan(got[i]), std::isnan(expected[i])) << i;
       if (!std::isnan(got[i])) {
-        ASSERT_LE(std::fabs(got[i] - expected[i]), units * (2 * kBf16Eps * std::fabs(expected[i]) + 1e-5))
+        ASSERT_LE(std::fabs(got[i] - expected[i]), units * (2 * kBf16Eps * std::fabs(expected[i]) + tiny))
             << i;
       }
     }
@@ -165,7 +191,7 @@ class RopeAttention : public testing::Test {
   ThreadPool pool_{2};
 };
 
-TEST_F(RopeAttention, DecodeOfEveryShortContext) {
+TEST_P(RopeAttention, DecodeOfEveryShortContext) {
   Case c{16, 2, 64, 64, {}};
   for (int64_t n = 0; n < 70; ++n) c.contexts.push_back(n);
   for (int64_t window : {0, 1, 2, 16, 17, 40})
@@ -175,23 +201,30 @@ TEST_F(RopeAttention, DecodeOfEveryShortContext) {
     }
 }
 
-TEST_F(RopeAttention, DecodeHeadShapes) {
+TEST_P(RopeAttention, DecodeHeadShapes) {
   for (int dim : {16, 32, 48, 64, 80, 96, 112, 128})
     for (int group : {1, 3, 8, 16}) expect_matches_ref({2 * group, 2, dim, dim, {0, 7, 20, 133}});
   expect_matches_ref({8, 2, 64, 32, {0, 20, 70}});
   expect_matches_ref({8, 2, 64, 20, {0, 20, 70}});
+  for (int rotary : {16, 32, 64, 96})
+    for (int group : {1, 3, 12, 16}) expect_matches_ref({2 * group, 2, 128, rotary, {0, 7, 20, 133}});
   expect_matches_ref({4, 2, 192, 192, {0, 20}});
 }
 
-TEST_F(RopeAttention, DecodeOfLongContexts) {
+TEST_P(RopeAttention, DecodeOfLongContexts) {
   expect_matches_ref({8, 1, 64, 64, {1030, 2047, 2048, 5000}});
   expect_matches_ref({8, 1, 128, 128, {4095, 1}, 1, 0, true});
+  expect_matches_ref({12, 1, 128, 64, {4095, 1, 2048}, 1, 0, true});
 }
 
-TEST_F(RopeAttention, SeveralTokensOfASequence) {
+TEST_P(RopeAttention, SeveralTokensOfASequence) {
   expect_matches_ref({16, 2, 64, 64, {0, 5, 100}, 3});
   expect_matches_ref({16, 2, 64, 64, {0, 5, 100}, 40, 32, true});
+  expect_matches_ref({24, 2, 128, 64, {0, 5, 100}, 40});
 }
+
+INSTANTIATE_TEST_SUITE_P(Pages, RopeAttention, testing::Values(DType::kBF16, DType::kF8E4M3),
+                         [](const auto& p) { return std::string(dtype_name(p.param)); });
 
 }  // namespace
 }  // namespace fp4moe

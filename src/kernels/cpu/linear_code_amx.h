@@ -1,13 +1,13 @@
 // linear_chunk for bf16 rows and 8-bit weights on CPUs with AMX.
-// Computes  the same as linear_q8_tile.h. A slab (some blocks of a panel) is decoded exactly to bf16, then
+// Computes  the same as linear_code_tile.h. A slab (some blocks of a panel) is decoded exactly to bf16, then
 //           multiplied by all rows of x, 16 at a time. A block's sums are stored from their tile and then
 //           scaled.
-// Bytes     1.0625 N K of weights, once for all rows of a chunk.
+// Bytes     as there, once for all rows of a chunk.
 // Flops     2 T N K.
 // Bound     memory for a few rows; then loading x from the L2 cache and storing the tiles.
-// Numerics  one tdpbf16ps computes a block's sum: even and odd k are each summed from 0 in ascending order,
-//           then the two sums are added; total = fma(block's scale, sum, total), in ascending block order,
-//           for every number of rows.
+// Numerics  one tdpbf16ps computes the sum of 32 columns: even and odd k are each summed from 0 in ascending
+//           order, then the two sums are added; total = fma(scale, sum, total), in ascending block order, for
+//           every number of rows.
 #pragma once
 
 #include "kernels/cpu/linear_rows_amx.h"
@@ -21,13 +21,17 @@ constexpr int kSlabBlocks = 8;  // of kTileColumns columns; half as many for up 
 constexpr int kInFlight = 4;    // blocks whose sums are in tiles or being stored
 constexpr int64_t kMaxSlabRows = 128;
 
-struct Q8Slab {
+template <class Tiles>
+struct CodeSlab {
+  using Codes = typename Tiles::Codes;
   static constexpr int64_t kPrefetchBytes = 8192;
   alignas(64) WeightTile weights[kSlabBlocks];
-  const uint8_t *panel, *codes;
+  const Tiles& tiles;
+  int64_t panel;
+  const uint8_t* codes = tiles.codes(panel);
   int64_t first = 0, num_blocks = 0;
 
-  Q8Slab(const uint8_t* q8_panel, int64_t k) : panel(q8_panel), codes(panel + q8_panel_scale_bytes(k)) {}
+  CodeSlab(const Tiles& a, int64_t panel_index) : tiles(a), panel(panel_index) {}
 
   // Decodes blocks first_block .. first_block + blocks - 1.
   void decode(int64_t first_block, int64_t blocks) {
@@ -37,22 +41,22 @@ struct Q8Slab {
     for (int64_t b = 0; b < num_blocks; ++b)
       for (int j = 0; j < kTileColumns / 4; ++j, from += 64) {
         __builtin_prefetch(from + kPrefetchBytes);
-        const Q8Quad quad = load_q8_quad(from);
-        _mm512_store_si512(weights[b][2 * j], q8_bf16(quad, 0));
-        _mm512_store_si512(weights[b][2 * j + 1], q8_bf16(quad, 1));
+        const CodeQuad<Codes> quad = load_quad<Codes>(from);
+        _mm512_store_si512(weights[b][2 * j], quad_bf16(quad, 0));
+        _mm512_store_si512(weights[b][2 * j + 1], quad_bf16(quad, 1));
       }
     tile_memory_written(weights);
   }
 
-  Vec scales(int64_t b) const { return load(reinterpret_cast<const bf16*>(panel) + (first + b) * kLanes); }
+  Vec scales(int64_t b) const { return tiles.scales(panel, first + b); }
 };
 
 // Multiplies NT rows of x by a slab. Tile numbers are part of the instructions: blocks 4 i + C use tile C for
 // their sums.
-template <int NT>
+template <class Slab, int NT>
 class SlabRows {
  public:
-  SlabRows(const Q8Slab& slab, const bf16* x, const bf16* next, int64_t stride)
+  SlabRows(const Slab& slab, const bf16* x, const bf16* next, int64_t stride)
       : slab_(slab), x_(x), next_(next), stride_(stride) {}
 
   // Adds the slab's products to the rows' totals, except for the first `done` rows, which the previous tile
@@ -126,28 +130,30 @@ class SlabRows {
       _tile_stored(3, sums_[3], 64);
   }
 
-  const Q8Slab& slab_;
+  const Slab& slab_;
   const bf16 *x_, *next_;  // next_: the rows to prefetch for the caller's next step
   int64_t stride_;
   alignas(64) float sums_[kInFlight][NT][kLanes];
 };
 
-using AddSlab = void (*)(const Q8Slab&, const bf16* x, const bf16* next, int64_t stride, int64_t done,
+template <class Slab>
+using AddSlab = void (*)(const Slab&, const bf16* x, const bf16* next, int64_t stride, int64_t done,
                          float (*out)[kLanes]);
 
 // Returns a function that runs SlabRows<num_rows>, 1 <= num_rows <= NT.
-template <int NT = kTileRows>
-AddSlab add_slab_of(int64_t num_rows) {
+template <class Slab, int NT = kTileRows>
+AddSlab<Slab> add_slab_of(int64_t num_rows) {
   if constexpr (NT > 1)
-    if (num_rows < NT) return add_slab_of<NT - 1>(num_rows);
-  return [](const Q8Slab& slab, const bf16* x, const bf16* next, int64_t stride, int64_t done,
-            float(*out)[kLanes]) { SlabRows<NT>(slab, x, next, stride).add_to(out, done); };
+    if (num_rows < NT) return add_slab_of<Slab, NT - 1>(num_rows);
+  return [](const Slab& slab, const bf16* x, const bf16* next, int64_t stride, int64_t done,
+            float(*out)[kLanes]) { SlabRows<Slab, NT>(slab, x, next, stride).add_to(out, done); };
 }
 
 // Adds x[t] times the panel to out[t], over blocks first .. last - 1; x begins at block `first`.
-inline void add_blocks(Q8Slab& slab, int64_t first, int64_t last, const bf16* x, int64_t stride,
+template <class Slab>
+inline void add_blocks(Slab& slab, int64_t first, int64_t last, const bf16* x, int64_t stride,
                        const RowTiles& rows, float (*out)[kLanes]) {
-  const AddSlab add = add_slab_of(rows.height);
+  const AddSlab<Slab> add = add_slab_of<Slab>(rows.height);
   const int64_t blocks = rows.count > 2 ? kSlabBlocks : kSlabBlocks / 2;
   for (int64_t b = first; b < last; b += blocks) {
     slab.decode(b, last - b < blocks ? last - b : blocks);
@@ -162,10 +168,10 @@ inline void add_blocks(Q8Slab& slab, int64_t first, int64_t last, const bf16* x,
 
 // Multiplies up to kMaxSlabRows rows of the chunk by one panel.
 template <class Tiles>
-void q8_panel_tiles(const Tiles& a, int64_t row, int64_t num_rows, int64_t panel) {
+void code_panel_tiles(const Tiles& a, int64_t row, int64_t num_rows, int64_t panel) {
   const int64_t whole = a.k / kTileColumns, rest = a.k % kTileColumns;
   const bf16* x = static_cast<const bf16*>(a.x) + row * a.x_stride;
-  Q8Slab slab(a.weight + panel * q8_panel_bytes(a.k), a.k);
+  CodeSlab<Tiles> slab(a, panel);
   alignas(64) float sums[kMaxSlabRows][kLanes];
   for (int64_t t = 0; t < num_rows; ++t) store(sums[t], zero());
   const RowTiles rows(num_rows);
@@ -183,14 +189,14 @@ void q8_panel_tiles(const Tiles& a, int64_t row, int64_t num_rows, int64_t panel
 }
 
 template <class Tiles>
-void run_q8_tiles(const Tiles& a, const LinearChunk& c) {
+void run_code_tiles(const Tiles& a, const LinearChunk& c) {
   const int64_t num_rows = c.row_end - c.row_begin;
   if (num_rows == 0) return;
-  if (num_rows <= Q8Panels::kFewRows) return run_rows<Q8Panels>(a, c);
+  if (num_rows <= CodePanels<Tiles>::kFewRows) return run_rows<CodePanels<Tiles>>(a, c);
   for (int64_t panel = c.panel_begin; panel < c.panel_end; ++panel)
     for (int64_t row = c.row_begin; row < c.row_end; row += kMaxSlabRows) {
       const int64_t rows = c.row_end - row < kMaxSlabRows ? c.row_end - row : kMaxSlabRows;
-      q8_panel_tiles(a, row, rows, panel);
+      code_panel_tiles(a, row, rows, panel);
     }
 }
 

@@ -1,0 +1,23 @@
+// Names of tensors and modules of checkpoints whose text model is part of a larger model: the only place that
+// knows the prefixes.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace fp4moe {
+
+// Returns a name of the text model without the larger model's prefix: "language_model.model.norm.weight",
+// "language_model.norm.weight" and "model.language_model.norm.weight" are "model.norm.weight", and
+// "language_model.lm_head.weight" is "lm_head.weight". Returns other names unchanged. Also for patterns.
+std::string text_model_name(std::string_view stored);
+
+// Returns the name under which a published checkpoint stores a tensor or module of the text model. `prefix`
+// is ModelConfig::text_prefix: "", "language_model." or "model.language_model.".
+std::string stored_name(std::string_view prefix, std::string_view name);
+
+// Whether a tensor, module or pattern belongs to a vision model: "vision_tower.*", "mm_projector.*" and
+// "visual.*", with or without "model." in front.
+bool is_vision_name(std::string_view name);
+
+}  // namespace fp4moe

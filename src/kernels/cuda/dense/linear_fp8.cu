@@ -1,0 +1,363 @@
+// Dense linear layers with FP8 weights, for more tokens than linear_few.cu takes and for any number.
+//
+// Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x bf16, W [N, K] e4m3 row-major with f32 scales.
+// Shapes:    any T and N; K a multiple of 16. A unit is 128 rows of W x up to 128 tokens; a cluster of up to
+//            kMaxSplits blocks shares a unit and splits K, if there are fewer units than SMs.
+// Bytes:     N K once from HBM, from L2 again for each further 128 tokens; x once per unit from L2;
+//            plus 4 T N (8 T N with accumulate).
+// Flops:     2 T N K, with T padded to 16, 32, 64 or a multiple of 128.
+// Bound:     HBM up to about 128 tokens, then the tensor cores and the conversion of the codes: about 24
+//            instructions per thread for every 64 x 16 codes.
+// Numerics:  codes are exact in bf16; f32 sums in ascending k, one chain per output and split; the splits'
+//            sums are added in order. One scale per row: fma(scale, sum, bias), then out's old value.
+//            Several: the columns of a scale, at most kDepth at a time, are summed from zero, and fma(scale,
+//            sum, total) adds them to the total. kOneForAll does not split K: a token's bits are the same for
+//            every T and N.
+//
+// A block has two warpgroups that multiply, each with 64 rows of W as wgmma's register operand, and one that
+// copies. The copying threads fetch weights before the kernel whose output is x has finished.
+#include "kernels/cuda/dense/linear_fp8.h"
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <numeric>
+#include <string>
+
+#include "base/check.h"
+#include "kernels/cuda/ptx/bf16_pair.cuh"
+#include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/ptx_cluster.cuh"
+#include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/cuda/ptx/ring_place.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
+
+namespace fp4moe {
+namespace fp8_linear {
+namespace {
+
+constexpr int kGroups = 2, kRows = 64 * kGroups;  // warpgroups that multiply; rows of W per block
+constexpr int kDepth = 128;                       // k's per stage
+constexpr int kMultipliers = kGroups * 128, kCopiers = 128, kThreads = kMultipliers + kCopiers;
+constexpr int kCodePitch = kDepth + 16;  // bytes of a row's codes in a stage; avoids bank conflicts
+constexpr int kPartPitch = kRows + 4;    // floats of a token's sums; avoids bank conflicts
+constexpr int kMaxSplits = 8;
+constexpr int kMultiplyBarrier = 1;  // named barrier of the warps that multiply
+
+struct Args {
+  Fp8LinearView weight;
+  const bf16* x;
+  const float* bias;
+  float* out;
+  int num_tokens, n, k;
+  int token_tiles, splits, split_steps;  // steps: of kDepth k's; split_steps: of each split but the last
+  int segment;                           // k's that are summed before they are multiplied by a scale
+  bool accumulate;
+};
+
+template <int kTokens>
+struct Shared {
+  static constexpr int kStages = kTokens > 64 ? 4 : 6;
+  static constexpr int kSlabBytes = kTokens * 128;  // 64 k's of every token, swizzled
+  alignas(1024) uint8_t x[kStages][2 * kSlabBytes];
+  alignas(16) uint8_t codes[kStages][kRows * kCodePitch];
+  uint64_t full[kStages], empty[kStages];
+};
+static_assert(sizeof(Shared<16>::codes) >= 16 * kPartPitch * sizeof(float));
+static_assert(sizeof(Shared<128>::codes) >= 128 * kPartPitch * sizeof(float));
+
+// A block's unit and its part of K.
+template <int kTokens>
+struct Work {
+  int first_row, first_token, first_step, end_step;
+  __device__ explicit Work(const Args& a) {
+    const int split = static_cast<int>(blockIdx.x) % a.splits, unit = static_cast<int>(blockIdx.x) / a.splits;
+    first_row = unit / a.token_tiles * kRows;
+    first_token = unit % a.token_tiles * kTokens;
+    first_step = split * a.split_steps;
+    end_step = min(first_step + a.split_steps, (a.k + kDepth - 1) / kDepth);
+  }
+};
+
+// Copies a step's codes in pieces of 16 bytes; rows past N and k's past K become zeros.
+template <int kTokens>
+__device__ __forceinline__ void load_codes(const Args& a, const Work<kTokens>& work, int step, uint8_t* to) {
+  constexpr int kPieces = kDepth / 16;
+  const int thread = static_cast<int>(threadIdx.x) - kMultipliers, piece = thread % kPieces;
+  const int k = step * kDepth + piece * 16;
+  const uint32_t dst = ptx::shared_address(to) + piece * 16;
+#pragma unroll
+  for (int i = 0; i < kRows * kPieces / kCopiers; ++i) {
+    const int r = thread / kPieces + i * (kCopiers / kPieces), row = work.first_row + r;
+    const bool inside = row < a.n && k < a.k;
+    ptx::cp_async16(dst + r * kCodePitch, a.weight.codes + (inside ? int64_t{row} * a.k + k : 0),
+                    inside ? 16 : 0);
+  }
+}
+
+// Copies a step's tokens into two slabs; tokens past T and k's past K become zeros.
+template <int kTokens>
+__device__ __forceinline__ void load_x(const Args& a, const Work<kTokens>& work, int step, uint8_t* to) {
+  constexpr int kPieces = kDepth / 8;
+  const int thread = static_cast<int>(threadIdx.x) - kMultipliers, piece = thread % kPieces;
+  const int k = step * kDepth + piece * 8;
+  const uint32_t dst = ptx::shared_address(to) + piece / 8 * Shared<kTokens>::kSlabBytes;
+#pragma unroll
+  for (int i = 0; i < kTokens * kPieces / kCopiers; ++i) {
+    const int t = thread / kPieces + i * (kCopiers / kPieces), token = work.first_token + t;
+    const bool inside = token < a.num_tokens && k < a.k;
+    ptx::cp_async16(dst + t * 128 + ((piece % 8) ^ (t % 8)) * 16,
+                    a.x + (inside ? int64_t{token} * a.k + k : 0), inside ? 16 : 0);
+  }
+}
+
+template <int kTokens>
+__device__ void copy_stages(const Args& a, const Work<kTokens>& work, Shared<kTokens>& shared) {
+  constexpr int kStages = Shared<kTokens>::kStages;
+  const int early = min(kStages, work.end_step - work.first_step);
+  for (int i = 0; i < early; ++i) load_codes(a, work, work.first_step + i, shared.codes[i]);
+  ptx::grid_dependency_wait();
+  RingPlace<kStages> place;
+  for (int step = work.first_step; step < work.end_step; ++step, place.next()) {
+    if (step - work.first_step >= kStages) {
+      ptx::mbarrier_wait(&shared.empty[place.slot], place.parity ^ 1);
+      load_codes(a, work, step, shared.codes[place.slot]);
+    }
+    load_x(a, work, step, shared.x[place.slot]);
+    ptx::cp_async_arrive(&shared.full[place.slot]);
+  }
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();  // before the threads exit
+}
+
+__device__ __forceinline__ uint32_t two_codes(const uint8_t* at) {
+  return *reinterpret_cast<const uint16_t*>(at);
+}
+
+// Steps of 16 k's in a group of wgmma: as many as the shortest segment has (kFp8ColumnStep), or half a stage.
+template <bool kBlocks>
+constexpr int kSteps = kBlocks ? 2 : 4;
+
+// d += a * the tokens at descriptor x.
+template <int kTokens, int kCount>
+__device__ __forceinline__ void add(float (&d)[kTokens / 2], const uint32_t (&a)[kCount][4], uint64_t x) {
+  wgmma_fence();
+#pragma unroll
+  for (int s = 0; s < kCount; ++s) Wgmma<kTokens>::add(d, a[s], wgmma_b_advance(x, 32 * s));
+  wgmma_commit();
+}
+
+// The scales of a thread's rows g and g + 8. Rows past N have the last row's.
+struct RowScales {
+  const float* at[2];
+  int col_block, last;
+
+  __device__ RowScales(const Args& a, int row) {
+    col_block = static_cast<int>(a.weight.col_block);
+    const int blocks = (a.k + col_block - 1) / col_block;
+    last = blocks - 1;
+    for (int half = 0; half < 2; ++half)
+      at[half] = a.weight.scales +
+                 int64_t{min(row + 8 * half, a.n - 1) / static_cast<int>(a.weight.row_block)} * blocks;
+  }
+  // Adds to d the sums of a segment that begins at column k, times their scales, and clears the sums.
+  template <int kCount>
+  __device__ __forceinline__ void add_segment(int k, float (&sums)[kCount], float (&d)[kCount]) const {
+    const int block = min(k / col_block, last);
+    const float scale[2] = {__ldg(at[0] + block), __ldg(at[1] + block)};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) d[i] = fmaf(scale[i % 4 / 2], sums[i], d[i]), sums[i] = 0;
+  }
+};
+
+// Sets d to a warpgroup's sums over the block's part of K, in wgmma's order. kBlocks: several scales per row,
+// which are applied here.
+template <int kTokens, bool kBlocks>
+__device__ __forceinline__ void multiply(const Args& a, const Work<kTokens>& work, Shared<kTokens>& shared,
+                                         float (&d)[kTokens / 2]) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int row = thread / 32 * 16 + lane / 4, own = row * kCodePitch + lane % 4 * 2;
+  const RowScales scales(a, work.first_row + row);
+  float part[kBlocks ? kTokens / 2 : 1];
+  constexpr int kGroupSteps = kSteps<kBlocks>, kGroupDepth = 16 * kGroupSteps;
+  uint32_t w[2][kGroupSteps][4];
+  int before = -1;
+#pragma unroll
+  for (float& sum : d) sum = 0;
+#pragma unroll
+  for (float& sum : part) sum = 0;
+  RingPlace<Shared<kTokens>::kStages> place;
+#pragma unroll 1
+  for (int step = work.first_step; step < work.end_step; ++step, place.next()) {
+    const int slot = __shfl_sync(~0u, place.slot, 0);  // lets the compiler know that slot is warp-uniform
+    ptx::mbarrier_wait(&shared.full[slot], place.parity);
+    ptx::fence_proxy_async_all();  // wgmma reads what cp.async wrote
+    const uint8_t* codes = shared.codes[slot] + own;
+    const uint64_t x = wgmma_b_descriptor(ptx::shared_address(shared.x[slot]));
+#pragma unroll
+    for (int i = 0; i < kDepth / kGroupDepth; ++i) {
+#pragma unroll
+      for (int s = 0; s < kGroupSteps; ++s) {
+        const uint8_t* at = codes + i * kGroupDepth + s * 16;
+#pragma unroll
+        for (int r = 0; r < 4; ++r)
+          w[i % 2][s][r] = e4m3_pair_to_bf16<0>(two_codes(at + r % 2 * 8 * kCodePitch + r / 2 * 8));
+        keep_registers(w[i % 2][s]);  // ready before the fence; otherwise, wgmma would be serialised
+      }
+      const int first = i * kGroupDepth;  // k's before the group
+      const uint64_t tokens = wgmma_b_advance(x, first / 64 * Shared<kTokens>::kSlabBytes + first % 64 * 2);
+      if constexpr (kBlocks) {
+        add<kTokens>(part, w[i % 2], tokens);
+        const int done = first + kGroupDepth;
+        if (done % a.segment == 0) {
+          wgmma_wait<0>();
+          keep_registers(part);
+          scales.add_segment(step * kDepth + done - a.segment, part, d);
+        } else {
+          wgmma_wait<1>();
+        }
+      } else {
+        add<kTokens>(d, w[i % 2], tokens);
+        wgmma_wait<1>();
+      }
+      if (i == 0 && before >= 0) {
+        __syncwarp();
+        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[before]);
+      }
+    }
+    before = slot;
+  }
+  wgmma_wait<0>();
+  keep_registers(d);
+}
+
+// Scales a sum (unless kBlocks), adds the bias and writes the output.
+template <bool kBlocks>
+__device__ __forceinline__ void store(const Args& a, int token, int row, float sum) {
+  if (token >= a.num_tokens || row >= a.n) return;
+  const float bias = a.bias == nullptr ? 0 : __ldg(a.bias + row);
+  const float scale = kBlocks ? 1 : __ldg(a.weight.scales + row / static_cast<int>(a.weight.row_block));
+  float* out = a.out + int64_t{token} * a.n + row;
+  const float value = fmaf(scale, sum, bias);
+  *out = a.accumulate ? __fadd_rn(value, __ldcg(out)) : value;
+}
+
+// Calls f(token, row, sum) for each of a thread's sums; token and row are those of the unit.
+template <int kTokens, class F>
+__device__ __forceinline__ void for_each_sum(const float (&d)[kTokens / 2], const F& f) {
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const int row = thread / 32 * 16 + lane / 4, token = lane % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < kTokens / 8; ++j)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) f(8 * j + token + i % 2, row + i / 2 * 8, d[4 * j + i]);
+}
+
+// Adds the sums of the cluster's blocks, which each have put theirs in `parts` [kTokens][kPartPitch], in the
+// blocks' order. Each block finishes some of the tokens.
+template <int kTokens, bool kBlocks>
+__device__ void add_splits(const Args& a, const Work<kTokens>& work, const float* parts) {
+  const int rank = static_cast<int>(ptx::cluster_ctarank());
+  const int first = kTokens * rank / a.splits, count = kTokens * (rank + 1) / a.splits - first;
+  for (int i = static_cast<int>(threadIdx.x); i < count * kRows; i += kThreads) {
+    const int token = first + i / kRows, row = i % kRows;
+    const uint32_t at = ptx::shared_address(parts + token * kPartPitch + row);
+    float sum = 0;
+    for (int split = 0; split < a.splits; ++split) sum += ptx::ld_cluster(ptx::map_cluster(at, split));
+    store<kBlocks>(a, work.first_token + token, work.first_row + row, sum);
+  }
+}
+
+template <int kTokens, bool kBlocks>
+__global__ void __launch_bounds__(kThreads, 1) linear_fp8_kernel(const __grid_constant__ Args a) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  auto& shared = *reinterpret_cast<Shared<kTokens>*>(memory);
+  const Work<kTokens> work(a);
+  ptx::grid_dependents_launch();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Shared<kTokens>::kStages; ++i) {
+      ptx::mbarrier_init(&shared.full[i], kCopiers);
+      ptx::mbarrier_init(&shared.empty[i], kMultipliers / 32);
+    }
+    ptx::mbarrier_init_fence();
+  }
+  __syncthreads();
+  float* const parts = reinterpret_cast<float*>(shared.codes);
+  if (threadIdx.x >= kMultipliers) {
+    copy_stages(a, work, shared);
+  } else {
+    float d[kTokens / 2];
+    multiply<kTokens, kBlocks>(a, work, shared, d);
+    ptx::grid_dependency_wait();  // before out is written
+    if (a.splits == 1) {
+      for_each_sum<kTokens>(d, [&](int token, int row, float sum) {
+        store<kBlocks>(a, work.first_token + token, work.first_row + row, sum);
+      });
+      return;
+    }
+    ptx::named_barrier(kMultiplyBarrier, kMultipliers);  // the codes have been read
+    for_each_sum<kTokens>(d, [&](int token, int row, float sum) { parts[token * kPartPitch + row] = sum; });
+  }
+  if (a.splits == 1) return;
+  ptx::cluster_sync();
+  add_splits<kTokens, kBlocks>(a, work, parts);
+  ptx::cluster_sync();  // no block may exit while its sums are read
+}
+
+template <int kTokens, bool kBlocks>
+void launch_kernel(const Args& a, int units) {
+  const auto kernel = linear_fp8_kernel<kTokens, kBlocks>;
+  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
+  launch("linear_fp8", kernel,
+         {dim3(static_cast<unsigned>(units * a.splits)), dim3(kThreads), sizeof(Shared<kTokens>),
+          static_cast<unsigned>(a.splits)},
+         a);
+}
+
+template <int kTokens>
+void launch_tokens(Args a, bool splits_k) {
+  a.token_tiles = static_cast<int>(ceil_div(a.num_tokens, kTokens));
+  const int64_t units = ceil_div(a.n, kRows) * a.token_tiles, steps = ceil_div(a.k, kDepth);
+  const int64_t most = splits_k ? std::min<int64_t>(kMaxSplits, ceil_div(steps, 2)) : 1;
+  a.split_steps =
+      static_cast<int>(ceil_div(steps, std::clamp<int64_t>(device_limits().num_sms / units, 1, most)));
+  a.splits = static_cast<int>(ceil_div(steps, a.split_steps));
+  if (a.weight.col_block >= a.k)
+    launch_kernel<kTokens, false>(a, static_cast<int>(units));
+  else
+    launch_kernel<kTokens, true>(a, static_cast<int>(units));
+}
+
+}  // namespace
+}  // namespace fp8_linear
+
+void linear_fp8(const LinearArgs& args, Fp8Splits splits) {
+  using namespace fp8_linear;
+  if (args.x.rows == 0 || args.n == 0) return;
+  FP4MOE_CHECK(args.x.dtype == DType::kBF16 && args.x.cols % kFp8DeviceStep == 0,
+               "linear_fp8 with K=" + std::to_string(args.x.cols));
+  const Fp8LinearView& w = args.fp8;
+  const Args a{.weight = w,
+               .x = static_cast<const bf16*>(args.x.data),
+               .bias = args.bias,
+               .out = args.out,
+               .num_tokens = static_cast<int>(args.x.rows),
+               .n = static_cast<int>(args.n),
+               .k = static_cast<int>(args.x.cols),
+               .token_tiles = 0,
+               .splits = 0,
+               .split_steps = 0,
+               .segment = static_cast<int>(std::gcd(w.col_block, int64_t{kDepth})),
+               .accumulate = args.accumulate};
+  const bool splits_k = splits == Fp8Splits::kBySize;
+  if (a.num_tokens <= 16)
+    launch_tokens<16>(a, splits_k);
+  else if (a.num_tokens <= 32)
+    launch_tokens<32>(a, splits_k);
+  else if (a.num_tokens <= 64)
+    launch_tokens<64>(a, splits_k);
+  else
+    launch_tokens<128>(a, splits_k);
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,144 @@
+"""Compares random configurations of the newer families with the stock classes: for each family and seed, makes a
+checkpoint as make_moe_fixtures.py does, runs `fp4moe logits` on one and on two ranks, and prints the relative errors
+of the logits. Exits with 1 if the reference runner exceeds 1e-4 anywhere, or the default runner 5e-2.
+
+    python3 random_families.py FP4MOE_BINARY [--families glm4_moe ...] [--seeds 0 1 2] [--ranks 1 2] [--device cpu|cuda]
+
+With `--device cuda` the variable FP4MOE_RANKS_PER_GPU=2 puts two ranks on one GPU; layouts that a GPU refuses are
+printed.
+"""
+import argparse
+import json
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+
+import torch
+from safetensors.torch import load_file
+
+import make_moe_fixtures as fixtures
+
+REFERENCE_LIMIT, DEFAULT_LIMIT = 1e-4, 5e-2
+REFUSED = 3  # exit code
+
+
+def rope(pick, theta, partial=None):
+    """Plain RoPE or YaRN with a short original context."""
+    out = {"rope_type": "default", "rope_theta": theta}
+    if pick([False, True]):
+        out = {"rope_type": "yarn", "rope_theta": theta, "factor": pick([2.0, 8.0, 40.0]), "beta_fast": pick([1.0, 32.0]),
+               "beta_slow": 1.0, "original_max_position_embeddings": pick([8, 16])}
+    if partial is not None:
+        out["partial_rotary_factor"] = partial
+    return out
+
+
+def deepseek_moe(pick):
+    groups = pick([1, 2, 3])
+    in_group = pick([3, 4, 5])
+    return dict(n_routed_experts=groups * in_group, n_group=groups, topk_group=pick(range(1, groups + 1)),
+                num_experts_per_tok=pick([1, 2, 3]), n_shared_experts=pick([1, 2]),
+                routed_scaling_factor=pick([1.0, 1.8, 2.827]), norm_topk_prob=pick([False, True]))
+
+
+def latent_attention(pick):
+    heads = pick([2, 4, 6])
+    return dict(num_attention_heads=heads, num_key_value_heads=heads, q_lora_rank=pick([None, 24, 40]),
+                kv_lora_rank=pick([24, 40]), qk_nope_head_dim=pick([16, 32]), qk_rope_head_dim=8,
+                v_head_dim=pick([16, 24]), rope_interleave=pick([False, True]), attention_bias=pick([False, True]))
+
+
+def grouped_attention(pick):
+    kv = pick([1, 2])
+    return dict(num_attention_heads=kv * pick([2, 4, 6]), num_key_value_heads=kv, attention_bias=pick([False, True]))
+
+
+def text_config(family, pick):
+    layers = 3
+    config = dict(num_hidden_layers=layers, vocab_size=pick([67, 101, 131]), hidden_size=pick([96, 160]),
+                  intermediate_size=pick([96, 160]), moe_intermediate_size=pick([64, 96]), max_position_embeddings=128,
+                  tie_word_embeddings=pick([False, True]), rms_norm_eps=pick([1e-5, 1e-6]))
+    if family == "glm4_moe":
+        head_dim, partial = pick([(16, 0.5), (32, 0.5), (48, 0.25), (64, 0.5), (16, 1.0), (80, 0.15)])
+        return config | deepseek_moe(pick) | grouped_attention(pick) | dict(
+            head_dim=head_dim, use_qk_norm=pick([False, True]), first_k_dense_replace=pick([0, 1, 2]),
+            rope_parameters=rope(pick, pick([1e4, 1e6]), partial))
+    if family == "qwen3_vl_moe":
+        return config | grouped_attention(pick) | dict(
+            head_dim=16, num_experts=pick([5, 7, 8]), num_experts_per_tok=pick([1, 2, 3]),
+            decoder_sparse_step=pick([1, 2]), mlp_only_layers=pick([[], [0]]),
+            rope_parameters={"rope_type": "default", "rope_theta": 5e6, "mrope_section": pick([[4, 2, 2], [2, 3, 3]]),
+                             "mrope_interleaved": True})
+    config |= deepseek_moe(pick) | latent_attention(pick) | dict(rope_parameters=rope(pick, 5e4))
+    if family == "glm4_moe_lite":
+        types = ["dense" if pick([True, False]) else "sparse" for _ in range(layers - 1)] + ["sparse"]
+        return config | dict(mlp_layer_types=pick([None, types]))
+    if config["rope_parameters"]["rope_type"] == "yarn" and pick([False, True]):
+        config["rope_parameters"].update(mscale=1.0, mscale_all_dim=pick([0.5, 1.0]))
+    return config | dict(first_k_dense_replace=pick([0, 1, 2]))
+
+
+def random_spec(family, seed):
+    pick = random.Random(f"{family} {seed}").choice
+    dialect = pick(["modelopt", "modelopt_fused", "compressed_nvfp4", "compressed_mxfp4"])
+    spec = dict(fixtures.FAMILIES[family], dialect=dialect, num_tokens=pick([23, 37]), num_shards=pick([1, 3]),
+                old_rope_spelling=pick([False, True]), config=text_config(family, pick))
+    if "text_prefix" in spec:
+        spec["prefix_without_model"] = pick([False, True])
+    return spec
+
+
+def run(binary, folder, expected, flags):
+    ids, out = folder / "ids.json", folder / "logits.out"
+    ids.write_text(json.dumps(expected["ids"].tolist()))
+    command = [binary, "logits", str(folder), "--input-ids", str(ids), "--output", str(out), "--fp4-compute", "w4a16",
+               "--threads", "1", *flags]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode == REFUSED and "cuda" in flags:
+        print("   refused:", done.stderr.strip())
+        return None
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+    difference = (load_file(out)["logits"] - expected["logits_w4a16"]).norm(dim=1)
+    errors = difference / expected["logits_w4a16"].norm(dim=1)
+    return float(errors.max()), float(errors.median())
+
+
+def compare(args, family, seed):
+    """Prints the errors; returns whether all are within their limits."""
+    spec, binary, device, good = random_spec(family, seed), args.binary, args.device, True
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        fixtures.make_fixture(f"{family}-{seed}", spec, folder, num_seeds=8)
+        expected = load_file(folder / "expected.safetensors")
+        for ranks in args.ranks:
+            flags = ["--device", device, "--tp-size", str(ranks)]
+            errors = run(binary, folder, expected, flags)
+            if errors is None:
+                continue
+            line, good = f"   R = {ranks}: {device} max {errors[0]:.1e} median {errors[1]:.1e}", good and errors[0] <= DEFAULT_LIMIT
+            if device == "cpu":
+                most, _ = run(binary, folder, expected, flags + ["--dtype", "float32", "--moe-runner-backend", "ref"])
+                line, good = line + f", ref max {most:.1e}", good and most <= REFERENCE_LIMIT
+            print(line, flush=True)
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("binary")
+    parser.add_argument("--families", nargs="+", default=list(fixtures.FAMILIES), choices=list(fixtures.FAMILIES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    args = parser.parse_args()
+    with torch.no_grad():
+        good = [compare(args, family, seed) for family in args.families for seed in args.seeds]
+    print(f"{sum(good)} of {len(good)} configurations are within the limits")
+    return not all(good)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
