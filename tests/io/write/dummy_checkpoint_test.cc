@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <set>
 
@@ -26,7 +25,7 @@ class EveryShape : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(DummyCheckpoint, EveryShape, testing::ValuesIn(make_tiny_shapes()),
                          [](const testing::TestParamInfo<std::string>& param) {
                            std::string name = param.param;
-                           std::replace(name.begin(), name.end(), '-', '_');
+                           for (char& c : name) c = c == '-' || c == '.' ? '_' : c;
                            return name;
                          });
 
