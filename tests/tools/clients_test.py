@@ -26,6 +26,7 @@ PACKAGES = {
     "instructor": ["instructor", "openai"],
     "langchain_openai": ["langchain-openai"],
     "litellm": ["litellm"],
+    "lm_eval": ["lm-eval", "transformers"],
     "openai": ["openai", "pydantic"],
     "openai_agents": ["openai-agents"],
     "pydantic_ai": ["pydantic-ai-slim", "openai", "anthropic"],
@@ -70,12 +71,13 @@ class Clients(unittest.TestCase):
             assert "unknown field" not in "".join(serve.lines)
         cls.folder.cleanup()
 
-    def environment(self, url):
+    def environment(self, url, model):
         """The variables that these packages read, and those that keep them off the network."""
         kept = {name: value for name, value in os.environ.items() if not re.match("OPENAI_|ANTHROPIC_|PYTHONPATH", name)}
         return {**kept, "OPENAI_BASE_URL": url + "/v1", "OPENAI_API_KEY": KEY, "ANTHROPIC_BASE_URL": url,
                 "ANTHROPIC_API_KEY": KEY, "PYTHONDONTWRITEBYTECODE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-                "OPENAI_AGENTS_DISABLE_TRACING": "1", "HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+                "OPENAI_AGENTS_DISABLE_TRACING": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1",
+                "DO_NOT_TRACK": "1", "DEMO_MODEL": os.path.abspath(model)}
 
     def check(self, name):
         packages = PACKAGES[name]
@@ -86,10 +88,10 @@ class Clients(unittest.TestCase):
                   f"install {' '.join(packages)}, then set FP4MOE_CLIENT_PYTHONS={folder}", flush=True)
             self.skipTest(packages[0] + " is not installed")
         print(packages[0], self.pythons[python][packages[0]], "in", python, flush=True)
-        for serve in self.serves:
+        for serve, model in zip(self.serves, (MODEL, DEEPSEEK)):
             with tempfile.TemporaryDirectory() as folder:
                 done = subprocess.run([python, os.path.join(SCRIPTS, name + "_client.py")], cwd=folder, timeout=300, text=True,
-                                      env=self.environment(serve.url), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                                      env=self.environment(serve.url, model), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
             self.assertEqual(done.returncode, 0, done.stdout)
 
 
