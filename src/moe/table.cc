@@ -77,8 +77,8 @@ constexpr RunnerRow cpu_row(const char* name, Isa isa, EnumSet<DType> acts, cons
 
 const ExpertOps& best_cpu_ops() { return cpu_expert_ops(best_isa()); }
 
-// Only the router uses its ops.
-constexpr RunnerRow bf16_row(const char* name) {
+// Only the router uses its ops; ref_expert_ops also selects the reference's dense ops.
+constexpr RunnerRow bf16_row(const char* name, EnumSet<DType> acts, const ExpertOps& (*ops)()) {
   return {.name = name,
           .device = DeviceKind::kCpu,
           .isa = Isa::kScalar,
@@ -86,9 +86,9 @@ constexpr RunnerRow bf16_row(const char* name) {
           .formats = kUnquantised,
           .schemes = {Scheme::kW4A16},
           .act8 = Act8::kInt8Block,
-          .act_dtypes = kBF16,
+          .act_dtypes = acts,
           .layers = &kHostLayers,
-          .ops = best_cpu_ops,
+          .ops = ops,
           .pack = bf16_pack,
           .scratch_bytes = bf16_scratch_bytes,
           .run = bf16_run};
@@ -135,9 +135,10 @@ constexpr RunnerRow kRunner[] = {
     cpu_row("cpu_avx512", Isa::kAvx512, kBF16, cpu_ops<Isa::kAvx512>),
     cpu_row("cpu_avx2", Isa::kAvx2, kBF16, cpu_ops<Isa::kAvx2>),
     cpu_row("cpu_scalar", Isa::kScalar, kBF16, cpu_ops<Isa::kScalar>),
-    bf16_row("cpu_bf16"),
+    bf16_row("cpu_bf16", kBF16, best_cpu_ops),
     cpu_row("ref", Isa::kScalar, kBF16OrF32, ref_expert_ops),
     fp8_oracle_row("ref_fp8"),
+    bf16_row("ref_bf16", kBF16OrF32, ref_expert_ops),
 };
 
 constexpr Numerics kBf16Acts;

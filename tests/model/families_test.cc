@@ -24,13 +24,13 @@ namespace {
 
 constexpr double kFloat32Limit = 1e-4;  // every position; measured below 3e-6
 
-EngineConfig flags_of(const char* fp4_compute, bool reference) {
+EngineConfig flags_of(const char* fp4_compute, bool reference, bool is_bf16 = false) {
   EngineConfig flags;
   flags.fp4_compute = fp4_compute;
   flags.threads = 2;
   if (!reference) return flags;
   flags.dtype = "float32";
-  flags.moe_runner_backend = "ref";
+  flags.moe_runner_backend = is_bf16 ? "ref_bf16" : "ref";
   return flags;
 }
 
@@ -65,6 +65,7 @@ Agreement agreement(const std::vector<float>& logits, const ReferencePrompt& pro
 struct Case {
   const char* name;
   bool has_w4a4;
+  bool is_bf16 = false;  // not quantised: has w4a16 only
 };
 
 class Fixture : public testing::TestWithParam<Case> {
@@ -76,7 +77,8 @@ class Fixture : public testing::TestWithParam<Case> {
         read_reference(folder() + "/expected.safetensors", "ids", std::string("logits_") + fp4_compute);
     EXPECT_TRUE(prompt.ok()) << prompt.status().to_string();
     if (!prompt.ok()) return {};
-    const auto logits = compute_logits({folder(), flags_of(fp4_compute, reference)}, prompt->ids);
+    const auto logits =
+        compute_logits({folder(), flags_of(fp4_compute, reference, GetParam().is_bf16)}, prompt->ids);
     EXPECT_TRUE(logits.ok()) << logits.status().to_string();
     return logits.ok() ? agreement(*logits, *prompt) : Agreement{};
   }
@@ -116,6 +118,7 @@ TEST_P(Fixture, ChunksPagesAndThreadsChangeNoBit) {
   for (size_t i = 0; i < ids.size(); ++i)
     ids[i] = static_cast<int32_t>(static_cast<int64_t>(i) * 37 % std::min<int64_t>(97, config->vocab_size));
   for (const char* compute : {"w4a16", "w4a8"}) {
+    if (GetParam().is_bf16 && compute == std::string("w4a8")) continue;
     const auto whole = compute_logits({folder(), flags_of(compute, false)}, ids);
     ASSERT_TRUE(whole.ok()) << whole.status().to_string();
     for (const int64_t chunk : {1, 7}) {
@@ -134,9 +137,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"qwen3_h96_fused_old_rope", true}, Case{"qwen3_h96_compressed_mxfp4_tied", false},
                     Case{"qwen2_h64_shared_expert", true}, Case{"glm4_h32_partial_rotary", true},
                     Case{"glm4_lite_h32_layer_types", true}, Case{"kimi_k2_h48_equal_betas", true},
-                    Case{"qwen3_vl_h64_mrope", false}, Case{"kimi_k25_h48_vision", true},
-                    Case{"dsv3_h160_fp8_blocks", false}, Case{"dsv3_h64_quark", false},
-                    Case{"qwen3_h64_modelopt_mixed", true}, Case{"qwen3_h64_compressed_mixed", true}),
+                    Case{"qwen3_vl_h64_mrope", false}, Case{"qwen3_vl_h32_bf16_fused", false, true},
+                    Case{"kimi_k25_h48_vision", true}, Case{"dsv3_h160_fp8_blocks", false},
+                    Case{"dsv3_h64_quark", false}, Case{"qwen3_h64_modelopt_mixed", true},
+                    Case{"qwen3_h64_compressed_mixed", true}),
     [](const auto& test) { return std::string(test.param.name); });
 
 // Latent attention splits its up-projections, so an FP4 up-projection is dequantised. This is exact: the
@@ -263,7 +267,8 @@ INSTANTIATE_TEST_SUITE_P(Families, ScaledKvCache,
 
 class Demo : public testing::TestWithParam<int> {
  protected:
-  Agreement run(const char* fp4_compute, bool reference, const char* kv_cache_dtype = "auto") const {
+  Agreement run(const char* fp4_compute, bool reference, const char* kv_cache_dtype = "auto",
+                const char* dense_quant = "none") const {
     const std::string name = "prompt_" + std::to_string(GetParam());
     const auto prompt = read_reference(FP4MOE_DSV3_DEMO "/reference_logits.safetensors", name + ".input_ids",
                                        name + ".logits_" + fp4_compute);
@@ -271,6 +276,7 @@ class Demo : public testing::TestWithParam<int> {
     if (!prompt.ok()) return {};
     LogitsRun run{FP4MOE_DSV3_DEMO, flags_of(fp4_compute, reference)};
     run.flags.kv_cache_dtype = kv_cache_dtype;
+    run.flags.dense_quant = dense_quant;
     const auto logits = compute_logits(run, prompt->ids);
     EXPECT_TRUE(logits.ok()) << logits.status().to_string();
     return logits.ok() ? agreement(*logits, *prompt) : Agreement{};
@@ -312,6 +318,21 @@ TEST_P(Demo, EightBitKvCacheIsWithinItsPromise) {
     EXPECT_LE(a.median(), 2e-2);
     EXPECT_GE(a.median(), 2e-3) << "8-bit pages cannot be this close";
     EXPECT_GE(a.same_argmax, 0.98);
+  }
+}
+
+// Dense weights in 8 bits change the logits by as much as docs/numerics.md states.
+TEST_P(Demo, EightBitDenseWeightsAreWithinTheirPromise) {
+  struct Promise {
+    const char* quant;
+    double least, most, same_argmax;
+  };
+  for (const Promise& promise : {Promise{"q8", 1e-3, 6e-3, 0.98}, {"fp8", 8e-3, 2e-2, 0.965}}) {
+    const Agreement a = run("w4a16", false, "auto", promise.quant);
+    ASSERT_FALSE(a.errors.empty());
+    EXPECT_LE(a.median(), promise.most) << promise.quant;
+    EXPECT_GE(a.median(), promise.least) << promise.quant << " cannot be this close";
+    EXPECT_GE(a.same_argmax, promise.same_argmax) << promise.quant;
   }
 }
 

@@ -1,8 +1,8 @@
 """Makes the fixtures of tests/model/fixtures for all families but gpt_oss: tiny random checkpoints with the stock
 class's logits.
 
-Each fixture is a folder with config.json, safetensors in a native FP4 dialect and expected.safetensors: ids I64 [T],
-logits_w4a16 F32 [T, V], computed in float32 by transformers' class on the dequantised weights, and for NVFP4 also
+Each fixture is a folder with config.json, safetensors in a native FP4 dialect or in bf16, and expected.safetensors:
+ids I64 [T], logits_w4a16 F32 [T, V], computed in float32 by transformers' class on the dequantised weights, and for NVFP4 also
 logits_w4a4, for which the inputs of all FP4 layers go through the NVFP4 rule of docs/formats.md with the calibrated
 input scales (routed experts: the layer's largest). FP8 layers have unquantised inputs. Needs torch, transformers >= 5 and safetensors; a CPU is enough.
 
@@ -121,6 +121,14 @@ FIXTURES = {
                     mlp_only_layers=[1], attention_bias=True, max_position_embeddings=128,
                     rope_parameters={"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 2, 2],
                                      "mrope_interleaved": True})),
+    # Not quantised, in the published order: a projection of all experts in one tensor, transposed.
+    "qwen3_vl_h32_bf16_fused": dict(
+        FAMILIES["qwen3_vl_moe"], dialect="bf16_fused", num_tokens=21,
+        config=dict(num_hidden_layers=2, vocab_size=67, hidden_size=32, intermediate_size=32, moe_intermediate_size=64,
+                    num_attention_heads=2, num_key_value_heads=1, head_dim=16, num_experts=4, num_experts_per_tok=2,
+                    mlp_only_layers=[0], max_position_embeddings=128,
+                    rope_parameters={"rope_type": "default", "rope_theta": 5000000.0, "mrope_section": [4, 2, 2],
+                                     "mrope_interleaved": True})),
     "kimi_k25_h48_vision": dict(
         FAMILIES["kimi_k25"], dialect="modelopt", num_tokens=21,
         config=dict(num_hidden_layers=2, vocab_size=61, hidden_size=48, intermediate_size=48, moe_intermediate_size=16,
@@ -212,6 +220,13 @@ class Fp4Weight:
         self.tensor_scale = 1 / self.divisor
         self.values = (self.block_values * self.tensor_scale).flatten(-2)
         return self
+
+
+class Bf16Weight:
+    """One matrix that is not quantised."""
+
+    def __init__(self, weight):
+        self.values = weight.bfloat16().float()
 
 
 class Fp8Weight:
@@ -317,6 +332,8 @@ class Fixture:
             p.copy_(value.bfloat16().float())
 
     def fp4(self, weight):
+        if self.dialect == "bf16_fused":
+            return Bf16Weight(weight)
         fp4 = Fp4Weight(weight, is_mxfp4=self.dialect.endswith("mxfp4"))
         return fp4.use_divisor() if self.dialect.startswith("compressed_nvfp4") else fp4
 
@@ -325,7 +342,12 @@ class Fixture:
             return None
         return next((g for p, g in self.spec.get("fp8", {}).items() if fnmatch.fnmatch(name, p)), None)
 
+    def has_w4a4(self):
+        return self.dialect != "bf16_fused" and not self.dialect.endswith("mxfp4")
+
     def is_quantised(self, name):
+        if self.dialect == "bf16_fused":
+            return False
         parts = name.split(".")
         is_mlp = parts[-1] in ("gate_proj", "up_proj", "down_proj") and "mlp" in parts
         return is_mlp or parts[-1] in self.spec.get("quantised_attention", ())
@@ -472,6 +494,11 @@ class Fixture:
     def expert_tensors(self, layer):
         prefix = f"model.layers.{layer}.mlp.experts."
         experts, tensors = self.experts[layer], {}
+        if self.dialect == "bf16_fused":
+            for name, parts in (("gate_up_proj", (0, 1)), ("down_proj", (2,))):
+                rows = torch.stack([torch.cat([x[p].values for p in parts]) for x in experts])
+                tensors[prefix + name] = rows.transpose(1, 2).bfloat16().contiguous()
+            return tensors
         if self.dialect != "modelopt_fused":
             for e, parts in enumerate(experts):
                 for name, fp4 in zip(("gate", "up", "down"), parts):
@@ -536,7 +563,9 @@ class Fixture:
             "quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": layers}}
 
     def declaration(self):
-        """(quantization_config, hf_quant_config.json), one of which is None."""
+        """(quantization_config, hf_quant_config.json), one or both of which are None."""
+        if self.dialect == "bf16_fused":
+            return None, None
         if self.dialect == "quark_mxfp4":
             return self.quark_declaration(), None
         if self.dialect == "fp8_mxfp4":
@@ -599,9 +628,19 @@ def compute(spec, seed):
     patched = fixture.calibrate(ids)
     assert fixture.looped == set(fixture.experts), "the stock class bypasses the experts' forward"
     fixture.loop_error = float((patched - expected["logits_w4a16"]).abs().max())
-    if not fixture.dialect.endswith("mxfp4"):
+    if fixture.has_w4a4():
         expected["logits_w4a4"] = fixture.logits_w4a4(ids)
     return fixture, expected
+
+
+def check_stock_reader(spec, folder, expected):
+    """The stock class reads the written tensors and computes the same logits; the vision model is missing."""
+    _, model_class = spec["classes"]
+    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager",
+                                        ignore_mismatched_sizes=True).eval()
+    logits = model(input_ids=expected["ids"][None], use_cache=False).logits[0]
+    error = float((logits - expected["logits_w4a16"]).abs().max())
+    assert error < 1e-4, f"{folder}: the stock class reads other weights; its logits differ by {error}"
 
 
 def make_fixture(name, spec, folder, num_seeds=NUM_SEEDS):
@@ -612,6 +651,8 @@ def make_fixture(name, spec, folder, num_seeds=NUM_SEEDS):
     save_file({k: v.contiguous() for k, v in expected.items()}, folder / "expected.safetensors")
     declaration, hf_quant = fixture.declaration()
     (folder / "config.json").write_text(fixture.config_json(declaration))
+    if fixture.dialect == "bf16_fused":
+        check_stock_reader(spec, folder, expected)
     if hf_quant is not None:
         (folder / "hf_quant_config.json").write_text(json.dumps(hf_quant, indent=1))
     moved = [float((v - expected["logits_w4a16"]).norm() / expected["logits_w4a16"].norm())

@@ -19,7 +19,7 @@ std::string experts_prefix(int64_t layer) {
   return "model.layers." + std::to_string(layer) + ".mlp.experts.";
 }
 
-// Checks a gpt-oss tensor [E, ...], which holds the values of all experts.
+// Checks a tensor [E, ...], which holds the values of all experts, if it exists.
 Status check_fused_finite(const Checkpoint& checkpoint, const std::string& name, ExpertRange local,
                           ThreadPool& pool) {
   const TensorEntry* tensor = checkpoint.find(name);
@@ -101,14 +101,14 @@ Status check_experts_finite(const Checkpoint& checkpoint, const ModelConfig& con
                             ExpertRange local, bool with_matrices, ThreadPool& pool) {
   const std::string prefix = experts_prefix(layer);
   const bool is_bf16 = config.quant.method == QuantMethod::kNone && with_matrices;
-  if (config.family == ModelFamily::kGptOss) {
+  if (config.family == ModelFamily::kGptOss)
     for (const char* name : {"gate_up_proj_bias", "down_proj_bias"})
       FP4MOE_RETURN_IF_ERROR(check_fused_finite(checkpoint, prefix + name, local, pool));
-    for (const char* name : {"gate_up_proj", "down_proj"})
-      if (is_bf16) FP4MOE_RETURN_IF_ERROR(check_fused_finite(checkpoint, prefix + name, local, pool));
-    return {};
-  }
-  for (int64_t e = 0; is_bf16 && e < config.num_experts; ++e)
+  if (!is_bf16) return {};
+  for (const char* name : {"gate_up_proj", "down_proj"})
+    FP4MOE_RETURN_IF_ERROR(check_fused_finite(checkpoint, prefix + name, local, pool));
+  if (has_fused_bf16_experts(checkpoint, prefix)) return {};
+  for (int64_t e = 0; e < config.num_experts; ++e)
     for (const char* name : {".gate_proj.weight", ".up_proj.weight", ".down_proj.weight"})
       if (local.contains(e))
         FP4MOE_RETURN_IF_ERROR(check_finite({checkpoint.find(prefix + std::to_string(e) + name)}, pool));

@@ -27,8 +27,8 @@ struct ExpertWeightsView {
   float gate_input_scale = 1, up_input_scale = 1, down_input_scale = 1;
 };
 
-// [rows, cols] bf16; element (r, c) is at data[r * row_stride + c * col_stride]: gpt-oss stores its experts
-// transposed, with alternating gate and up columns.
+// [rows, cols] bf16; element (r, c) is at data[r * row_stride + c * col_stride]: gpt-oss and Qwen3-VL store
+// their experts transposed, gpt-oss with alternating gate and up columns.
 struct Bf16MatrixView {
   int64_t rows = 0, cols = 0;
   const bf16* data = nullptr;

@@ -18,10 +18,18 @@ Result<MoeWeightsView> load_fused_modelopt_experts(const Checkpoint& checkpoint,
                                                    const std::string& prefix, ExpertRange local,
                                                    ThreadPool* pool);
 
-// Loads unquantised experts. gpt-oss: "<prefix>gate_up_proj" [E, H, 2 I] (gate and up columns
-// alternate) and "<prefix>down_proj" [E, I, H], each with a "_bias"; other families: "<prefix><e>." with
-// "gate_proj.weight" and "up_proj.weight" [I, H] and "down_proj.weight" [H, I]. All are bf16. Errors are
-// those of Checkpoint::get().
+// Whether the checkpoint stores a bf16 projection of all experts in one tensor: "<prefix>gate_up_proj" and
+// "<prefix>down_proj".
+bool has_fused_bf16_experts(const Checkpoint& checkpoint, const std::string& prefix);
+// Loads unquantised experts, which are bf16.
+// * gpt-oss: "<prefix>gate_up_proj" [E, H, 2 I], gate and up columns alternating, and "<prefix>down_proj"
+//   [E, I, H], each with a "_bias".
+// * Other families, fused (Qwen3-VL): the same two tensors without biases, gate columns first; or, as
+//   transformers 5 saves them, [E, 2 I, H], gate rows first, and [E, H, I]. kInvalidArgument names both
+//   tensors, their shapes and the two legal pairs of shapes.
+// * Other families: "<prefix><e>." with "gate_proj.weight" and "up_proj.weight" [I, H] and "down_proj.weight"
+//   [H, I].
+// Other errors are those of Checkpoint::get().
 Result<MoeWeightsView> load_bf16_experts(const Checkpoint& checkpoint, const ModelConfig& config,
                                          const std::string& prefix);
 

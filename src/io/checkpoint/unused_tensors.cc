@@ -13,6 +13,7 @@
 #include "io/checkpoint/kv_scales.h"
 #include "io/checkpoint/mtp_layers.h"
 #include "io/checkpoint/skipped_tensors.h"
+#include "io/checkpoint/stored_experts.h"
 #include "io/config/tensor_names.h"
 #include "io/json_document.h"
 #include "io/write/make_tiny_tensors.h"
@@ -42,7 +43,7 @@ class UsedNames {
     const std::string experts = fused_experts(name);
     const std::string module = linear_module(name);
     if (!experts.empty()) {
-      for (const char* projection : {"gate_up_proj", "down_proj"}) add_fp4(experts + projection);
+      for (const char* projection : {"gate_up_proj", "down_proj"}) add_fused(experts + projection);
     } else if (module.empty() || method_ == QuantMethod::kNone) {
       names_.insert(std::move(name));
     } else if (has_fp4_tensors(checkpoint_, method_, module)) {
@@ -54,13 +55,25 @@ class UsedNames {
     }
   }
 
-  // Returns "model.layers.3.mlp.experts." if `name` belongs to a routed expert and the checkpoint stores a
-  // projection of all experts in one tensor (ModelOpt).
+  // Returns "model.layers.3.mlp.experts." if `name` belongs to a routed expert, such as
+  // "model.layers.3.mlp.experts.7.up_proj.weight", and the checkpoint stores a projection of all experts in
+  // one tensor (ModelOpt or bf16).
   std::string fused_experts(const std::string& name) const {
     const size_t at = name.find(kExperts);
-    if (method_ != QuantMethod::kModelOptNvfp4 || at == name.npos) return {};
+    if (at == name.npos || name.find('.', at + kExperts.size()) == name.npos) return {};
     std::string prefix = name.substr(0, at + kExperts.size());
-    return checkpoint_.find(prefix + "gate_up_proj.weight") != nullptr ? prefix : std::string();
+    const bool is_fused = method_ == QuantMethod::kNone
+                              ? has_fused_bf16_experts(checkpoint_, prefix)
+                              : method_ == QuantMethod::kModelOptNvfp4 &&
+                                    checkpoint_.find(prefix + "gate_up_proj.weight") != nullptr;
+    return is_fused ? prefix : std::string();
+  }
+
+  void add_fused(const std::string& projection) {
+    if (method_ == QuantMethod::kNone)
+      names_.insert(projection);
+    else
+      add_fp4(projection);
   }
 
   // Returns the linear layer, FP4, FP8 or bf16, to which a listed tensor belongs; empty if it belongs to

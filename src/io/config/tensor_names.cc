@@ -38,4 +38,10 @@ bool is_vision_name(std::string_view name) {
   });
 }
 
+std::vector<std::string> vision_modules(std::string_view text_prefix) {
+  if (text_prefix == kInner) return {"model.visual"};
+  if (text_prefix == kOuter) return {"vision_tower", "mm_projector"};
+  return {};
+}
+
 }  // namespace fp4moe

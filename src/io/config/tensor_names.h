@@ -4,6 +4,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace fp4moe {
 
@@ -19,5 +20,9 @@ std::string stored_name(std::string_view prefix, std::string_view name);
 // Whether a tensor, module or pattern belongs to a vision model: "vision_tower.*", "mm_projector.*" and
 // "visual.*", with or without "model." in front.
 bool is_vision_name(std::string_view name);
+
+// Returns the vision modules that a published checkpoint stores beside a text model with this prefix
+// (ModelConfig::text_prefix); empty for a checkpoint of a text model.
+std::vector<std::string> vision_modules(std::string_view text_prefix);
 
 }  // namespace fp4moe

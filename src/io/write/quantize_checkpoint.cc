@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/run_ranges.h"
 #include "formats/nvfp4.h"
+#include "io/checkpoint/expert_weights.h"
 #include "io/checkpoint/finite_check.h"
 #include "io/config/quant_config.h"
 #include "io/config/tensor_names.h"
@@ -26,14 +27,14 @@ struct Module {
   const TensorEntry* source = nullptr;
   int64_t layer = 0;
   int64_t num_matrices = 1, rows = 0, cols = 0;
+  const bf16* data = nullptr;
   int64_t matrix_stride = 0, row_stride = 0, col_stride = 1;  // strides in elements
+  int64_t expert = -1, first_row = 0;                         // position in a `source` that holds all experts
   DecodeScale scale;                                          // NVFP4's tensor scale
   float input_amax = 0;                                       // 0: unknown
 
   int64_t num_rows() const { return num_matrices * rows; }
-  const bf16* row(int64_t i) const {
-    return source->view.as<bf16>() + i / rows * matrix_stride + i % rows * row_stride;
-  }
+  const bf16* row(int64_t i) const { return data + i / rows * matrix_stride + i % rows * row_stride; }
 };
 
 bool ends_with_projection(std::string_view module) {
@@ -80,6 +81,10 @@ class Quantizer {
 
   Status plan() {
     for (const TensorEntry& tensor : source_.tensors()) {
+      if (is_fused(tensor)) {
+        FP4MOE_RETURN_IF_ERROR(add_experts(tensor));
+        continue;
+      }
       FP4MOE_ASSIGN_OR_RETURN(Module * module, module_of(tensor));
       if (module == nullptr)
         outputs_.push_back(
@@ -138,16 +143,61 @@ class Quantizer {
   }
 
  private:
+  bool is_in_layer(const TensorEntry& tensor) const {
+    const int64_t layer = layer_of(tensor.name);
+    return layer >= 0 && layer < config_.num_layers && tensor.name.find(".mlp.") != std::string::npos;
+  }
+
+  static bool holds_all_experts(const std::string& name) {
+    return name.ends_with(".experts.gate_up_proj") || name.ends_with(".experts.down_proj");
+  }
+
+  // Whether the tensor holds a projection of all experts that the written dialect stores one by one.
+  bool is_fused(const TensorEntry& tensor) const {
+    return !declaration_.tensors.is_gpt_oss && is_in_layer(tensor) && holds_all_experts(tensor.name);
+  }
+
+  // Adds the modules of a tensor for which is_fused() is true, and their outputs.
+  Status add_experts(const TensorEntry& tensor) {
+    const int64_t layer = layer_of(tensor.name);
+    FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView moe, load_expert_weights(source_, config_, layer));
+    const std::string experts = tensor.name.substr(0, tensor.name.rfind('.') + 1);
+    for (int64_t e = 0; e < std::ssize(moe.bf16_experts); ++e) {
+      const Bf16ExpertView& view = moe.bf16_experts[static_cast<size_t>(e)];
+      const auto add = [&](const char* name, const Bf16MatrixView& m, int64_t first_row) -> Status {
+        FP4MOE_ASSIGN_OR_RETURN(Module * module, add_module({.name = experts + std::to_string(e) + name,
+                                                             .source = &tensor,
+                                                             .layer = layer,
+                                                             .rows = m.rows,
+                                                             .cols = m.cols,
+                                                             .data = m.data,
+                                                             .row_stride = m.row_stride,
+                                                             .col_stride = m.col_stride,
+                                                             .expert = e,
+                                                             .first_row = first_row}));
+        add_outputs(*module);
+        return {};
+      };
+      if (tensor.name.ends_with(".down_proj")) {
+        FP4MOE_RETURN_IF_ERROR(add(".down_proj", view.down, 0));
+        continue;
+      }
+      FP4MOE_RETURN_IF_ERROR(add(".gate_proj", view.gate, 0));
+      FP4MOE_RETURN_IF_ERROR(add(".up_proj", view.up, view.gate.rows));
+    }
+    return {};
+  }
+
   // Returns the module to which `tensor` belongs; null: the tensor is copied unchanged.
   Result<Module*> module_of(const TensorEntry& tensor) {
-    const int64_t layer = layer_of(tensor.name);
-    if (layer < 0 || layer >= config_.num_layers || tensor.name.find(".mlp.") == std::string::npos)
-      return nullptr;
-    Module module{.name = tensor.name, .source = &tensor, .layer = layer};
+    if (!is_in_layer(tensor)) return nullptr;
+    Module module{.name = tensor.name,
+                  .source = &tensor,
+                  .layer = layer_of(tensor.name),
+                  .data = tensor.view.as<bf16>()};
     const std::vector<int64_t>& shape = tensor.view.shape;
     if (config_.family == ModelFamily::kGptOss) {
-      if (!tensor.name.ends_with(".experts.gate_up_proj") && !tensor.name.ends_with(".experts.down_proj"))
-        return nullptr;
+      if (!holds_all_experts(tensor.name)) return nullptr;
       if (shape.size() == 3) {  // [E, K, N]
         module.num_matrices = shape[0], module.rows = shape[2], module.cols = shape[1];
         module.matrix_stride = shape[1] * shape[2], module.row_stride = 1, module.col_stride = shape[2];
@@ -162,6 +212,10 @@ class Quantizer {
     if (tensor.view.dtype != DType::kBF16 || module.rows == 0)
       return unsupported("tensor '" + tensor.name + "' is " + dtype_name(tensor.view.dtype) + " " +
                          shape_string(shape) + "; fp4moe quantize reads bf16 matrices");
+    return add_module(std::move(module));
+  }
+
+  Result<Module*> add_module(Module module) {
     const int block = fp4_block(options_.format);
     if (module.cols % block != 0)
       return unsupported("module '" + module.name + "' has " + std::to_string(module.cols) +
@@ -222,9 +276,11 @@ class Quantizer {
   }
 
   static Status not_finite(const Module& m, int64_t row, int64_t column) {
-    const std::string of = m.num_matrices > 1 ? "expert " + std::to_string(row / m.rows) + ", " : "";
-    return data_loss("tensor '" + m.source->name + "' is not finite: " + of + "output " +
-                     std::to_string(row % m.rows) + ", input " + std::to_string(column));
+    const bool is_one = m.num_matrices == 1 && m.expert < 0;
+    const int64_t expert = std::max(m.expert, row / m.rows);
+    return data_loss("tensor '" + m.source->name + "' is not finite: " +
+                     (is_one ? "" : "expert " + std::to_string(expert) + ", ") + "output " +
+                     std::to_string(m.first_row + row % m.rows) + ", input " + std::to_string(column));
   }
 
   // Runs body(i, row) for rows [first, last) of the module in parallel; returns the first failure in row
@@ -264,7 +320,7 @@ class Quantizer {
         FP4MOE_RETURN_IF_ERROR(check_finite({output.source}, pool_));
         FP4MOE_RETURN_IF_ERROR(
             sink({output.source->view.data, static_cast<size_t>(output.source->view.num_bytes())}));
-        count(*output.source);
+        count(*output.source, output.source->view.num_bytes());
         return {};
       case Output::Kind::kCodes:
         return write_codes(*output.module, sink);
@@ -302,7 +358,7 @@ class Quantizer {
       for (const WeightError& e : errors) total.error += e.error, total.energy += e.energy;
       FP4MOE_RETURN_IF_ERROR(sink(codes));
     }
-    count(*m.source);
+    count(*m.source, m.num_rows() * m.cols * int64_t{sizeof(bf16)});
     return {};
   }
 
@@ -332,8 +388,9 @@ class Quantizer {
     return sum;
   }
 
-  void count(const TensorEntry& tensor) {
-    done_bytes_ += tensor.view.num_bytes();
+  // Reports that `num_bytes` of the tensor are done.
+  void count(const TensorEntry& tensor, int64_t num_bytes) {
+    done_bytes_ += num_bytes;
     source_.release(tensor.view);
     if (options_.progress != nullptr) options_.progress(done_bytes_, source_.total_bytes());
   }

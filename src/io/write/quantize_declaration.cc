@@ -4,12 +4,15 @@
 
 #include "base/check.h"
 #include "io/config/quant_config.h"
+#include "io/config/tensor_names.h"
 
 namespace fp4moe {
 namespace {
 
-Json join(Patterns always, const Patterns& more) {
+// Returns the patterns under the names that the checkpoint stores.
+Json join(Patterns always, const Patterns& more, const std::string& text_prefix) {
   always.insert(always.end(), more.begin(), more.end());
+  for (std::string& pattern : always) pattern = stored_name(text_prefix, pattern);
   return always;
 }
 
@@ -66,7 +69,8 @@ Json declare_gpt_oss() {
            {"model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"}}};
 }
 
-Json declare_modelopt(const Patterns& exclude, bool has_inputs) {
+Json declare_modelopt(Patterns exclude, bool has_inputs, const std::string& text_prefix) {
+  for (const std::string& module : vision_modules(text_prefix)) exclude.push_back(module + "*");
   // Other engines recognise the dialect by its producer's name.
   return {{"producer", {{"name", "modelopt"}, {"version", "0.29.0"}}},
           {"quantization",
@@ -75,10 +79,11 @@ Json declare_modelopt(const Patterns& exclude, bool has_inputs) {
             {"group_size", 16},
             {"exclude_modules", join({"lm_head", "model.embed_tokens", "model.layers.*.self_attn*",
                                       "model.layers.*.mlp.gate", "model.layers.*.mlp.shared_expert_gate"},
-                                     exclude)}}}};
+                                     exclude, text_prefix)}}}};
 }
 
-Json declare_compressed(bool is_mx, const Patterns& exclude, bool has_inputs) {
+Json declare_compressed(bool is_mx, Patterns exclude, bool has_inputs, const std::string& text_prefix) {
+  for (const std::string& module : vision_modules(text_prefix)) exclude.push_back("re:" + module + ".*");
   const Json weights = {{"num_bits", 4},
                         {"type", "float"},
                         {"strategy", is_mx ? "group" : "tensor_group"},
@@ -95,8 +100,8 @@ Json declare_compressed(bool is_mx, const Patterns& exclude, bool has_inputs) {
           {"quantization_status", "compressed"},
           {"format", is_mx ? "mxfp4-pack-quantized" : "nvfp4-pack-quantized"},
           {"config_groups", {{"group_0", group}}},
-          {"ignore",
-           join({"lm_head", "re:.*self_attn.*", "re:.*mlp.gate$", "re:.*shared_expert_gate$"}, exclude)}};
+          {"ignore", join({"lm_head", "re:.*self_attn.*", "re:.*mlp.gate$", "re:.*shared_expert_gate$"},
+                          exclude, text_prefix)}};
 }
 
 Result<Declaration> declare(const ModelConfig& config, const QuantizeOptions& options) {
@@ -122,7 +127,7 @@ Result<Declaration> declare(const ModelConfig& config, const QuantizeOptions& op
     out.config = declare_gpt_oss();
   } else if (out.dialect == "modelopt") {
     out.tensors = {".weight", ".weight_scale", ".weight_scale_2", ".input_scale"};
-    out.hf_quant = declare_modelopt(patterns, has_inputs);
+    out.hf_quant = declare_modelopt(patterns, has_inputs, config.text_prefix);
     const Json& inner = out.hf_quant["quantization"];
     out.config = {{"quant_method", "modelopt"},
                   {"quant_algo", inner["quant_algo"]},
@@ -132,7 +137,7 @@ Result<Declaration> declare(const ModelConfig& config, const QuantizeOptions& op
   } else {
     out.tensors = {".weight_packed", ".weight_scale", ".weight_global_scale", ".input_global_scale"};
     out.tensors.scales_are_divisors = true;
-    out.config = declare_compressed(mx, patterns, has_inputs);
+    out.config = declare_compressed(mx, patterns, has_inputs, config.text_prefix);
   }
   return out;
 }

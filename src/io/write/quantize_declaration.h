@@ -33,10 +33,11 @@ struct Declaration {
 Result<Declaration> declare(const ModelConfig& config, const QuantizeOptions& options);
 
 // Make the declarations. `exclude`: patterns in addition to those that the dialect always leaves in bf16.
+// `text_prefix` (ModelConfig): the patterns name the stored modules, and the vision model stays in bf16.
 using Patterns = std::vector<std::string>;
 Json declare_gpt_oss();
 // Makes hf_quant_config.json. has_inputs: the checkpoint holds calibrated input scales.
-Json declare_modelopt(const Patterns& exclude, bool has_inputs);
-Json declare_compressed(bool is_mx, const Patterns& exclude, bool has_inputs);
+Json declare_modelopt(Patterns exclude, bool has_inputs, const std::string& text_prefix = {});
+Json declare_compressed(bool is_mx, Patterns exclude, bool has_inputs, const std::string& text_prefix = {});
 
 }  // namespace fp4moe

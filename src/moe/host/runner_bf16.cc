@@ -1,9 +1,11 @@
-// The runner of bf16 experts. It runs the CPU's dense linear op on one expert after another. It serves
-// checkpoints that are not quantised, and records the largest activations when `fp4moe quantize` calibrates.
+// The runners of bf16 experts. They run a dense linear op, the CPU's or the reference's, on one expert after
+// another. The first serves checkpoints that are not quantised, and records the largest activations when
+// `fp4moe quantize` calibrates.
 #include <algorithm>
 #include <cmath>
 #include <string>
 
+#include "base/check.h"
 #include "moe/local_experts.h"
 #include "moe/table.h"
 
@@ -12,7 +14,9 @@ namespace {
 
 constexpr int64_t kRowsAtATime = 256;  // bounds the scratch memory
 
-const DenseOps& ops_of(const MoeProblem& p) { return cpu_dense_ops(p.isa); }
+const DenseOps& ops_of(const RunnerRow& row, const MoeProblem& p) {
+  return row.ops == ref_expert_ops ? ref_dense_ops() : cpu_dense_ops(p.isa);
+}
 
 int64_t matrices(const MoeProblem& p) { return is_gated(p.activation.kind) ? 2 : 1; }
 
@@ -50,8 +54,8 @@ struct Piece {
 
 class ExpertPass {
  public:
-  ExpertPass(const RunnerArgs& args, Arena& scratch, ThreadPool& pool)
-      : args_(args), p_(args.problem), ops_(ops_of(p_)), pool_(pool), cols_(p_.local_intermediate().count) {
+  ExpertPass(const RunnerArgs& args, const DenseOps& ops, Arena& scratch, ThreadPool& pool)
+      : args_(args), p_(args.problem), ops_(ops), pool_(pool), cols_(p_.local_intermediate().count) {
     gate_up_ = scratch.take<float>(kRowsAtATime * matrices(p_) * cols_);
     h_ = scratch.take<uint8_t>(kRowsAtATime * cols_ * dtype_bits(p_.act_dtype) / 8);
   }
@@ -108,11 +112,11 @@ class ExpertPass {
 
 }  // namespace
 
-Result<PackedExperts> bf16_pack(const RunnerRow&, const MoeProblem& p, const Numerics& numerics,
+Result<PackedExperts> bf16_pack(const RunnerRow& row, const MoeProblem& p, const Numerics& numerics,
                                 const MoeWeightsView& weights, ThreadPool& pool) {
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<Bf16ExpertView> experts, local_bf16_experts(p, weights));
   const int64_t count = std::ssize(experts), inter = p.local_intermediate().count;
-  const DenseOps& ops = ops_of(p);
+  const DenseOps& ops = ops_of(row, p);
   PackedExperts packed;
   packed.numerics = numerics;
   packed.amax = new_amax(count);
@@ -149,12 +153,12 @@ int64_t bf16_scratch_bytes(const MoeProblem& p, const Numerics&, int64_t) {
          Arena::padded(kRowsAtATime * cols * dtype_bits(p.act_dtype) / 8);
 }
 
-void bf16_run(const RunnerRow&, const RunnerArgs& args, Arena& scratch, ThreadPool& pool) {
-  const ExpertPass pass(args, scratch, pool);
+void bf16_run(const RunnerRow& row, const RunnerArgs& args, Arena& scratch, ThreadPool& pool) {
+  const ExpertPass pass(args, ops_of(row, args.problem), scratch, pool);
   const ExpertBatch& batch = args.batch;
   for (int64_t e = 0; e < batch.num_experts; ++e)
-    for (int64_t row = 0; row < batch.num_rows(e); row += kRowsAtATime)
-      pass.run({e, batch.first_row(e) + row, std::min(kRowsAtATime, batch.num_rows(e) - row)});
+    for (int64_t i = 0; i < batch.num_rows(e); i += kRowsAtATime)
+      pass.run({e, batch.first_row(e) + i, std::min(kRowsAtATime, batch.num_rows(e) - i)});
 }
 
 }  // namespace fp4moe

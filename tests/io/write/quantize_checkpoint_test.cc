@@ -8,9 +8,11 @@
 #include <limits>
 
 #include "formats/nvfp4.h"
+#include "io/changed_checkpoint.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/expert_weights.h"
 #include "io/checkpoint/safetensors.h"
+#include "io/checkpoint/unused_tensors.h"
 #include "io/file.h"
 #include "io/small_model.h"
 #include "io/status_matchers.h"
@@ -56,6 +58,7 @@ constexpr Case kCases[] = {
     {"qwen2-moe-tiny", Fp4Format::kNvfp4, "modelopt", QuantMethod::kModelOptNvfp4},
     {"deepseek-v3-tiny", Fp4Format::kNvfp4, "modelopt", QuantMethod::kModelOptNvfp4},
     {"deepseek-v3-tiny", Fp4Format::kMxfp4, "compressed-tensors", QuantMethod::kCompressedMxfp4},
+    {"qwen3-vl-30b-a3b", Fp4Format::kNvfp4, "modelopt", QuantMethod::kModelOptNvfp4},
 };
 
 class EveryDialect : public testing::TestWithParam<Case> {};
@@ -237,6 +240,142 @@ TEST(Quantize, NamesAWeightThatIsNotFinite) {
                    "'model.layers.1.mlp.experts.3.up_proj.weight' is not finite: output 5, input 7");
     std::filesystem::remove_all(source.out());
   }
+}
+
+// Copies each projection's matrices [rows, cols] of all experts of every layer into one tensor of the layer:
+// [E, cols, rows] as Qwen3-VL is published, or [E, rows, cols] as transformers 5 saves it; gate rows first.
+void fuse_experts(const Checkpoint& source, const ModelConfig& config, bool published,
+                  ChangedCheckpoint& changed) {
+  for (int64_t layer = 0; layer < config.num_layers; ++layer)
+    for (const bool is_down : {false, true}) {
+      const std::string experts = "model.layers." + std::to_string(layer) + ".mlp.experts.";
+      const std::string fused = experts + (is_down ? "down_proj" : "gate_up_proj");
+      const int64_t rows = is_down ? config.hidden_size : 2 * config.intermediate_size;
+      const int64_t cols = is_down ? config.intermediate_size : config.hidden_size;
+      changed.add(fused, DType::kBF16,
+                  published ? std::vector<int64_t>{config.num_experts, cols, rows}
+                            : std::vector<int64_t>{config.num_experts, rows, cols});
+      bf16* out = reinterpret_cast<bf16*>(changed.writable(fused));
+      for (int64_t e = 0; e < config.num_experts; ++e)
+        for (int64_t r = 0; r < rows; ++r) {
+          const bool is_up = !is_down && r >= rows / 2;
+          const std::string name = experts + std::to_string(e) +
+                                   (is_down ? ".down_proj"
+                                    : is_up ? ".up_proj"
+                                            : ".gate_proj") +
+                                   ".weight";
+          const bf16* row = source.find(name)->view.as<bf16>() + (is_up ? r - rows / 2 : r) * cols;
+          for (int64_t c = 0; c < cols; ++c)
+            out[e * rows * cols + (published ? c * rows + r : r * cols + c)] = row[c];
+          if (r == rows - 1 || (!is_down && r == rows / 2 - 1)) changed.remove(name);
+        }
+    }
+}
+
+// Either order gives the bytes of the checkpoint that stores every expert separately.
+TEST(Quantize, FusedExpertsGiveTheBytesOfSeparateOnes) {
+  struct Target {
+    Fp4Format format;
+    const char* dialect;
+  };
+  for (const Target& target : {Target{Fp4Format::kNvfp4, "modelopt"},
+                               {Fp4Format::kNvfp4, "compressed-tensors"},
+                               {Fp4Format::kMxfp4, "compressed-tensors"}}) {
+    QuantizeOptions options{.format = target.format, .dialect = target.dialect};
+    if (target.format == Fp4Format::kNvfp4)
+      options.input_amax = [](const std::string& module) {
+        return module.ends_with("experts.1.up_proj") ? 7.0f : 2.0f;
+      };
+    const Source source("qwen3-vl-30b-a3b");
+    const auto separate = source.quantize(options);
+    ASSERT_TRUE(is_ok(separate));
+    const auto from = Checkpoint::open(source.path()), expected = Checkpoint::open(source.out());
+    for (const bool published : {true, false}) {
+      ChangedCheckpoint changed(*from);
+      fuse_experts(*from, source.config(), published, changed);
+      const Checkpoint fused = changed.make();
+      ASSERT_EQ(fused.total_bytes(), from->total_bytes());
+      const std::string out = source.out() + (published ? "_published" : "_saved");
+      int64_t done = 0, total = -1;
+      options.progress = [&](int64_t d, int64_t t) { done = d, total = t; };
+      ThreadPool pool(2);
+      const auto result = quantize_checkpoint(fused, source.config(), out, options, pool);
+      ASSERT_TRUE(is_ok(result));
+      EXPECT_EQ(done, total) << "the parts of a tensor add up to it";
+      EXPECT_EQ(result->num_modules, separate->num_modules);
+      const auto to = Checkpoint::open(out);
+      ASSERT_TRUE(is_ok(to));
+      ASSERT_EQ(to->tensors().size(), expected->tensors().size());
+      for (const TensorEntry& tensor : expected->tensors()) {
+        const TensorEntry* made = to->find(tensor.name);
+        ASSERT_NE(made, nullptr) << tensor.name;
+        ASSERT_EQ(made->view.shape, tensor.view.shape) << tensor.name;
+        ASSERT_EQ(
+            std::memcmp(made->view.data, tensor.view.data, static_cast<size_t>(tensor.view.num_bytes())), 0)
+            << tensor.name;
+      }
+      const auto config = load_model_config(out);
+      ASSERT_TRUE(is_ok(config));
+      EXPECT_TRUE(is_ok(check_unused_tensors(*to, *config, false)));
+    }
+  }
+}
+
+TEST(Quantize, NamesAWeightOfAFusedTensorThatIsNotFinite) {
+  const Source source("qwen3-vl-30b-a3b");
+  const ModelConfig config = source.config();
+  const auto from = Checkpoint::open(source.path());
+  ChangedCheckpoint changed(*from);
+  fuse_experts(*from, config, true, changed);
+  const std::string name = "model.layers.1.mlp.experts.gate_up_proj";
+  const int64_t up_row = config.intermediate_size + 5, rows = 2 * config.intermediate_size;
+  reinterpret_cast<bf16*>(changed.writable(name))[(3 * config.hidden_size + 7) * rows + up_row] =
+      float_to_bf16(std::numeric_limits<float>::infinity());
+  ThreadPool pool(2);
+  const auto result = quantize_checkpoint(changed.make(), config, source.out(), {}, pool);
+  EXPECT_TRUE(
+      fails_with(result, StatusCode::kDataLoss,
+                 {"'" + name + "' is not finite: expert 3, output " + std::to_string(up_row) + ", input 7"}));
+}
+
+TEST(Quantize, FusedExpertsOfOtherShapesAreRefused) {
+  const Source source("qwen3-vl-30b-a3b");
+  const ModelConfig config = source.config();
+  const auto from = Checkpoint::open(source.path());
+  ChangedCheckpoint changed(*from);
+  fuse_experts(*from, config, true, changed);
+  const std::string down = "model.layers.0.mlp.experts.down_proj";
+  changed.remove(down);
+  changed.add(down, DType::kBF16, {config.num_experts, config.hidden_size, config.intermediate_size});
+  ThreadPool pool(2);
+  EXPECT_TRUE(fails_with(quantize_checkpoint(changed.make(), config, source.out(), {}, pool),
+                         StatusCode::kInvalidArgument,
+                         {"gate_up_proj'", "'" + down + "'", "; the model needs"}));
+  EXPECT_FALSE(std::filesystem::exists(source.out())) << "a refused call writes nothing";
+}
+
+// Other engines match the patterns against the stored names, and quantise all linear layers that none names.
+TEST(Quantize, DeclaresTheStoredNamesOfAMultimodalCheckpoint) {
+  const auto listed = [](const char* like, Fp4Format format) {
+    const Source source(like);
+    EXPECT_TRUE(is_ok(source.quantize({.format = format, .exclude = {"model.layers.7.*"}})));
+    return *read_text_file(source.out() + "/config.json", 1 << 20);
+  };
+  const std::string qwen = listed("qwen3-vl-30b-a3b", Fp4Format::kNvfp4);
+  for (const char* pattern :
+       {"\"model.language_model.layers.*.self_attn*\"", "\"model.language_model.layers.*.mlp.gate\"",
+        "\"model.language_model.embed_tokens\"", "\"lm_head\"", "\"model.visual*\"",
+        "\"model.language_model.layers.7.*\""})
+    EXPECT_NE(qwen.find(pattern), std::string::npos) << pattern;
+  EXPECT_EQ(qwen.find("\"model.layers."), std::string::npos);
+  const std::string compressed = listed("qwen3-vl-30b-a3b", Fp4Format::kMxfp4);
+  for (const char* pattern : {"\"re:model.visual.*\"", "\"re:.*self_attn.*\""})
+    EXPECT_NE(compressed.find(pattern), std::string::npos) << pattern;
+  const std::string kimi = listed("kimi-k2.5", Fp4Format::kNvfp4);
+  for (const char* pattern : {"\"language_model.lm_head\"", "\"language_model.model.layers.*.self_attn*\"",
+                              "\"vision_tower*\"", "\"mm_projector*\""})
+    EXPECT_NE(kimi.find(pattern), std::string::npos) << pattern;
+  EXPECT_EQ(listed("qwen3-moe-tiny", Fp4Format::kNvfp4).find("visual"), std::string::npos);
 }
 
 }  // namespace

@@ -115,7 +115,8 @@ TEST(PlanTest, DescribesChoiceRunnerUpAndRefusals) {
       "  next     runner cpu_scalar: fits\n"
       "  refused  runner cpu_bf16: does not read mxfp4\n"
       "  also     runner ref: fits\n"
-      "  refused  runner ref_fp8: does not compute w4a16");
+      "  refused  runner ref_fp8: does not compute w4a16\n"
+      "  refused  runner ref_bf16: does not read mxfp4");
   EXPECT_EQ(describe(MoePlan()), "MoE plan: empty");
 }
 
@@ -256,8 +257,8 @@ TEST(PlanRefusalTest, UnknownNamesListTheKnownOnes) {
   constexpr auto kInvalid = StatusCode::kInvalidArgument;
   EXPECT_EQ(refusal(problem(), {.runner = "triton"}, kInvalid),
             "unknown moe_runner_backend 'triton'; use auto, sm90, cuda_mma, sm90_bf16, cuda_bf16, cpu_amx, "
-            "cpu_avx512, cpu_avx2, cpu_scalar, cpu_bf16, ref, ref_fp8, marlin, triton_kernel, "
-            "flashinfer_mxfp4, flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
+            "cpu_avx512, cpu_avx2, cpu_scalar, cpu_bf16, ref, ref_fp8, ref_bf16, marlin, "
+            "triton_kernel, flashinfer_mxfp4, flashinfer_cutedsl, flashinfer_cutlass or flashinfer_trtllm");
   EXPECT_EQ(refusal(problem(), {.a2a = "pplx"}, kInvalid),
             "unknown moe_a2a_backend 'pplx'; use none, deepep or flashinfer");
   EXPECT_EQ(refusal(problem(), {.fp4_compute = "w8a8"}, kInvalid),
@@ -393,13 +394,17 @@ TEST(PlanRefusalTest, DeviceWithoutARow) {
             "on cpu, but the device is cuda; "
             "cpu_avx512 runs on cpu, but the device is cuda; cpu_avx2 runs on cpu, but the device is cuda; "
             "cpu_scalar runs on cpu, but the device is cuda; cpu_bf16 runs on cpu, but the device is cuda; "
-            "ref runs on cpu, but the device is cuda; ref_fp8 runs on cpu, but the device is cuda");
+            "ref runs on cpu, but the device is cuda; ref_fp8 runs on cpu, but the device is cuda; ref_bf16 "
+            "runs on cpu, but the device is cuda");
 }
 
 // bf16 experts have a row on every device that runs FP4 experts.
 TEST(PlanTest, Bf16ExpertsOnEveryDevice) {
   MoeProblem p = problem(Fp4Format::kNone);
   EXPECT_STREQ(plan(p, {}).runner()->name, "cpu_bf16");
+  p.act_dtype = DType::kF32;
+  EXPECT_STREQ(plan(p, {}).runner()->name, "ref_bf16");
+  p.act_dtype = DType::kBF16;
   p.device = DeviceKind::kCuda;
   for (const auto& [compute, name] : {std::pair{90, "sm90_bf16"}, {80, "cuda_bf16"}, {100, "cuda_bf16"}}) {
     p.compute_capability = compute;
