@@ -18,7 +18,7 @@ class BatchLog {
  private:
   LogWriter& log_;
   const int64_t interval_;
-  EngineStats last_;
+  EngineStats last_, last_decode_;  // at the last tick, and at the last decode line
   double steps_ = 0;
 };
 
