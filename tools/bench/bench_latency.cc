@@ -355,8 +355,10 @@ int bench_latency(const BenchOptions& options) {
     const int used = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
     const auto limit = LatencyLimit::make(config, used, options.cold_mib);
     if (!limit.ok()) return report_error(limit.status());
+    // With speculative decoding a step is not a token per request.
+    LatencyLimit* limited = (*engine)->info().speculative_algorithm.empty() ? limit->get() : nullptr;
     for (const Case& c : cases(options, used)) {
-      const auto measured = measure(**engine, c, options, limit->get());
+      const auto measured = measure(**engine, c, options, limited);
       if (!measured.ok()) return report_error(measured.status());
       for (const Measured& row : *measured) table.add(row, (*engine)->info());
     }

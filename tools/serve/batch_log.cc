@@ -50,8 +50,10 @@ void BatchLog::tick(const EngineStats& now) {
                    .dump());
   }
   if (now.num_running_reqs == 0) return;
-  steps_ += static_cast<double>(now.generation_tokens_total - last.generation_tokens_total) /
-            static_cast<double>(now.num_running_reqs);
+  const auto num_rows = [](const EngineStats& s) {
+    return static_cast<double>(s.generation_tokens_total - s.spec_correct_drafts_total);
+  };
+  steps_ += (num_rows(now) - num_rows(last)) / static_cast<double>(now.num_running_reqs);
   if (steps_ < static_cast<double>(interval_)) return;
   steps_ = 0;
   json fields = {{"num_running_reqs", now.num_running_reqs},

@@ -59,6 +59,21 @@ TEST(StepLoopDrafts, AllDraftsOfACycleAreKept) {
   EXPECT_EQ(stats.generation_tokens_total, 41);
 }
 
+// The last token of an output needs no row, and a draft beyond it none either.
+TEST(StepLoopDrafts, NoRowIsBeyondTheOutput) {
+  TestLoop loop(certain_logits([](auto history) { return history.back() % 3 + 1; }), with_drafts());
+  int64_t end = 0;  // after the last row's position
+  loop.executor().on_step = [&](std::span<const Batch> groups) {
+    for (const int64_t position : groups[0].positions) end = std::max(end, position + 1);
+  };
+  for (int64_t most = 1; most <= 12; ++most) {
+    end = 0;
+    EXPECT_EQ(loop.run({1, 2, 3, 1}, greedy(most)).last.completion_tokens, most);
+    EXPECT_EQ(end, 4 + most - 1);
+  }
+  loop.finish();
+}
+
 // The output alternates between one token and ever new ones, so what followed it before is always wrong.
 TEST(StepLoopDrafts, WrongDraftsAreDropped) {
   std::vector<int32_t> said;
