@@ -72,6 +72,11 @@ struct EngineStats {
   int64_t num_retracted_reqs = 0;  // total retractions: running requests requeued without their pages
   // Speculative decoding: decode rows of all requests and steps, drafts computed with them, drafts kept.
   int64_t spec_verify_calls_total = 0, spec_proposed_drafts_total = 0, spec_correct_drafts_total = 0;
+  // Mean tokens per request and decode step, since startup: its correct drafts and one more; 0: no step yet.
+  double spec_accept_length() const {
+    const auto verified = static_cast<double>(spec_verify_calls_total);
+    return verified == 0 ? 0 : 1 + static_cast<double>(spec_correct_drafts_total) / verified;
+  }
   double gen_throughput = 0;  // output tokens/s over the last 5 s
   double load_seconds = 0, uptime_seconds = 0;
 };

@@ -51,18 +51,23 @@ class Logs(unittest.TestCase):
                               r"gen throughput \(token/s\): \d+\.\d\d, #queue-req: 0")
 
     def test_drafts(self):
+        tokens = 4000  # take longer than the interval between two lines
         with Serve(BINARY, MODEL, "--device", "cpu") as serve:
-            plain = generate(serve.url, 600)
+            plain = generate(serve.url, tokens)
         self.assertNotIn("spec_verify_ct", plain["meta_info"])
         with Serve(BINARY, MODEL, "--device", "cpu", "--decode-log-interval", "4", "--speculative-algorithm", "NGRAM") as serve:
-            answer = generate(serve.url, 600)
+            answer = generate(serve.url, tokens)
             with urllib.request.urlopen(serve.url + "/metrics", timeout=SECONDS) as response:
                 metrics = response.read().decode()
+            with urllib.request.urlopen(serve.url + "/server_info", timeout=SECONDS) as response:
+                info = json.load(response)
         meta = answer["meta_info"]
+        self.assertEqual(info["speculative_algorithm"], "NGRAM")
+        self.assertAlmostEqual(info["avg_spec_accept_length"], (tokens - 1) / meta["spec_verify_ct"])
         verified, proposed, correct = (meta[f"spec_{name}"] for name in ("verify_ct", "num_proposed_drafts", "num_correct_drafts"))
-        self.assertEqual(verified + correct, 599)  # the prompt's step gives the first token
+        self.assertEqual(verified + correct, tokens - 1)  # the prompt's step gives the first token
         self.assertGreater(correct, 0)
-        self.assertAlmostEqual(meta["spec_accept_length"], 600 / verified)
+        self.assertAlmostEqual(meta["spec_accept_length"], tokens / verified)
         self.assertAlmostEqual(meta["spec_accept_rate"], correct / proposed)
         for line in (f"spec_verify_calls_total{{model_name=\"{os.path.basename(MODEL)}\"}} {verified}\n",
                      f"spec_correct_drafts_total{{model_name=\"{os.path.basename(MODEL)}\"}} {correct}\n",

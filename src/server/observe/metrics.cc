@@ -80,12 +80,11 @@ void add_page_samples(const EngineStats& stats, std::vector<Sample>& samples) {
 // Since startup.
 void add_speculation_samples(const EngineStats& stats, std::vector<Sample>& samples) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
-  const double verified = std::max(real(stats.spec_verify_calls_total), 1.0);
   const double proposed = std::max(real(stats.spec_proposed_drafts_total), 1.0);
   const double correct = real(stats.spec_correct_drafts_total);
   const Sample of_drafts[] = {
       {"spec_accept_length", "gauge", "Mean tokens per request and decode step: correct drafts and one more.",
-       (real(stats.spec_verify_calls_total) + correct) / verified},
+       stats.spec_accept_length()},
       {"spec_accept_rate", "gauge", "Fraction of the draft tokens that were correct, 0 to 1.",
        correct / proposed},
       {"spec_verify_calls_total", "counter", "Decode steps, summed over the requests in each.",
