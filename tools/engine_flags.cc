@@ -236,6 +236,20 @@ void add_execution_flags(CLI::App& subcommand, EngineConfig& c) {
   memory.value("--random-seed", c.random_seed, "seed for requests that do not specify one");
 }
 
+void add_speculative_flags(CLI::App& subcommand, EngineConfig& c) {
+  Group group(subcommand, "Speculative decoding");
+  group.choice(
+      "--speculative-algorithm", c.speculative_algorithm, {"none", "NGRAM"},
+      "how tokens are drafted, which does not change the output; CPU only; NGRAM: from repetitions in "
+      "the request's tokens");
+  group.value("--speculative-num-draft-tokens", c.speculative_num_draft_tokens,
+              "most rows of a request in a step: its last token and the drafts after it");
+  group.value("--speculative-ngram-min-match-window-size", c.speculative_ngram_min_match_window_size,
+              "fewest last tokens that must have occurred before");
+  group.value("--speculative-ngram-max-match-window-size", c.speculative_ngram_max_match_window_size,
+              "most last tokens that are compared");
+}
+
 // Adds SGLang's flags that have no config field. They are recorded as given; plan_model() checks them.
 void add_sglang_flags(CLI::App& subcommand, EngineConfig& c) {
   for (const SglangFlag& flag : sglang_flags()) {
@@ -305,6 +319,7 @@ void add_engine_flags(CLI::App& subcommand, EngineConfig& config) {
   add_moe_flags(subcommand, config);
   add_rank_flags(subcommand, config);
   add_execution_flags(subcommand, config);
+  add_speculative_flags(subcommand, config);
   add_sglang_flags(subcommand, config);
   for (const char* name : sglang_environment())
     if (const char* value = std::getenv(name)) config.environment.push_back({name, value});

@@ -28,6 +28,7 @@ constexpr GroupPages kGroupPages[] = {
     {"Experts", "`docs/backends.md`, `docs/a2a.md` and `docs/numerics.md`"},
     {"Ranks", "`docs/fabrics.md` and `docs/a2a.md`"},
     {"Memory and scheduling", "`docs/operations.md`"},
+    {"Speculative decoding", "`docs/operations.md`"},
     {"HTTP", "`docs/operations.md` and `docs/security.md`"},
     {"Disaggregation", "`docs/disaggregation.md` and `docs/security.md`"},
     {"Keys", "`docs/security.md`"},

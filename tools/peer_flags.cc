@@ -44,7 +44,7 @@ constexpr PeerFlag kPeerFlags[] = {
     {"--scheduling-policy", "--enable-priority-scheduling", ""},
     {"--async-scheduling", nullptr, "no flag is needed: one step loop schedules and launches"},
     {"--guided-decoding-backend,--structured-outputs-config", "--grammar-backend", ""},
-    {"--speculative-config", nullptr, "speculative decoding is not supported yet"},
+    {"--speculative-config", "--speculative-algorithm", ""},
     {"--hf-overrides,--hf-config-path", nullptr, "edit the checkpoint's config.json instead"},
     {"--enable-auto-tool-choice,--tool-parser-plugin", nullptr, kTemplate},
     {"--enable-log-requests", "--log-requests", ""},

@@ -100,6 +100,14 @@ struct EngineConfig {
   bool abort_on_priority_when_disabled = false;
   uint64_t random_seed = 0;  // seeds requests that have no seed
 
+  // Speculative decoding on CPU ranks: each step also computes draft tokens, and keeps those that sampling
+  // would have chosen anyway, so the output does not change.
+  std::string speculative_algorithm = "none";  // none | NGRAM (drafts from the request's own tokens)
+  int speculative_num_draft_tokens = 4;        // most rows of a request in a step: its last token and drafts
+  // Drafts continue the latest earlier occurrence of the last tokens, if at least min of them match; the
+  // occurrence that matches the most of the last max tokens is used.
+  int speculative_ngram_min_match_window_size = 2, speculative_ngram_max_match_window_size = 12;
+
   // Seconds; 0: no limit. A request past its limit ends with kUnavailable if queued, kDeadline if running.
   double req_waiting_timeout = 0;  // from submission to the first computed token
   double req_running_timeout = 0;  // from the first computed token to the end

@@ -36,6 +36,7 @@ struct ModelInfo {
   std::vector<int32_t> eos_token_ids;
   std::string chat_template;               // Jinja source; empty: the model has none
   bool has_grammars = false;               // requests may set SamplingParams::grammar
+  std::string speculative_algorithm;       // empty: no speculative decoding
   std::string disaggregation_mode;         // as in EngineConfig
   int disaggregation_bootstrap_port = 0;   // prefill engine: its listening port; otherwise 0
   SamplingParams default_sampling;         // from generation_config.json, if present there
@@ -69,7 +70,14 @@ struct EngineStats {
   int64_t num_timed_out_requests_total = 0;  // failed because of a time limit
   double new_token_ratio = 0;                // fraction of outstanding output tokens with reserved pages
   int64_t num_retracted_reqs = 0;  // total retractions: running requests requeued without their pages
-  double gen_throughput = 0;       // output tokens/s over the last 5 s
+  // Speculative decoding: decode rows of all requests and steps, drafts computed with them, drafts kept.
+  int64_t spec_verify_calls_total = 0, spec_proposed_drafts_total = 0, spec_correct_drafts_total = 0;
+  // Mean tokens per request and decode step, since startup: its correct drafts and one more; 0: no step yet.
+  double spec_accept_length() const {
+    const auto verified = static_cast<double>(spec_verify_calls_total);
+    return verified == 0 ? 0 : 1 + static_cast<double>(spec_correct_drafts_total) / verified;
+  }
+  double gen_throughput = 0;  // output tokens/s over the last 5 s
   double load_seconds = 0, uptime_seconds = 0;
 };
 

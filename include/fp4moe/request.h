@@ -117,6 +117,8 @@ struct Delta {
   int64_t prompt_tokens = 0;                      // of the whole prompt
   int64_t cached_tokens = 0;                      // leading prompt tokens served from cached KV pages
   int64_t completion_tokens = 0;                  // output tokens so far
+  // Speculative decoding: decode steps so far, draft tokens computed in them, and those that were kept.
+  int64_t spec_verify_ct = 0, spec_num_proposed_drafts = 0, spec_num_correct_drafts = 0;
 };
 
 // Receives a request's deltas in order, normally on the engine's thread (on the watchdog's thread if a stuck

@@ -25,6 +25,7 @@
 #include "io/jinja/chat_template.h"
 #include "io/write/dummy_checkpoint.h"
 #include "model/plan_model.h"
+#include "model/resolve_flags.h"
 
 namespace fp4moe {
 namespace {
@@ -140,6 +141,12 @@ SchedulerLimits scheduler_limits(const EngineConfig& flags) {
           .conservativeness = flags.schedule_conservativeness};
 }
 
+NgramLimits draft_limits(const EngineConfig& flags) {
+  return {.max_tokens = rows_per_request(flags) - 1,
+          .min_match = flags.speculative_ngram_min_match_window_size,
+          .max_match = flags.speculative_ngram_max_match_window_size};
+}
+
 GrammarLimits grammar_limits(const EngineConfig& flags) {
   GrammarLimits limits;
   limits.max_grammar_bytes = flags.grammar_max_bytes;
@@ -173,9 +180,10 @@ Result<Prepared> prepare(const EngineConfig& given) {
   const EngineConfig& flags = plan.flags;
   const int dp = plan.moe.problem().layout.dp;
   const SchedulerLimits limits = group_limits(scheduler_limits(flags), dp);
+  const int64_t num_decode_rows = limits.max_running_requests * rows_per_request(flags);
   RankGroupOptions options{
-      .max_batch_tokens = limits.max_prefill_tokens + limits.max_running_requests,
-      .max_logit_rows = dp * limits.max_running_requests,
+      .max_batch_tokens = limits.max_prefill_tokens + num_decode_rows,
+      .max_logit_rows = dp * num_decode_rows,
       .num_window_pages = has_window_pages(config, flags) ? 1 : 0,  // their number is planned below
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
@@ -231,6 +239,7 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
   info.max_running_requests = flags.max_running_requests;
   info.max_total_tokens = memory.num_kv_pages * flags.page_size * plan.moe.problem().layout.dp;
   info.eos_token_ids = config.eos_token_ids;
+  info.speculative_algorithm = flags.speculative_algorithm == "none" ? "" : flags.speculative_algorithm;
   info.disaggregation_mode = flags.disaggregation_mode;
   info.default_sampling = config.default_sampling;
   return info;
@@ -279,6 +288,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .random_seed = flags.random_seed,
       .grammars = grammar_limits(flags),
       .masks = mask_limits(flags),
+      .drafts = draft_limits(flags),
       .time_limits = {.waiting = flags.req_waiting_timeout,
                       .running = flags.req_running_timeout,
                       .held = is_prefill ? flags.disaggregation_timeout : 0},

@@ -61,6 +61,12 @@ Status check_ranges(const EngineConfig& flags) {
   FP4MOE_RETURN_IF_ERROR(check_range("--max-queued-requests", flags.max_queued_requests, 1, kMany));
   FP4MOE_RETURN_IF_ERROR(check_range("--chunked-prefill-size", flags.chunked_prefill_size, 1, kMany));
   FP4MOE_RETURN_IF_ERROR(check_range("--max-prefill-tokens", flags.max_prefill_tokens, 1, kMany));
+  const int64_t min_match = flags.speculative_ngram_min_match_window_size;
+  FP4MOE_RETURN_IF_ERROR(
+      check_range("--speculative-num-draft-tokens", flags.speculative_num_draft_tokens, 2, 64));
+  FP4MOE_RETURN_IF_ERROR(check_range("--speculative-ngram-min-match-window-size", min_match, 1, 64));
+  FP4MOE_RETURN_IF_ERROR(check_range("--speculative-ngram-max-match-window-size",
+                                     flags.speculative_ngram_max_match_window_size, min_match, 64));
   FP4MOE_RETURN_IF_ERROR(check_range("--cuda-graph-max-bs", flags.cuda_graph_max_bs, 0, kMany));
   for (const int64_t rows : flags.cuda_graph_bs)
     FP4MOE_RETURN_IF_ERROR(check_range("--cuda-graph-bs", rows, 1, kMany));

@@ -24,6 +24,7 @@ class Resolver {
   Result<ResolvedFlags> run() {
     FP4MOE_RETURN_IF_ERROR(judge_sglang_flags());
     FP4MOE_RETURN_IF_ERROR(check_words());
+    FP4MOE_RETURN_IF_ERROR(check_speculation());
     FP4MOE_RETURN_IF_ERROR(resolve_act_scales());
     resolve_parallelism();
     FP4MOE_RETURN_IF_ERROR(resolve_deepep());
@@ -119,6 +120,39 @@ class Resolver {
         return unsupported(message + " is not supported here; nearest legal choice: " + flag +
                            " auto (allowed: " + list + ")");
     return invalid_argument(message + " is unknown; use one of " + list);
+  }
+
+  Status check_speculation() {
+    const std::string given = "--speculative-algorithm " + given_.speculative_algorithm;
+    for (const char* known : {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH", "DSPARK"})
+      if (given_.speculative_algorithm == known)
+        return unsupported(given +
+                           " drafts with a model or with MTP layers, which this engine does not run; "
+                           "nearest legal choice: --speculative-algorithm NGRAM on --device cpu");
+    FP4MOE_RETURN_IF_ERROR(
+        check_word("--speculative-algorithm", given_.speculative_algorithm, {"none", "NGRAM"}));
+    if (given_.speculative_algorithm == "none") {
+      note_unused_drafts();
+      return {};
+    }
+    if (device_ != DeviceKind::kCpu)
+      return unsupported(given +
+                         " is not supported on device=cuda, where the next step starts before the "
+                         "tokens of the last one are known; nearest legal choice: --device cpu");
+    if (given_.disaggregation_mode != "null")
+      return unsupported(given + " is not supported with --disaggregation-mode " +
+                         given_.disaggregation_mode + "; nearest legal choice: leave one of them out");
+    return {};
+  }
+
+  void note_unused_drafts() {
+    const EngineConfig defaults;
+    if (given_.speculative_num_draft_tokens != defaults.speculative_num_draft_tokens ||
+        given_.speculative_ngram_min_match_window_size != defaults.speculative_ngram_min_match_window_size ||
+        given_.speculative_ngram_max_match_window_size != defaults.speculative_ngram_max_match_window_size)
+      note(
+          "--speculative-num-draft-tokens and the match window sizes are ignored without "
+          "--speculative-algorithm NGRAM");
   }
 
   Status resolve_act_scales() {
@@ -260,10 +294,15 @@ class Resolver {
 
 }  // namespace
 
+int64_t rows_per_request(const EngineConfig& flags) {
+  return flags.speculative_algorithm == "none" ? 1 : flags.speculative_num_draft_tokens;
+}
+
 int64_t dispatch_tokens_per_rank(const EngineConfig& flags) {
   const auto part = [](int64_t n, int64_t parts) { return (n + parts - 1) / parts; };
   const int64_t dp = std::max(1, flags.dp_size), ranks = std::max<int64_t>(1, flags.tp_size / dp);
-  return part(part(flags.max_prefill_tokens, dp) + part(flags.max_running_requests, dp), ranks);
+  const int64_t num_decode_rows = part(flags.max_running_requests, dp) * rows_per_request(flags);
+  return part(part(flags.max_prefill_tokens, dp) + num_decode_rows, ranks);
 }
 
 Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format, DeviceKind device) {

@@ -28,7 +28,10 @@ struct ResolvedFlags {
 // nearest legal choice. Resolving resolved flags again does not change them.
 Result<ResolvedFlags> resolve_flags(const EngineConfig& flags, Fp4Format format, DeviceKind device);
 
-// Most tokens that a rank dispatches in one step: a full prefill plus one row per running request, divided
+// Most rows of a decoding request in a step: one, and those of its draft tokens.
+int64_t rows_per_request(const EngineConfig& flags);
+
+// Most tokens that a rank dispatches in one step: a full prefill plus the rows of running requests, divided
 // among the data-parallel groups, then among a group's ranks, each quotient rounded up.
 int64_t dispatch_tokens_per_rank(const EngineConfig& flags);
 

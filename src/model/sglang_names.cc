@@ -76,15 +76,26 @@ constexpr SglangFlag kFlags[] = {
      "removes optional whitespace from JSON, as this engine always does"},
     {"--disaggregation-transfer-backend", 1, kMoot, "names an RDMA library; KV pages travel over TCP"},
     {"--disaggregation-ib-device", 1, kRefused, "names an RDMA device; KV pages travel over TCP"},
-    {"--speculative-algorithm", 1, kSpeculative},
     {"--speculative-draft-model-path,--speculative-draft-model", 1, kSpeculative},
     {"--speculative-num-steps", 1, kSpeculative},
     {"--speculative-eagle-topk", 1, kSpeculative},
-    {"--speculative-num-draft-tokens", 1, kSpeculative},
     {"--speculative-attention-mode", 1, kSpeculative},
     {"--speculative-moe-runner-backend", 1, kSpeculative},
     {"--speculative-moe-a2a-backend", 1, kSpeculative},
     {"--speculative-token-map", 1, kSpeculative},
+    {"--speculative-draft-model-revision", 1, kSpeculative},
+    {"--speculative-draft-attention-backend", 1, kSpeculative},
+    {"--speculative-draft-model-quantization", 1, kSpeculative},
+    {"--speculative-accept-threshold-single", 1, kSpeculative, nullptr, nullptr, "1|1.0"},
+    {"--speculative-accept-threshold-acc", 1, kSpeculative, nullptr, nullptr, "1|1.0"},
+    {"--speculative-use-rejection-sampling", 0, kSpeculative},
+    {"--speculative-adaptive", 0, kSpeculative},
+    {"--speculative-ngram-min-bfs-breadth", 1, kSpeculative, nullptr, nullptr, "1"},
+    {"--speculative-ngram-max-bfs-breadth", 1, kSpeculative, nullptr, nullptr, "1"},
+    {"--speculative-ngram-match-type", 1, kSpeculative},
+    {"--speculative-ngram-max-trie-depth", 1, kSpeculative},
+    {"--speculative-ngram-branch-length", 1, kSpeculative},
+    {"--speculative-ngram-capacity", 1, kSpeculative},
 };
 
 constexpr const char* kNativeRunner = "is a kernel library that this engine does not call";
@@ -172,10 +183,12 @@ Result<std::string> judge_sglang_flag(std::string_view name, std::string_view va
     const std::string_view first =
         std::string_view(flag.names).substr(0, std::string_view(flag.names).find(','));
     if (first != name) continue;
-    if (flag.fate == Fate::kSpeculative)
-      return unsupported(given +
-                         ": speculative decoding is not supported yet; leave the --speculative flags out");
     if (among(flag.harmless, value)) return std::string();
+    if (flag.fate == Fate::kSpeculative)
+      return unsupported(
+          given +
+          ": the only drafts are those of --speculative-algorithm NGRAM, one continuation of the "
+          "request's own tokens, to which this setting does not apply; leave it out");
     if (flag.legal != nullptr && !among(flag.legal, value))
       return invalid_argument(given + " is unknown; use one of " + words(flag.harmless));
     if (flag.fate == Fate::kMoot) return given + " is ignored: it " + flag.text;

@@ -15,7 +15,7 @@ struct SglangFlag {
   enum class Fate : uint8_t {
     kMoot,         // accepted without effect; `text` is logged
     kRefused,      // kUnsupported; `text` has the reason and the alternative
-    kSpeculative,  // kUnsupported, with one message for all of them
+    kSpeculative,  // kUnsupported: a setting of drafts that this engine does not have
   };
   const char* names;     // in CLI11's form, "--a,--b"; the first is the flag's name
   int num_values;        // 0, 1, or -1 for a list

@@ -36,6 +36,7 @@ struct LoopShape {
   double watchdog_timeout = 0;
   KvHello hello = {};  // a decode engine if not empty
   MaskLimits masks = {};
+  NgramLimits drafts = {};
   std::vector<int32_t> eos_token_ids = {kEosId};
 };
 
@@ -47,7 +48,7 @@ class FakeExecutor : public Executor {
         samples_(shape.samples),
         supports_routed_experts_(shape.supports_routed_experts),
         logits_(static_cast<size_t>((shape.scheduler.max_running_requests + shape.num_groups) *
-                                    model.config().vocab_size)) {
+                                    (1 + shape.drafts.max_tokens) * model.config().vocab_size)) {
     for (int group = 0; group < shape.num_groups; ++group)
       kv_.push_back(fake_kv(model.config(), {shape.num_pages, shape.num_window_pages}, shape.page_size));
   }

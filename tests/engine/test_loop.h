@@ -75,6 +75,7 @@ class TestLoop {
                                   .max_queued_requests = shape.max_queued_requests,
                                   .random_seed = 1,
                                   .masks = shape.masks,
+                                  .drafts = shape.drafts,
                                   .time_limits = shape.time_limits,
                                   .priorities = shape.priorities,
                                   .watchdog_timeout = shape.watchdog_timeout,

@@ -264,8 +264,7 @@ TEST(ResolveFlags, ForeignFlagsAreMootRefusedOrHarmlessByTheirTable) {
         break;
       case SglangFlag::Fate::kSpeculative:
         EXPECT_EQ(judged.status().code(), StatusCode::kUnsupported);
-        EXPECT_NE(judged.status().message().find("speculative decoding is not supported yet"),
-                  std::string::npos);
+        EXPECT_NE(judged.status().message().find("--speculative-algorithm NGRAM"), std::string::npos);
     }
   }
   EXPECT_EQ(*judge_sglang_flag("--nnodes", "1"), "");
@@ -287,6 +286,24 @@ TEST(ResolveFlags, GivenForeignFlagsEndInNotesOrARefusal) {
   EXPECT_EQ(r.notes.size(), 2u);
   EXPECT_TRUE(r.flags.sglang_flags.empty());
   flags.sglang_flags.push_back({"--speculative-num-steps", "3"});
+  EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
+}
+
+TEST(ResolveFlags, DraftsAreForCpuRanksThatDoNotHandOverPages) {
+  EngineConfig flags;
+  EXPECT_EQ(rows_per_request(flags), 1);
+  flags.speculative_num_draft_tokens = 7;
+  EXPECT_EQ(rows_per_request(flags), 1);
+  EXPECT_EQ(resolved(flags).notes.size(), 1u) << "without an algorithm the number has no effect";
+  const int64_t num_plain = dispatch_tokens_per_rank(flags);
+  flags.speculative_algorithm = "NGRAM";
+  EXPECT_EQ(rows_per_request(flags), 7);
+  EXPECT_EQ(dispatch_tokens_per_rank(flags), num_plain + 6 * flags.max_running_requests);
+  EXPECT_TRUE(resolved(flags).notes.empty());
+  const auto on_gpu = resolve_flags(flags, Fp4Format::kMxfp4, DeviceKind::kCuda);
+  EXPECT_EQ(on_gpu.status().code(), StatusCode::kUnsupported);
+  EXPECT_NE(on_gpu.status().message().find("device=cuda"), std::string::npos);
+  flags.disaggregation_mode = "prefill";
   EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
 }
 

@@ -14,10 +14,13 @@ USAGE, UNSUPPORTED, SELF_TEST = 2, 3, 5  # exit codes
 
 # name, flags, exit code, required text of the line. Refused before any weight is read.
 REFUSED = [
-    ("speculation", "--speculative-algorithm EAGLE", UNSUPPORTED, "speculative decoding is not supported yet"),
-    ("draft model", "--speculative-draft-model-path x", UNSUPPORTED, "speculative decoding is not supported yet"),
+    ("speculation", "--speculative-algorithm EAGLE", UNSUPPORTED, "EAGLE", "nearest legal choice: --speculative-algorithm NGRAM"),
+    ("draft model", "--speculative-draft-model-path x", UNSUPPORTED, "--speculative-draft-model-path x", "NGRAM"),
     ("draft steps", "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4", UNSUPPORTED,
-     "speculative decoding is not supported yet"),
+     "--speculative-num-steps 3", "NGRAM"),
+    ("draft breadth", "--speculative-ngram-max-bfs-breadth 10", UNSUPPORTED, "--speculative-ngram-max-bfs-breadth 10"),
+    ("drafts and disaggregation", "--speculative-algorithm NGRAM --disaggregation-mode decode", UNSUPPORTED,
+     "--disaggregation-mode decode"),
     ("deep_gemm", "--moe-runner-backend deep_gemm", UNSUPPORTED, "deep_gemm", "nearest legal choice: --moe-runner-backend"),
     ("triton", "--moe-runner-backend triton", UNSUPPORTED, "triton_kernel"),
     ("cutlass", "--moe-runner-backend cutlass", UNSUPPORTED, "flashinfer_cutlass"),

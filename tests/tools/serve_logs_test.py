@@ -50,6 +50,34 @@ class Logs(unittest.TestCase):
         self.assertRegex(log, r"Decode batch, #running-req: 1, #token: \d+, token usage: 0.\d\d, "
                               r"gen throughput \(token/s\): \d+\.\d\d, #queue-req: 0")
 
+    def test_drafts(self):
+        tokens = 4000  # take longer than the interval between two lines
+        with Serve(BINARY, MODEL, "--device", "cpu") as serve:
+            plain = generate(serve.url, tokens)
+        self.assertNotIn("spec_verify_ct", plain["meta_info"])
+        with Serve(BINARY, MODEL, "--device", "cpu", "--decode-log-interval", "4", "--speculative-algorithm", "NGRAM") as serve:
+            answer = generate(serve.url, tokens)
+            with urllib.request.urlopen(serve.url + "/metrics", timeout=SECONDS) as response:
+                metrics = response.read().decode()
+            with urllib.request.urlopen(serve.url + "/server_info", timeout=SECONDS) as response:
+                info = json.load(response)
+        meta = answer["meta_info"]
+        self.assertEqual(info["speculative_algorithm"], "NGRAM")
+        self.assertAlmostEqual(info["avg_spec_accept_length"], (tokens - 1) / meta["spec_verify_ct"])
+        verified, proposed, correct = (meta[f"spec_{name}"] for name in ("verify_ct", "num_proposed_drafts", "num_correct_drafts"))
+        self.assertEqual(verified + correct, tokens - 1)  # the prompt's step gives the first token
+        self.assertGreater(correct, 0)
+        self.assertAlmostEqual(meta["spec_accept_length"], tokens / verified)
+        self.assertAlmostEqual(meta["spec_accept_rate"], correct / proposed)
+        for line in (f"spec_verify_calls_total{{model_name=\"{os.path.basename(MODEL)}\"}} {verified}\n",
+                     f"spec_correct_drafts_total{{model_name=\"{os.path.basename(MODEL)}\"}} {correct}\n",
+                     "# TYPE sglang:spec_accept_length gauge\n", "# TYPE sglang:spec_accept_rate gauge\n"):
+            self.assertIn(line, metrics)
+        log = "".join(serve.lines)
+        self.assertRegex(log, r"Decode batch, .*accept len: [1-4]\.\d\d, accept rate: [01]\.\d\d, gen throughput")
+        self.assertIn("NGRAM", log)
+        self.assertEqual(answer["output_ids"], plain["output_ids"])
+
     def test_level(self):
         with Serve(BINARY, MODEL, "--log-level", "debug") as serve:
             generate(serve.url)

@@ -60,7 +60,8 @@ struct Measured {
   // CPU only; 0 if no limit is known. read_gbps: the faster of the read tests before and after; limit: the
   // tokens per second that this rate and the dot products allow.
   double read_gbps = 0, limit = 0;
-  double of_alone = 1;  // median rate relative to the same test without busy processes
+  double accept_length = 0;  // tokens per request and decode step; 0: no speculative decoding
+  double of_alone = 1;       // median rate relative to the same test without busy processes
 
   double median_rate() const { return spread_of(rates).median; }
   double mean() const {
@@ -181,6 +182,13 @@ Status run_once(Engine& engine, Measured& m, int repeat) {
   return {};
 }
 
+double accept_length(const EngineStats& before, const EngineStats& after) {
+  EngineStats between;
+  between.spec_verify_calls_total = after.spec_verify_calls_total - before.spec_verify_calls_total;
+  between.spec_correct_drafts_total = after.spec_correct_drafts_total - before.spec_correct_drafts_total;
+  return between.spec_accept_length();
+}
+
 // Runs the case alone and, with --beside-busy, alternates it with runs next to busy processes.
 Result<std::vector<Measured>> measure(Engine& engine, const Case& c, const BenchOptions& options,
                                       LatencyLimit* limit) {
@@ -190,11 +198,13 @@ Result<std::vector<Measured>> measure(Engine& engine, const Case& c, const Bench
     rows[1].what.busy = options.busy;
   }
   double read_gbps = limit != nullptr ? limit->read_gbps() : 0;
+  const EngineStats before = engine.stats();
   for (int r = options.no_warmup ? 0 : -1; r < options.repeat; ++r)
     for (Measured& m : rows)
       if (Status status = run_once(engine, m, r); !status.ok()) return status;
   if (limit != nullptr) read_gbps = std::max(read_gbps, limit->read_gbps());
   for (Measured& m : rows) {
+    m.accept_length = accept_length(before, engine.stats());
     m.read_gbps = read_gbps;
     if (limit != nullptr) m.limit = limit_of(c, *limit, read_gbps);
     if (m.what.busy > 0) m.of_alone = m.median_rate() / rows[0].median_rate();
@@ -243,6 +253,10 @@ json to_json(const Measured& m, const ModelInfo& info, const EngineConfig& confi
               {"avg_ts", m.mean()},
               {"stddev_ts", m.stddev()},
               {"samples_ts", std::move(samples)}};
+  if (m.accept_length > 0) {
+    row["speculative_algorithm"] = info.speculative_algorithm;
+    row["spec_accept_length"] = m.accept_length;
+  }
   if (m.limit > 0) {
     row["read_gbps"] = m.read_gbps;
     row["limit_ts"] = m.limit;
@@ -273,8 +287,12 @@ class Table {
             limited ? " read GB/s | limit t/s | of the limit |" : "", limited ? " ---: | ---: | ---: |" : "");
       const std::string of_alone =
           m.what.busy > 0 ? fmt::format(", {:.0f} % of the rate alone", 100 * m.of_alone) : "";
-      fmt::print("| {} | {} | {} | {}{} | {} | {} | {:.2f} ± {:.2f}{} |{}\n", info.name,
-                 size_text(info.weight_bytes), info.quantization, info.backend, layout_text(config_),
+      const std::string drafts =
+          m.accept_length > 0
+              ? fmt::format(", {}, accept len {:.2f}", info.speculative_algorithm, m.accept_length)
+              : "";
+      fmt::print("| {} | {} | {} | {}{}{} | {} | {} | {:.2f} ± {:.2f}{} |{}\n", info.name,
+                 size_text(info.weight_bytes), info.quantization, info.backend, layout_text(config_), drafts,
                  m.what.threads, m.what.name(), m.mean(), m.stddev(), of_alone,
                  limited ? limit_cells(m) : "");
     } else if (form_ == "csv") {
@@ -338,8 +356,10 @@ int bench_latency(const BenchOptions& options) {
     const int used = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
     const auto limit = LatencyLimit::make(config, used, options.cold_mib);
     if (!limit.ok()) return report_error(limit.status());
+    // With speculative decoding a step is not a token per request.
+    LatencyLimit* limited = (*engine)->info().speculative_algorithm.empty() ? limit->get() : nullptr;
     for (const Case& c : cases(options, used)) {
-      const auto measured = measure(**engine, c, options, limit->get());
+      const auto measured = measure(**engine, c, options, limited);
       if (!measured.ok()) return report_error(measured.status());
       for (const Measured& row : *measured) table.add(row, (*engine)->info());
     }

@@ -60,7 +60,8 @@ std::string rules_section() {
   return text +
          "* a runner's name that contradicts the checkpoint's format or `--fp4-compute`, and w4a4 of MXFP4\n"
          "* `--quantization` that contradicts the checkpoint\n"
-         "* speculative decoding\n";
+         "* `--speculative-algorithm NGRAM` on a GPU or with `--disaggregation-mode`, and every other "
+         "algorithm\n";
 }
 
 std::string names_section(const char* flag, std::span<const SglangName> names) {

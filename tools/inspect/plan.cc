@@ -14,6 +14,7 @@
 #include "inspect/gpu_flags.h"
 #include "io/checkpoint/unused_tensors.h"
 #include "io/write/dummy_checkpoint.h"
+#include "model/resolve_flags.h"
 #include "moe/transport/a2a.h"
 #include "subcommand.h"
 
@@ -74,9 +75,10 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
   const int dp = plan.moe.problem().layout.dp;
   const SchedulerLimits limits =
       group_limits({flags.max_running_requests, flags.chunked_prefill_size, flags.max_prefill_tokens}, dp);
+  const int64_t num_decode_rows = limits.max_running_requests * rows_per_request(flags);
   const RankGroupOptions options{
-      .max_batch_tokens = limits.max_prefill_tokens + limits.max_running_requests,
-      .max_logit_rows = dp * limits.max_running_requests,
+      .max_batch_tokens = limits.max_prefill_tokens + num_decode_rows,
+      .max_logit_rows = dp * num_decode_rows,
       .num_window_pages = has_window_pages(config, flags) ? 1 : 0,  // their number is planned below
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,

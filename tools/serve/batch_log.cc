@@ -7,6 +7,25 @@
 #include <utility>
 
 namespace fp4moe {
+namespace {
+
+// Returns the acceptance of draft tokens since `last`, and adds it to `fields`. Without speculative decoding,
+// returns "".
+std::string drafts_text(const EngineStats& now, const EngineStats& last, nlohmann::ordered_json& fields) {
+  const auto since = [&](int64_t EngineStats::*count) {
+    return static_cast<double>(now.*count - last.*count);
+  };
+  const double verified = since(&EngineStats::spec_verify_calls_total);
+  const double correct = since(&EngineStats::spec_correct_drafts_total);
+  if (verified == 0) return "";
+  const double length = 1 + correct / verified;
+  const double rate = correct / std::max(since(&EngineStats::spec_proposed_drafts_total), 1.0);
+  fields["accept_len"] = length;
+  fields["accept_rate"] = rate;
+  return fmt::format("accept len: {:.2f}, accept rate: {:.2f}, ", length, rate);
+}
+
+}  // namespace
 
 void BatchLog::tick(const EngineStats& now) {
   using json = nlohmann::ordered_json;
@@ -31,21 +50,24 @@ void BatchLog::tick(const EngineStats& now) {
                    .dump());
   }
   if (now.num_running_reqs == 0) return;
-  steps_ += static_cast<double>(now.generation_tokens_total - last.generation_tokens_total) /
-            static_cast<double>(now.num_running_reqs);
+  const auto num_rows = [](const EngineStats& s) {
+    return static_cast<double>(s.generation_tokens_total - s.spec_correct_drafts_total);
+  };
+  steps_ += (num_rows(now) - num_rows(last)) / static_cast<double>(now.num_running_reqs);
   if (steps_ < static_cast<double>(interval_)) return;
   steps_ = 0;
-  log_.event(
-      "batch.decode",
-      fmt::format("Decode batch, #running-req: {}, #token: {}, token usage: {:.2f}, gen throughput "
-                  "(token/s): {:.2f}, #queue-req: {}",
-                  now.num_running_reqs, now.num_used_tokens, usage, now.gen_throughput, now.num_queue_reqs),
-      json{{"num_running_reqs", now.num_running_reqs},
-           {"num_used_tokens", now.num_used_tokens},
-           {"token_usage", usage},
-           {"gen_throughput", now.gen_throughput},
-           {"num_queue_reqs", now.num_queue_reqs}}
-          .dump());
+  json fields = {{"num_running_reqs", now.num_running_reqs},
+                 {"num_used_tokens", now.num_used_tokens},
+                 {"token_usage", usage},
+                 {"gen_throughput", now.gen_throughput},
+                 {"num_queue_reqs", now.num_queue_reqs}};
+  const std::string drafts = drafts_text(now, std::exchange(last_decode_, now), fields);
+  log_.event("batch.decode",
+             fmt::format("Decode batch, #running-req: {}, #token: {}, token usage: {:.2f}, {}gen throughput "
+                         "(token/s): {:.2f}, #queue-req: {}",
+                         now.num_running_reqs, now.num_used_tokens, usage, drafts, now.gen_throughput,
+                         now.num_queue_reqs),
+             fields.dump());
 }
 
 }  // namespace fp4moe

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/hash.h"
+#include "model/resolve_flags.h"
 
 namespace fp4moe {
 namespace {
@@ -46,13 +47,14 @@ StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const E
   const int64_t context = flags.context_length > 0 ? flags.context_length : config.max_position_embeddings;
   const int64_t most = flags.max_total_tokens > 0 ? pages_for(flags.max_total_tokens)
                                                   : pages_for(context) * flags.max_running_requests;
+  const int64_t max_sequences =
+      options.max_logit_rows / rows_per_request(flags) / plan.moe.problem().layout.dp;
   return {.num_groups = plan.moe.problem().layout.dp,
           .max_batch_tokens = options.max_batch_tokens,
           .max_logit_rows = options.max_logit_rows,
           .num_kv_pages = std::max(most, options.num_kv_pages),
           .num_window_pages = options.num_window_pages > 0 ? std::max(most, options.num_kv_pages) : 0,
-          .max_table_pages =
-              options.max_logit_rows / plan.moe.problem().layout.dp * std::min(pages_for(context), most),
+          .max_table_pages = max_sequences * std::min(pages_for(context), most),
           .page_size = flags.page_size,
           .vocab_size = config.vocab_size};
 }

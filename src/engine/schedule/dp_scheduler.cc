@@ -90,6 +90,10 @@ void DpScheduler::commit_step() {
   for (const auto& group : groups_) group->commit_step();
 }
 
+void DpScheduler::keep_draft_row(Sequence& sequence) {
+  groups_[static_cast<size_t>(sequence.kv.group)]->keep_draft_row(sequence);
+}
+
 void DpScheduler::drop_last_row(const Sequence& sequence) {
   groups_[static_cast<size_t>(sequence.kv.group)]->drop_last_row(sequence);
 }

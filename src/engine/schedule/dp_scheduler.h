@@ -37,6 +37,7 @@ class DpScheduler {
   std::span<const ScheduledRows> step(int group) const { return groups_[static_cast<size_t>(group)]->step(); }
   // The same as in Scheduler.
   void commit_step();
+  void keep_draft_row(Sequence& sequence);
   void drop_last_row(const Sequence& sequence);
   std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
   void flush();

@@ -202,7 +202,7 @@ void Scheduler::finish_step() {
     if (sequence->kv.num_rows == 0) continue;
     decodes = decodes || sequence->num_pending() == 1;
     if (!sequence->has_started()) sequence->kv.num_reused = sequence->kv.num_cached;
-    step_.push_back({sequence.get(), sequence->kv.num_rows});
+    step_.push_back({sequence.get(), sequence->kv.num_rows, add_drafts(*sequence)});
   }
   if (decodes) new_token_ratio_.decay();
 }
@@ -264,6 +264,26 @@ int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind
   return num_added;
 }
 
+// Adds rows for the sequence's draft tokens if it decodes; returns how many. The last token of the output
+// needs no row. Every running sequence can still get a page for its next token.
+int64_t Scheduler::add_drafts(Sequence& sequence) {
+  if (sequence.draft.ids.empty() || sequence.num_pending() != 1 || sequence.kv.num_rows != 1) return 0;
+  const PageTables& tables = sequence.kv.tables;
+  int64_t num_added =
+      std::min(std::ssize(sequence.draft.ids), sequence.max_tokens - sequence.num_tokens() - 1);
+  const auto fit_pages = [&](int64_t num_pages) {
+    num_added = std::min(num_added, num_pages * pages_.page_size() - sequence.num_tokens());
+  };
+  fit_pages(std::ssize(tables.full) + std::max<int64_t>(0, pages_.num_available() - num_running()));
+  if (window_is_scarce()) fit_pages(std::ssize(tables.window) + window_room(sequence));
+  if (num_added <= 0) return 0;
+  const int64_t num_tokens = sequence.num_tokens() + num_added;
+  FP4MOE_CHECK(
+      pages_.grow(sequence.kv.tables, num_tokens) && pages_.grow_window(sequence.kv.tables, num_tokens),
+      "available pages were miscounted");
+  return num_added;
+}
+
 // If the sequence has had no rows so far, starts it over with the pages published since its admission.
 void Scheduler::take_newer_prefix(Sequence& sequence) {
   if (sequence.kv.num_rows > 0 || sequence.has_started() ||
@@ -274,12 +294,14 @@ void Scheduler::take_newer_prefix(Sequence& sequence) {
 }
 
 void Scheduler::commit_step() {
-  for (const ScheduledRows& rows : step_) {
-    rows.sequence->kv.num_cached += rows.num_rows;
-    publish_prefix(*rows.sequence);
-    if (pages_.has_window()) pages_.leave_window(rows.sequence->kv.tables, rows.sequence->kv.num_cached);
-  }
+  for (const ScheduledRows& rows : step_) commit_rows(*rows.sequence, rows.num_rows);
   step_.clear();
+}
+
+void Scheduler::commit_rows(Sequence& sequence, int64_t num_rows) {
+  sequence.kv.num_cached += num_rows;
+  publish_prefix(sequence);
+  if (pages_.has_window()) pages_.leave_window(sequence.kv.tables, sequence.kv.num_cached);
 }
 
 void Scheduler::drop_last_row(const Sequence& sequence) {

@@ -15,18 +15,21 @@
 namespace fp4moe {
 
 struct SchedulerLimits {
-  int64_t max_running_requests = 0;  // also the maximum number of logit rows in a step
+  int64_t max_running_requests = 0;  // also the maximum number of logit rows in a step, besides drafts
   int64_t chunked_prefill_size = 0;  // maximum number of rows per sequence and step
-  int64_t max_prefill_tokens = 0;    // maximum number of rows per step, besides one per decoding sequence
+  int64_t max_prefill_tokens = 0;    // maximum number of rows per step, besides those of decoding sequences:
+                                     // one each, and its drafts
   bool reuses_prefixes = false;      // whether requests reuse cached pages of an equal prefix
   double conservativeness = 1;       // of admission; see NewTokenRatio
 };
 
 // The sequence's next num_rows tokens after num_cached. If they include the sequence's last token, the logits
-// of that token are computed.
+// of that token are computed. The rows of the first num_drafts tokens of draft.ids follow it, all with
+// logits.
 struct ScheduledRows {
   Sequence* sequence = nullptr;
   int64_t num_rows = 0;
+  int64_t num_drafts = 0;
   bool reaches_end() const { return sequence->kv.num_cached + num_rows == sequence->num_tokens(); }
 };
 
@@ -49,6 +52,10 @@ struct ScheduledRows {
 // computed them; full pages are published when their step is committed. If an older sequence is still
 // computing a prompt that shares a prefix with a new sequence, and that prefix is most of what the new
 // sequence has to compute, the new sequence gets no rows until the prefix's pages are published.
+//
+// A decoding sequence with draft tokens gets rows for them too, as far as its pages reach or the pool has
+// pages to spare; drafts retract nothing. Only rows whose draft is the chosen token count as cached
+// (keep_draft_row); the others are computed again with the right tokens, in the same places.
 //
 // Window layers (model/kv_window.h) have separate pages. A sequence has few of them at a time, whatever its
 // length: admission requires those that it and the running sequences need in decode, and the rows of a prompt
@@ -89,6 +96,9 @@ class Scheduler {
   const std::vector<ScheduledRows>& step() const { return step_; }
   // Marks the step's rows as cached. Call after the forward pass and before tokens are appended.
   void commit_step();
+  // Marks the row after the cached ones as cached: a step computed it from a draft that is now the token at
+  // this position.
+  void keep_draft_row(Sequence& sequence) { commit_rows(sequence, 1); }
   // Removes the sequence's last row from the step, so that no token is chosen from it; a later step computes
   // the row again. Call before commit_step().
   void drop_last_row(const Sequence& sequence);
@@ -136,7 +146,9 @@ class Scheduler {
   std::vector<Sequence*> prompts() const;
   bool is_being_computed(size_t index) const;
   int64_t add_rows(Sequence& sequence, int64_t most, int64_t num_behind);
+  int64_t add_drafts(Sequence& sequence);
   void take_newer_prefix(Sequence& sequence);
+  void commit_rows(Sequence& sequence, int64_t num_rows);
   std::span<const int32_t> reusable_tokens(const Sequence& sequence) const;
   void take_prefix(Sequence& sequence);
   void publish_prefix(Sequence& sequence);

@@ -44,6 +44,7 @@ struct Sequence {
 
   SequenceRequest request;
   SequenceKv kv;
+  SequenceDraft draft;
   SequenceOutput output;
   SequenceScores scores;
   SequenceExperts experts;

@@ -47,6 +47,13 @@ struct SequenceKv {
   int group = 0;                    // the data-parallel group that owns the pages
 };
 
+// Speculative decoding: tokens that may follow the sequence's last token, valid for one step, and the numbers
+// in Delta.
+struct SequenceDraft {
+  std::vector<int32_t> ids;
+  int64_t num_verified = 0, num_proposed = 0, num_correct = 0;
+};
+
 // The path from token ids to the client.
 struct SequenceOutput {
   std::shared_ptr<DeltaSink> sink;

@@ -14,6 +14,7 @@
 #include "engine/ranks/rank_config.h"
 #include "kernels/cuda/layout/tile_layout.h"
 #include "model/kv_cache.h"
+#include "model/resolve_flags.h"
 
 namespace fp4moe {
 namespace {
@@ -265,8 +266,9 @@ void add_pages(const ModelConfig& config, const ModelPlan& plan, const EngineCon
   const KvWindow window{KvCache::window(config), flags.page_size};
   const auto part = [&](int64_t n) { return (n + layout.dp - 1) / layout.dp; };
   problem.least_window_pages = window.most_pages(1);
+  const int64_t decode_pages = window.most_pages(rows_per_request(flags));
   // Every request in decode, plus the prompts' rows, which fill at most one page more in each request.
-  problem.wanted_window_pages = part(flags.max_running_requests) * (window.most_pages(1) + 1) +
+  problem.wanted_window_pages = part(flags.max_running_requests) * (decode_pages + 1) +
                                 part(flags.max_prefill_tokens) / flags.page_size;
 }
 

@@ -6,6 +6,7 @@
 
 #include "base/cpu_info.h"
 #include "device/cuda_probe.h"
+#include "model/resolve_flags.h"
 
 namespace fp4moe {
 namespace {
@@ -160,6 +161,9 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
                   " tokens in pages of " + std::to_string(facts.flags.page_size));
   if (facts.memory.num_window_pages > 0) lines.push_back(window_line(facts));
   lines.push_back(context_line(facts));
+  if (!info.speculative_algorithm.empty())
+    lines.push_back("           speculative decoding by " + info.speculative_algorithm + ", at most " +
+                    std::to_string(rows_per_request(facts.flags) - 1) + " draft tokens per request and step");
   if (!facts.memory.note.empty()) lines.push_back("           " + facts.memory.note);
   lines.push_back(loaded_line(facts));
   return lines;

@@ -85,6 +85,8 @@ void Delivery::accept(LogitRow& row) {
   try {
     if (sequence.num_output_tokens() == 0) count_prompt(sequence);
     if (sequence.disagg.on_held && row.status.ok()) return hold(row);
+    count_drafts(sequence, row);
+    if (row.depth > 0) parts_.scheduler.keep_draft_row(sequence);
     if (row.status.ok()) delta = put_token(sequence, row.token);
     if (row.status.ok()) row.status = sequence.output.text.failure();
   } catch (const std::exception& error) {
@@ -132,6 +134,9 @@ void Delivery::deliver(const Sequence& sequence, Delta& delta) {
   delta.prompt_tokens = sequence.num_prompt_tokens;
   delta.cached_tokens = std::max<int64_t>(sequence.kv.num_reused, 0);
   delta.completion_tokens = sequence.num_output_tokens();
+  delta.spec_verify_ct = sequence.draft.num_verified;
+  delta.spec_num_proposed_drafts = sequence.draft.num_proposed;
+  delta.spec_num_correct_drafts = sequence.draft.num_correct;
   sequence.output.sink->send(delta);
 }
 
@@ -218,6 +223,20 @@ void Delivery::count_prompt(const Sequence& sequence) {
   ++parts_.totals.num_prompts_total;
   parts_.totals.prompt_tokens_total += sequence.num_prompt_tokens;
   parts_.totals.cached_tokens_total += sequence.kv.num_reused;
+}
+
+// Counts a row that chooses a token after the first one. A row that follows drafts is delivered only if these
+// were correct.
+void Delivery::count_drafts(Sequence& sequence, const LogitRow& row) {
+  if (!parts_.has_drafts || sequence.num_output_tokens() == 0) return;
+  SequenceDraft& draft = sequence.draft;
+  const int64_t num_verified = row.depth == 0 ? 1 : 0, num_correct = row.depth == 0 ? 0 : 1;
+  draft.num_verified += num_verified;
+  draft.num_proposed += row.num_drafts;
+  draft.num_correct += num_correct;
+  parts_.totals.spec_verify_calls_total += num_verified;
+  parts_.totals.spec_proposed_drafts_total += row.num_drafts;
+  parts_.totals.spec_correct_drafts_total += num_correct;
 }
 
 void Delivery::count_end(const Delta& delta) {

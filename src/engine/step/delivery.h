@@ -26,6 +26,7 @@ struct DeliveryParts {
   EngineStats& totals;
   GrammarManager* grammars = nullptr;       // null without a grammar compiler
   RemotePrefill* remote_prefill = nullptr;  // null unless this is a decode engine
+  bool has_drafts = false;                  // whether tokens are drafted
 };
 
 // Used by the loop's thread only.
@@ -51,6 +52,7 @@ class Delivery {
   PositionLogprobs next_logprobs_of(SampledToken& token) const;
   void deliver(const Sequence& sequence, Delta& delta);
   void count_prompt(const Sequence& sequence);
+  void count_drafts(Sequence& sequence, const LogitRow& row);
   void count_end(const Delta& delta);
 
   const DeliveryParts parts_;

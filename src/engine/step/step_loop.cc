@@ -36,6 +36,8 @@ Status status_of(const Part& part) {
 Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Tokenizer& tokenizer,
                                                  const StepLoopOptions& options,
                                                  std::unique_ptr<GrammarCompiler> compiler) {
+  if (executor.samples() && options.drafts.max_tokens > 0)
+    return unsupported("an executor that samples does not verify draft tokens");
   if (executor.samples())
     FP4MOE_RETURN_IF_ERROR(
         executor.set_masked_ids(ids_without_token(tokenizer, executor.config().vocab_size)));
@@ -68,8 +70,8 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                   .num_window_pages = executor.num_window_pages(),
                   .window = executor.window().tokens}),
       rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size)),
-      delivery_(
-          {executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(), remote_prefill_.get()}),
+      delivery_({executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(),
+                 remote_prefill_.get(), options.drafts.max_tokens > 0}),
       watchdog_(options.watchdog_timeout, [this](const std::string& place) { on_stuck(place); }) {
   totals_.max_total_num_tokens = scheduler_.num_pages() * executor.page_size();
   const int64_t group_tokens = executor.num_kv_pages() * executor.page_size();
@@ -168,6 +170,11 @@ Status StepLoop::plan_and_start_step() {
     const std::vector<Sequence*> constrained = grammars_->sequences();  // end() removes some
     for (Sequence* sequence : constrained)
       if (std::optional<Delta> last = grammars_->check(*sequence)) delivery_.end(*sequence, std::move(*last));
+  }
+  if (options_.drafts.max_tokens > 0) {
+    listed_.clear();
+    scheduler_.list(listed_);
+    draft_tokens(listed_, options_.drafts);
   }
   const bool has_rows = scheduler_.plan_step();
   is_stalled_ = !has_rows && rows_.current().empty();

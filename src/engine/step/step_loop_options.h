@@ -8,6 +8,7 @@
 #include "engine/grammar/grammar_store.h"
 #include "engine/grammar/output_grammar.h"
 #include "engine/schedule/scheduler.h"
+#include "engine/step/ngram_drafter.h"
 #include "engine/step/time_limits.h"
 
 namespace fp4moe {
@@ -26,6 +27,7 @@ struct StepLoopOptions {
   uint64_t random_seed = 0;  // for requests without a seed
   GrammarLimits grammars;
   MaskLimits masks;
+  NgramLimits drafts;
   TimeLimits time_limits;
   PriorityRules priorities;
   double watchdog_timeout = 0;  // seconds that one step may take; 0: no watchdog

@@ -36,7 +36,8 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
       sequence.times.started = Sequence::Clock::now();
     const int64_t first_row = static_cast<int64_t>(rows.token_ids.size()), first = sequence.kv.num_cached;
     const PageTables& tables = sequence.kv.tables;
-    rows.sequences.push_back({first_row, scheduled.num_rows, first, tables.full, tables.window});
+    const int64_t num_drafts = scheduled.num_drafts;
+    rows.sequences.push_back({first_row, scheduled.num_rows + num_drafts, first, tables.full, tables.window});
     for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
       rows.token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
       rows.positions.push_back(position);
@@ -49,7 +50,13 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
     }
     if (!scheduled.reaches_end() || sequence.is_complete()) continue;
     rows.logit_rows.push_back(first_row + scheduled.num_rows - 1);
-    next_.push_back({&sequence, {}, {}, /*is_scored=*/false});
+    next_.push_back({.sequence = &sequence, .num_drafts = num_drafts});
+    for (int64_t i = 0; i < num_drafts; ++i) {
+      rows.token_ids.push_back(sequence.draft.ids[static_cast<size_t>(i)]);
+      rows.positions.push_back(sequence.num_tokens() + i);
+      rows.logit_rows.push_back(first_row + scheduled.num_rows + i);
+      next_.push_back({.sequence = &sequence, .depth = i + 1});
+    }
   }
 }
 
@@ -60,6 +67,7 @@ Status StepRows::sample() {
     FP4MOE_RETURN_IF_ERROR(start_on_executor());
   else
     sample_on_host();
+  drop_wrong_drafts();
   for (size_t r = 0; r < next_.size(); ++r) {
     if (next_[r].is_scored || next_[r].sequence == nullptr) continue;
     next_[r].sequence->token_ids.push_back(~static_cast<int32_t>(r));
@@ -77,10 +85,9 @@ void StepRows::sample_on_host() {
     const Sequence& sequence = *row.sequence;
     const SamplingParams& sampling = sequence.request.sampling;
     try {
-      const double random = token_random(sequence.request.seed, sequence.num_tokens());
+      const double random = token_random(sequence.request.seed, sequence.num_tokens() + row.depth);
       std::vector<LogitEdit> edits;
-      if (!row.is_scored)
-        sequence.output.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits);
+      if (!row.is_scored) append_edits(row, edits);
       Result<SampledToken> token = row.is_scored
                                        ? sampler_.score(logits, row.token.token_id, sampling)
                                        : sampler_.sample(logits, sampling, random, edits, row.allowed);
@@ -90,6 +97,27 @@ void StepRows::sample_on_host() {
       row.status = internal_error(error.what());
     }
   });
+}
+
+// Appends the row's edits as if the drafts before it were output tokens.
+void StepRows::append_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const {
+  const Sequence& sequence = *row.sequence;
+  const int64_t n = sequence.num_tokens() + row.depth - sequence.num_prompt_tokens;
+  if (row.depth == 0 || !sequence.output.edits.has_penalties()) return sequence.output.edits.append(n, edits);
+  LogitEdits assumed = sequence.output.edits;
+  for (int64_t i = 0; i < row.depth; ++i) assumed.count(sequence.draft.ids[static_cast<size_t>(i)]);
+  assumed.append(n, edits);
+}
+
+// Drops the rows that follow a draft other than the token that the row before them has chosen.
+void StepRows::drop_wrong_drafts() {
+  for (size_t r = 1; r < next_.size(); ++r) {
+    if (next_[r].depth == 0 || next_[r].sequence == nullptr) continue;
+    const LogitRow& before = next_[r - 1];
+    const int32_t draft = next_[r].sequence->draft.ids[static_cast<size_t>(next_[r].depth) - 1];
+    if (before.sequence == nullptr || !before.status.ok() || before.token.token_id != draft)
+      next_[r].sequence = nullptr;
+  }
 }
 
 Status StepRows::start_on_executor() {
@@ -110,8 +138,7 @@ SampleRowParams StepRows::params_of(LogitRow& row) {
   const Sequence& sequence = *row.sequence;
   const SamplingParams& sampling = sequence.request.sampling;
   const size_t first_edit = edits_.size();
-  if (!row.is_scored)
-    sequence.output.edits.append(sequence.num_tokens() - sequence.num_prompt_tokens, edits_);
+  if (!row.is_scored) append_edits(row, edits_);
   int32_t mask = -1;
   if (!row.allowed.empty()) {
     mask = static_cast<int32_t>(allowed_.size() / row.allowed.size());

@@ -28,6 +28,8 @@ struct LogitRow {
   Status status;
   bool is_scored = false;             // token.token_id is a prompt token to score
   std::span<const uint32_t> allowed;  // mask from the sequence's grammar; empty: all ids
+  int64_t depth = 0;       // the row follows the first `depth` draft tokens of its sequence; 0: none
+  int64_t num_drafts = 0;  // rows with drafts after a row of depth 0
 };
 
 // Used by the loop's thread only. The executor is borrowed.
@@ -55,6 +57,8 @@ class StepRows {
  private:
   void gather(GroupRows& rows, std::span<const ScheduledRows> step);
   void sample_on_host();
+  void append_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const;
+  void drop_wrong_drafts();
   Status start_on_executor();
   SampleRowParams params_of(LogitRow& row);
 

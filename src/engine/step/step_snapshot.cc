@@ -19,8 +19,8 @@ void StepSnapshot::take(const DpScheduler& scheduler) {
       request.num_prompt_tokens = s.num_prompt_tokens;
       request.num_tokens = s.num_tokens();
       request.num_cached = s.kv.num_cached;
-      request.num_rows = rows.num_rows;
-      num_rows_ += rows.num_rows;
+      request.num_rows = rows.num_rows + rows.num_drafts;
+      num_rows_ += request.num_rows;
     }
   }
   requests_.resize(n);

@@ -95,6 +95,17 @@ class GenerateFormat final : public ApiFormat {
     add_logprobs(meta, "input", choice.prompt_logprobs, std::move(lists), asked);
   }
 
+  static void add_speculation(json& meta, const Choice& choice) {
+    const auto ratio = [](int64_t part, int64_t whole) {
+      return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
+    };
+    meta["spec_verify_ct"] = choice.spec_verify_ct;
+    meta["spec_accept_length"] = ratio(choice.completion_tokens, choice.spec_verify_ct);
+    meta["spec_accept_rate"] = ratio(choice.spec_num_correct_drafts, choice.spec_num_proposed_drafts);
+    meta["spec_num_proposed_drafts"] = choice.spec_num_proposed_drafts;
+    meta["spec_num_correct_drafts"] = choice.spec_num_correct_drafts;
+  }
+
   json response(const Choice& choice) const {
     json meta = {{"id", choice.request_id},
                  {"finish_reason", finish_reason(choice)},
@@ -102,6 +113,7 @@ class GenerateFormat final : public ApiFormat {
                  {"completion_tokens", choice.completion_tokens},
                  {"cached_tokens", choice.cached_tokens},
                  {"e2e_latency", choice.seconds}};
+    if (!engine_.info().speculative_algorithm.empty()) add_speculation(meta, choice);
     if (const Logprobs& asked = logprobs[static_cast<size_t>(choice.index / n)]; asked.wanted) {
       add_logprobs(meta, "output", choice.logprobs, {}, asked);
       add_prompt_logprobs(meta, choice, asked);

@@ -115,6 +115,9 @@ class Generation : public std::enable_shared_from_this<Generation> {
     choice.matched_stop_token = delta.matched_stop_token;
     choice.cached_tokens = delta.cached_tokens;
     choice.completion_tokens = delta.completion_tokens;
+    choice.spec_verify_ct = delta.spec_verify_ct;
+    choice.spec_num_proposed_drafts = delta.spec_num_proposed_drafts;
+    choice.spec_num_correct_drafts = delta.spec_num_correct_drafts;
     choice.seconds = seconds(now - start_);
     if (stream_) {
       const std::vector<json> events = format_->events(choice, delta);

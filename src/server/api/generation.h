@@ -38,6 +38,7 @@ struct Choice {
   std::string matched_stop;
   int32_t matched_stop_token = -1;
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
+  int64_t spec_verify_ct = 0, spec_num_proposed_drafts = 0, spec_num_correct_drafts = 0;
   bool started = false;  // an event was sent
   double seconds = 0;    // from the request's arrival to the latest delta
 };

@@ -77,6 +77,25 @@ void add_page_samples(const EngineStats& stats, std::vector<Sample>& samples) {
   samples.insert(samples.end(), std::begin(of_pages), std::end(of_pages));
 }
 
+// Since startup.
+void add_speculation_samples(const EngineStats& stats, std::vector<Sample>& samples) {
+  const auto real = [](int64_t value) { return static_cast<double>(value); };
+  const double proposed = std::max(real(stats.spec_proposed_drafts_total), 1.0);
+  const double correct = real(stats.spec_correct_drafts_total);
+  const Sample of_drafts[] = {
+      {"spec_accept_length", "gauge", "Mean tokens per request and decode step: correct drafts and one more.",
+       stats.spec_accept_length()},
+      {"spec_accept_rate", "gauge", "Fraction of the draft tokens that were correct, 0 to 1.",
+       correct / proposed},
+      {"spec_verify_calls_total", "counter", "Decode steps, summed over the requests in each.",
+       real(stats.spec_verify_calls_total)},
+      {"spec_proposed_drafts_total", "counter", "Draft tokens computed.",
+       real(stats.spec_proposed_drafts_total)},
+      {"spec_correct_drafts_total", "counter", "Draft tokens that were correct.", correct},
+  };
+  samples.insert(samples.end(), std::begin(of_drafts), std::end(of_drafts));
+}
+
 std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& stats) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   return {
@@ -181,6 +200,7 @@ std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const E
   std::string text;
   std::vector<Sample> samples = engine_samples(info, stats);
   add_page_samples(stats, samples);
+  if (!info.speculative_algorithm.empty()) add_speculation_samples(stats, samples);
   samples.push_back({"startup_time_seconds", "gauge",
                      "Seconds from the HTTP server's start until the engine is ready.",
                      metrics.startup_seconds.load()});

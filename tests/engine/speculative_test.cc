@@ -1,0 +1,153 @@
+// Speculative decoding on the demo checkpoints: texts and log-probabilities have the bits of plain decoding.
+#include <gtest/gtest.h>
+
+#include <future>
+#include <random>
+#include <vector>
+
+#include "engine/demo_engine.h"
+
+namespace fp4moe {
+namespace {
+
+struct Output {
+  std::string text;
+  std::vector<int32_t> token_ids;
+  std::vector<float> logprobs;  // of each token: its own, then those of the listed ids
+  bool operator==(const Output&) const = default;
+};
+
+std::future<Output> submit(Engine& engine, Request request) {
+  struct State {
+    Output output;
+    std::promise<Output> done;
+  };
+  const auto state = std::make_shared<State>();
+  auto output = state->done.get_future();
+  const auto id = engine.submit(std::move(request), [state](const Delta& delta) {
+    Output& out = state->output;
+    out.text += delta.text;
+    out.token_ids.insert(out.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
+    for (const PositionLogprobs& position : delta.logprobs) {
+      out.logprobs.push_back(position.chosen.logprob);
+      for (const TokenLogprob& listed : position.top) out.logprobs.push_back(listed.logprob);
+    }
+    if (delta.finish_reason == FinishReason::kNone) return;
+    EXPECT_NE(delta.finish_reason, FinishReason::kError) << delta.error;
+    state->done.set_value(out);
+  });
+  EXPECT_TRUE(id.ok()) << id.status().to_string();
+  return output;
+}
+
+// Half of the requests are greedy. The prompts repeat themselves, and so do many outputs.
+std::vector<Request> requests(const Engine& engine) {
+  std::mt19937 random(7);
+  const Result<std::vector<int32_t>> words = engine.tokenize(
+      "Question: Tom has 3 apples and buys 4 apples. How many apples does Tom have? Answer:", false);
+  EXPECT_TRUE(words.ok());
+  std::vector<Request> list;
+  for (uint64_t i = 0; i < 32; ++i) {
+    Request request;
+    for (uint64_t copy = 0; copy <= i % 3; ++copy)
+      request.input_ids.insert(request.input_ids.end(), words->begin(),
+                               words->end() - static_cast<std::ptrdiff_t>(random() % 5));
+    request.sampling = {.temperature = i % 2 == 0 ? 0.0f : 1.0f,
+                        .seed = i,
+                        .max_new_tokens = static_cast<int64_t>(40 + random() % 40),
+                        .ignore_eos = true,
+                        .top_logprobs = 3};
+    if (i % 5 == 4) request.sampling.frequency_penalty = 0.5f;
+    list.push_back(std::move(request));
+  }
+  return list;
+}
+
+struct Crowd {
+  std::vector<Output> outputs;
+  EngineStats stats;
+};
+
+Crowd run_crowd(const EngineConfig& config) {
+  Crowd run;
+  const auto engine = make_engine(config);
+  if (engine == nullptr) return run;
+  std::vector<std::future<Output>> crowd;
+  {
+    const Hold hold(*engine);
+    for (Request& request : requests(*engine)) crowd.push_back(submit(*engine, std::move(request)));
+  }
+  for (auto& output : crowd) run.outputs.push_back(output.get());
+  engine->drain(60);
+  run.stats = engine->stats();
+  EXPECT_EQ(run.stats.num_used_tokens, 0);
+  EXPECT_EQ(run.stats.num_leaked_pages, 0);
+  return run;
+}
+
+class Speculation : public ::testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Demos, Speculation, ::testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
+                         demo_name);
+
+TEST_P(Speculation, OutputsAreThoseOfPlainDecoding) {
+  struct Layout {
+    int tp, dp;
+    const char* kv_dtype;
+    int64_t max_total_tokens;  // few: some requests are retracted
+  };
+  for (const Layout& layout :
+       {Layout{1, 1, "auto", 8192}, Layout{1, 1, "fp8_e4m3", 8192}, Layout{1, 1, "auto", 640},
+        Layout{2, 1, "auto", 8192}, Layout{2, 2, "auto", 8192}}) {
+    EngineConfig config = config_of(GetParam());
+    config.device = "cpu";
+    config.tp_size = layout.tp;
+    config.dp_size = layout.dp;
+    config.enable_dp_attention = layout.dp > 1;
+    config.kv_cache_dtype = layout.kv_dtype;
+    config.max_total_tokens = layout.max_total_tokens;
+    config.schedule_conservativeness = 0;
+    const Crowd plain = run_crowd(config);
+    config.speculative_algorithm = "NGRAM";
+    config.speculative_num_draft_tokens = 6;
+    config.speculative_ngram_min_match_window_size = 1;
+    const Crowd drafted = run_crowd(config);
+    ASSERT_EQ(plain.outputs.size(), 32u);
+    ASSERT_EQ(drafted.outputs.size(), 32u);
+    for (size_t i = 0; i < plain.outputs.size(); ++i)
+      EXPECT_EQ(drafted.outputs[i], plain.outputs[i])
+          << "request " << i << " tp " << layout.tp << " dp " << layout.dp << " KV " << layout.kv_dtype;
+    EXPECT_EQ(plain.stats.spec_verify_calls_total, 0);
+    EXPECT_GT(drafted.stats.spec_correct_drafts_total, 100);
+    EXPECT_GT(drafted.stats.spec_proposed_drafts_total, drafted.stats.spec_correct_drafts_total);
+    if (layout.max_total_tokens == 640) {
+      EXPECT_GT(drafted.stats.num_retracted_reqs, 0);
+    }
+  }
+}
+
+TEST(SpeculationFlags, WhatIsNotSupportedIsRefusedByName) {
+  const auto refusal = [](auto change) {
+    EngineConfig config = config_of("demo-gptoss-mxfp4");
+    config.device = "cpu";
+    config.speculative_algorithm = "NGRAM";
+    config.progress_sink = [](int64_t, int64_t) { ADD_FAILURE() << "weights were read"; };
+    change(config);
+    const Result<std::unique_ptr<Engine>> engine = Engine::make(config);
+    EXPECT_FALSE(engine.ok());
+    return engine.status().message();
+  };
+  for (const char* algorithm : {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH", "ngram"})
+    EXPECT_NE(refusal([&](EngineConfig& c) { c.speculative_algorithm = algorithm; }).find(algorithm),
+              std::string::npos);
+  EXPECT_NE(refusal([](EngineConfig& c) { c.disaggregation_mode = "decode"; }).find("--disaggregation-mode"),
+            std::string::npos);
+  EXPECT_NE(refusal([](EngineConfig& c) { c.speculative_num_draft_tokens = 1; }).find("2 to 64"),
+            std::string::npos);
+  EXPECT_NE(refusal([](EngineConfig& c) {
+              c.speculative_ngram_max_match_window_size = 1;
+            }).find("--speculative-ngram-max-match-window-size 1"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace fp4moe
