@@ -80,24 +80,26 @@ Status check_bf16_weights(const MoeProblem& p, const MoeWeightsView& weights) {
   return {};
 }
 
+// Returns this rank's part of each of its experts.
+template <class View>
+std::vector<View> local_parts(const MoeProblem& p, const std::vector<View>& experts) {
+  const Shard local = p.local_experts();
+  std::vector<View> parts;
+  for (int64_t e = local.first; e < local.first + local.count; ++e)
+    parts.push_back(local_part(experts[static_cast<size_t>(e)], p));
+  return parts;
+}
+
 }  // namespace
 
 Result<std::vector<ExpertWeightsView>> local_experts(const MoeProblem& p, const MoeWeightsView& weights) {
   FP4MOE_RETURN_IF_ERROR(check_weights(p, weights));
-  const Shard local = p.local_experts();
-  std::vector<ExpertWeightsView> experts;
-  for (int64_t e = local.first; e < local.first + local.count; ++e)
-    experts.push_back(local_part(weights.experts[static_cast<size_t>(e)], p));
-  return experts;
+  return local_parts(p, weights.experts);
 }
 
 Result<std::vector<Bf16ExpertView>> local_bf16_experts(const MoeProblem& p, const MoeWeightsView& weights) {
   FP4MOE_RETURN_IF_ERROR(check_bf16_weights(p, weights));
-  const Shard local = p.local_experts();
-  std::vector<Bf16ExpertView> experts;
-  for (int64_t e = local.first; e < local.first + local.count; ++e)
-    experts.push_back(local_part(weights.bf16_experts[static_cast<size_t>(e)], p));
-  return experts;
+  return local_parts(p, weights.bf16_experts);
 }
 
 }  // namespace fp4moe

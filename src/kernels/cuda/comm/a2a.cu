@@ -52,17 +52,17 @@ Work send_work(const A2aRound& round) {
 }
 Work combine_work(const A2aRound& round) { return work_of(round, round.group.max_blocks, kLeastCombined, 1); }
 
+__device__ __forceinline__ int first_row(const Work& work) {
+  return static_cast<int>(blockIdx.x) / work.pieces;
+}
 // Calls use(part) for each part that this block takes.
 template <class Use>
 __device__ __forceinline__ void for_parts(const Work& work, const Use& use) {
-  const int block = static_cast<int>(blockIdx.x);
-  if (work.pieces == 1) {
-    for (int row = block; row < work.rows; row += static_cast<int>(gridDim.x))
-      use(Part{row, 0, 0, work.vectors});
-  } else if (const int row = block / work.pieces; row < work.rows) {
-    const int piece = block - row * work.pieces, begin = piece * work.piece_vectors;
-    use(Part{row, piece, begin, min(begin + work.piece_vectors, work.vectors)});
-  }
+  const int first = first_row(work), piece = static_cast<int>(blockIdx.x) - first * work.pieces;
+  const int begin = piece * work.piece_vectors, end = min(begin + work.piece_vectors, work.vectors);
+  // With several pieces per row, there is a block for every part, and the loop ends after one.
+  for (int row = first; row < work.rows; row += static_cast<int>(gridDim.x))
+    use(Part{row, piece, begin, end});
 }
 
 struct Args {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void send_ids(const A2aRound& a, int row) {
     const int32_t given = __ldcg(a.ids + slot);
     if (is_expert(a.shape, given)) id = given, weight = __ldcg(a.weights + slot);
   }
-  for (int r = static_cast<int>(threadIdx.x) / 32; r < a.group.size; r += kThreads / 32) {
+  for (int r = static_cast<int>(threadIdx.x) / 32; r < a.group.size; r += kWarps) {
     lane_ids(a, r, lane)[k] = id;
     lane_weights(a, r, lane)[k] = weight;
   }
@@ -342,23 +342,22 @@ __global__ void __launch_bounds__(kThreads, 2) combine_kernel(const __grid_const
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  const int first_row =
-      work.pieces == 1 ? static_cast<int>(blockIdx.x) : static_cast<int>(blockIdx.x) / work.pieces;
-  const LaneSlot first = first_row < work.rows ? load_slot(a, args.results, first_row, warp) : LaneSlot{};
+  const int row = first_row(work);
+  const LaneSlot first = row < work.rows ? load_slot(a, args.results, row, warp) : LaneSlot{};
   const Operation o(a.group, a.op);  // reads the epoch while the slots are under way
   if (o.failed) return;
   for_parts(work, [&](const Part& part) {
     load_lanes(a, args.results, part.row,
-               part.row == first_row ? first : load_slot(a, args.results, part.row, warp), lanes);
+               part.row == row ? first : load_slot(a, args.results, part.row, warp), lanes);
     return_results<T, Y>(a, args.results, part, lanes);
   });
   __syncthreads();
   raise_flags(o, blockIdx.x);
-  if (is_filled(a, first_row)) load_own_token(a, args.results, first_row, own);  // during the wait
+  if (is_filled(a, row)) load_own_token(a, args.results, row, own);  // during the wait
   wait_for_flag(o, blockIdx.x);
   for_parts(work, [&](const Part& part) {
     if (!is_filled(a, part.row)) return;
-    if (part.row != first_row) load_own_token(a, args.results, part.row, own);
+    if (part.row != row) load_own_token(a, args.results, part.row, own);
     add_results<T, Y>(a, args.results, part, own, args.out);
   });
 }
