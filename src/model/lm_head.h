@@ -26,7 +26,7 @@ struct LmHeadOptions {
 // Part `index` of V rows split into `parts`, in whole panels of 16 (the last may be short).
 Shard vocab_shard(int64_t vocab_size, int64_t parts, int64_t index);
 
-// Gathers rows of logits from the ranks of a group, each of which has the columns of its vocab_shard().
+// Gathers rows of logits from the ranks of a group. Each rank has the columns of its vocab_shard().
 // `part` is [rows, shard], `logits` [rows, V], in device memory.
 void gather_logits(const DeviceCommunicator& group, int64_t vocab_size, const float* part, int64_t rows,
                    float* logits);

@@ -17,7 +17,7 @@ namespace fp4moe {
 struct PoolShape {
   int64_t num_pages = 0;
   int page_size = 1;
-  int64_t num_window_pages = 0;  // pages of window layers; 0: there are none
+  int64_t num_window_pages = 0;  // pages of window layers; 0: the model has no such layers
   int64_t window = 0;            // in tokens, as in KvWindow
 };
 

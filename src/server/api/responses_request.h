@@ -25,7 +25,7 @@ struct ResponsesRequest {
 // Records errors in `fields`, named by the fields of /v1/responses.
 ResponsesRequest read_responses_request(const Engine& engine, const ResponseAccess& access, Fields& fields);
 
-// The field of /v1/responses that `request.chat` has under the name `chat`, or "" if there is none.
+// Returns the name in /v1/responses of the chat field `chat`, or "" if /v1/responses has no such field.
 std::string responses_name(const ResponsesRequest& request, const std::string& chat);
 
 }  // namespace fp4moe

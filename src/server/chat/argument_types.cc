@@ -32,7 +32,7 @@ unsigned type_named(const json& name) {
   return name == "null" ? kNull : kAnyType;
 }
 
-// The schema at "#/a/b" in `root`; null if there is none.
+// The schema at "#/a/b" in `root`, or null if `root` has nothing at this place.
 const json* referenced(const json& root, const json& reference) {
   if (!reference.is_string() || !reference.get_ref<const std::string&>().starts_with("#")) return nullptr;
   std::string_view path = std::string_view(reference.get_ref<const std::string&>()).substr(1);

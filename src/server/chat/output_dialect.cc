@@ -57,7 +57,8 @@ json any_tokens_but(const Engine& engine, std::vector<int32_t> ids) {
   return {{"type", "any_tokens"}, {"exclude_tokens", ids}};
 }
 
-// The token besides </think> that ends reasoning: Kimi-K2 may begin its calls inside. Empty if there is none.
+// Returns the token other than </think> that ends reasoning, or "": Kimi-K2 can begin its calls before
+// </think>.
 std::string_view other_think_end(CallSyntax calls) {
   return calls == CallSyntax::kKimi ? kKimiTokens.section_begin : std::string_view();
 }

@@ -125,8 +125,8 @@ void delay_rank(int rank, std::chrono::milliseconds duration) {
   }
 }
 
-// Runs steps of two ranks of which rank 1 is in time, late by less than the deadline, and late by more; then
-// a step of new ranks. Writes each result to stderr, and whether the logits are those of the first step.
+// Runs three steps of two ranks: rank 1 is in time, late by less than the deadline, and late by more. Then
+// runs a step of new ranks. Writes each result to stderr, and whether the logits are those of the first step.
 [[noreturn]] void delay_one_of_two(const char* a2a) {
   setenv("FP4MOE_RANKS_PER_GPU", "1", 1);
   EngineConfig flags;

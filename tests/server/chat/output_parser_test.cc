@@ -191,8 +191,8 @@ TEST(OutputParser, KimiCallsEndReasoning) {
   expect_parts(thinks(true, CallSyntax::kKimi), section, "reasoning[" + section + "]");
 }
 
-// The parameters of f: s, e and m are strings, of which e and m have limits, n an integer, u a string or
-// null, o an object.
+// The parameters of f: s, e and m are strings, and e and m have limits; n is an integer, u a string or null,
+// and o an object.
 Make tagged() {
   auto types = std::make_shared<ArgumentTypes>();
   types->add("f", json::parse(R"({"type": "object", "properties": {"s": {"type": "string"},
