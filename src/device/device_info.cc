@@ -30,7 +30,7 @@ int ranks_per_gpu() {
     // kernel. Streams that share a hardware queue would wait for each other in the same way.
     if (value > 1) {
       setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-      setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+      setenv("CUDA_DEVICE_MAX_CONNECTIONS", std::to_string(kHardwareQueues).c_str(), 0);
     }
     return value;
   }();

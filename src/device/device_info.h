@@ -41,6 +41,7 @@ Status check_device(const DeviceFacts& facts);
 // 1. For tests with more ranks than GPUs: each rank has a part of the SMs, and no kernel starts before the
 // previous one in its stream has ended.
 int ranks_per_gpu();
+constexpr int kHardwareQueues = 32;  // of a GPU, at most; more streams share queues
 // Returns the properties of GPU `ordinal`. Fails as check_device() does, and with kUnsupported in a build
 // without CUDA.
 Result<DeviceInfo> device_info(int ordinal);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/side_stream.h"
 
 #ifdef FP4MOE_HAS_CUDA
 #include "device/cuda_error.h"
@@ -59,6 +60,7 @@ Stream::Stream(Stream&& other) noexcept
       failure_(std::exchange(other.failure_, {})),
       layer_(std::exchange(other.layer_, -1)),
       has_peers_(std::exchange(other.has_peers_, false)),
+      side_(std::exchange(other.side_, nullptr)),
       reached_(std::exchange(other.reached_, nullptr)) {}
 
 Stream& Stream::operator=(Stream&& other) noexcept {
@@ -67,6 +69,7 @@ Stream& Stream::operator=(Stream&& other) noexcept {
   std::swap(failure_, other.failure_);
   std::swap(layer_, other.layer_);
   std::swap(has_peers_, other.has_peers_);
+  std::swap(side_, other.side_);
   std::swap(reached_, other.reached_);
   return *this;
 }
@@ -107,7 +110,9 @@ std::string Stream::place(int error) const {
   const bool found_later = is_of_device(static_cast<cudaError_t>(error)) && !cuda_sync_is_on();
   if (!found_later) return layer_ < 0 ? "" : ", layer " + std::to_string(layer_);
   const uint64_t kernel = std::atomic_ref(*reached_).load();
-  return kernel == 0 ? "" : ", in or after " + marked_kernel(kernel);
+  const uint64_t beside = side_ == nullptr ? 0 : std::atomic_ref(*side_->stream().reached_).load();
+  return (kernel == 0 ? "" : ", in or after " + marked_kernel(kernel)) +
+         (beside == 0 ? "" : ", or on the side stream in or after " + marked_kernel(beside));
 }
 
 KernelMark Stream::mark(const char* kernel) const {

@@ -14,6 +14,8 @@ namespace fp4moe {
 
 using StreamHandle = ::CUstream_st*;  // cudaStream_t
 
+class SideStream;  // device/side_stream.h
+
 // A kernel with a mark writes *reached = kernel once all work before it is complete.
 struct KernelMark {
   uint64_t* reached = nullptr;  // pinned
@@ -45,9 +47,13 @@ class Stream {
   // Assigns work enqueued from now on to model layer `layer`, which error messages name.
   void begin_layer(int layer) { layer_ = layer; }
   void end_layers() { layer_ = -1; }
+  int layer() const { return layer_; }  // -1: none
+  // Sets a stream, or null, for work that may run beside this stream's. It must outlive the use of this one.
+  void set_side(SideStream* side) { side_ = side; }
+  SideStream* side() const { return side_; }
   // Returns a mark for the next kernel, in a graph or not. For asynchronous errors, messages name the last
-  // marked kernel that the device reached: the error occurred in or after that kernel. `kernel` must be a
-  // string literal, and the stream must outlive graphs captured on it.
+  // marked kernel that the device reached, on this stream and on its side stream: the error occurred in or
+  // after one of them. `kernel` must be a string literal, and the stream must outlive graphs captured on it.
   KernelMark mark(const char* kernel) const;
   // Keeps `failure` unless an earlier failure is kept.
   void keep(Status failure);
@@ -61,6 +67,7 @@ class Stream {
   Status failure_;
   int layer_ = -1;
   bool has_peers_ = false;
+  SideStream* side_ = nullptr;
   uint64_t* reached_ = nullptr;  // pinned; the last KernelMark::kernel that the device wrote; 0: none
 };
 

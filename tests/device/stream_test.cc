@@ -15,6 +15,7 @@
 #include "device/event.h"
 #include "device/graph.h"
 #include "device/pinned_memory.h"
+#include "device/side_stream.h"
 
 namespace fp4moe {
 namespace {
@@ -143,6 +144,62 @@ TEST(GraphTest, OtherThreadsMayAllocateWhileOneRecords) {
     return other.ok() ? m.round_trip() : other;
   });
   EXPECT_TRUE(graph.ok()) << graph.status().message();
+}
+
+// from -> device on the main stream, device -> beside on the side stream, beside -> to on the main stream.
+TEST(SideStreamTest, WorkIsOrderedByForkAndJoinLaunchedAndRecorded) {
+  Memories m;
+  const Buffer beside = Buffer::make(kBytes, device_memory()).value();
+  Stream stream = Stream::make().value();
+  SideStream side = SideStream::make().value();
+  const auto work = [&]() -> Status {
+    copy_async(m.device.data(), m.from.data(), kBytes);
+    {
+      const StreamScope scope(side.fork(stream));
+      copy_async(beside.data(), m.device.data(), kBytes);
+    }
+    side.join(stream);
+    copy_async(m.to.data(), beside.data(), kBytes);
+    return {};
+  };
+  const StreamScope scope(stream);
+  for (const int first : {1, 2, 3}) {
+    m.fill(first);
+    ASSERT_TRUE(work().ok());
+    ASSERT_TRUE(stream.synchronize().ok());
+    EXPECT_TRUE(m.arrived()) << "launched, " << first;
+  }
+  const auto graph = Graph::capture(stream, work);
+  ASSERT_TRUE(graph.ok()) << graph.status().message();
+  EXPECT_EQ(graph->num_nodes(), 3);
+  for (const int first : {4, 5, 6}) {
+    m.fill(first);
+    graph->launch(stream);
+    ASSERT_TRUE(stream.synchronize().ok());
+    EXPECT_TRUE(m.arrived()) << "recorded, " << first;
+  }
+  m.fill(7);
+  ASSERT_TRUE(work().ok());  // after a capture that used the same events
+  ASSERT_TRUE(stream.synchronize().ok());
+  EXPECT_TRUE(m.arrived());
+}
+
+TEST(SideStreamTest, WorkBelongsToTheMainStreamsLayerAndPeersAndItsFailureToTheMainStream) {
+  Stream stream = Stream::make().value();
+  SideStream side = SideStream::make().value();
+  stream.begin_layer(7);
+  EXPECT_FALSE(side.fork(stream).has_peers());
+  side.join(stream);
+  EXPECT_TRUE(stream.take_failure().ok());
+  stream.set_has_peers();
+  Stream& beside = side.fork(stream);
+  EXPECT_EQ(beside.layer(), 7);
+  EXPECT_TRUE(beside.has_peers());
+  beside.keep(internal_error("kernel few_tokens, layer 7: no"));
+  EXPECT_TRUE(stream.take_failure().ok());
+  side.join(stream);
+  EXPECT_EQ(stream.synchronize().message(), "kernel few_tokens, layer 7: no");
+  EXPECT_TRUE(beside.synchronize().ok());
 }
 
 TEST(EventTest, MeasuresAndOrdersStreams) {

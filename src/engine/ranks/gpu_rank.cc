@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "device/device_info.h"
 #include "device/device_memory.h"
 #include "device/pinned_memory.h"
 #include "device/upload_ring.h"
@@ -24,6 +25,8 @@ namespace {
 bool is_permanent(const Status& status) {
   return status.code() == StatusCode::kInternal || status.code() == StatusCode::kDeadline;
 }
+
+constexpr int kStreams = 3;  // of a rank: stream_, page_stream_ and side_
 
 }  // namespace
 
@@ -55,7 +58,19 @@ Status GpuRank::load(const RankSetup& setup, const PeerHeap* heap, const Progres
     FP4MOE_RETURN_IF_ERROR(rank_.load(setup, progress));
     FP4MOE_RETURN_IF_ERROR(wait("loading"));
   }
+  FP4MOE_RETURN_IF_ERROR(make_side_stream());
   return allocate(setup);
+}
+
+// Ranks that exchange rows run their shared experts while the rows are in flight and need no side stream. Nor
+// is there one if the streams of a GPU's ranks would share hardware queues: a kernel that waits for another
+// rank's kernel could be in front of that kernel. The bits are the same without a side stream.
+Status GpuRank::make_side_stream() {
+  const bool fits = ranks_per_gpu() * kStreams <= kHardwareQueues;
+  if (config().shared_intermediate_size == 0 || world_ != nullptr || !fits) return {};
+  FP4MOE_ASSIGN_OR_RETURN(side_, SideStream::make());
+  stream_.set_side(&side_);
+  return {};
 }
 
 Status GpuRank::make_groups(const RankSetup& setup, const PeerHeap& heap) {

@@ -1,6 +1,7 @@
 // GpuRank: one rank of a model, on a GPU. It enqueues all steps on one stream, a decode step of a recorded
-// size as one graph launch, and samples tokens on the device. If there are several ranks, each runs on a
-// separate thread (gpu_group.cc), and all of them enqueue the same steps.
+// size as one graph launch, and samples tokens on the device. Shared experts may run on a second stream. If
+// there are several ranks, each runs on a separate thread (gpu_group.cc), and all of them enqueue the same
+// steps.
 #pragma once
 
 #include <map>
@@ -15,6 +16,7 @@
 #include "device/event.h"
 #include "device/graph.h"
 #include "device/peer_heap.h"
+#include "device/side_stream.h"
 #include "device/stream.h"
 #include "engine/ranks/batch_stage.h"
 #include "engine/ranks/executor.h"
@@ -69,6 +71,7 @@ class GpuRank {
 
  private:
   Status allocate(const RankSetup& setup);
+  Status make_side_stream();
   Status rehearse_sampling(int64_t num_rows);
   Status make_groups(const RankSetup& setup, const PeerHeap& heap);
   bool has_peers() const { return group_ != nullptr || world_ != nullptr; }
@@ -96,6 +99,7 @@ class GpuRank {
   Status keep_failure(const Status& status);
 
   Rank rank_;
+  SideStream side_;  // of stream_; empty without a use for it
   Stream stream_;
   std::unique_ptr<DeviceCommunicator> group_, world_;  // RankContext::device_group, device_world
   BatchStage stage_;

@@ -241,8 +241,9 @@ void add_work(const ModelConfig& c, const EngineConfig& flags, MemoryProblem& pr
   const int64_t attention = 4 * 3 * query;  // f32: projections, absorbed queries, outputs
   const int64_t experts = c.top_k * (4 * c.intermediate_size + 4 * c.hidden_size) + 8 * c.num_experts;
   const int64_t mlp = 12 * std::max(c.dense_intermediate_size, c.shared_intermediate_size);
+  const int64_t shared = c.shared_intermediate_size > 0 ? 8 * c.hidden_size : 0;
   problem.work_bytes_per_token =
-      22 * c.hidden_size + 2 * query + std::max({attention, experts + mlp, int64_t{4} * mlp / 3});
+      22 * c.hidden_size + 2 * query + std::max({attention, experts + mlp + shared, int64_t{4} * mlp / 3});
   const int64_t tokens = flags.max_prefill_tokens + flags.max_running_requests;
   problem.work_bytes = kFixed + tokens * problem.work_bytes_per_token +
                        flags.max_running_requests * c.vocab_size * int64_t{2 * sizeof(float)};

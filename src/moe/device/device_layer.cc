@@ -6,6 +6,8 @@
 
 #include "base/check.h"
 #include "device/device_memory.h"
+#include "device/side_stream.h"
+#include "device/stream.h"
 #include "kernels/device_a2a.h"
 #include "kernels/device_router.h"
 #include "moe/device/device_exchange.h"
@@ -91,13 +93,12 @@ class DeviceLayer final : public MoeLayer {
         shared_(std::move(shared)) {}
 
   int64_t scratch_bytes(int64_t max_tokens, const Transport&) const override {
-    const int64_t shared = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size * 4) +
-                                                  shared_.scratch_bytes(max_tokens)
-                                            : 0;
-    const int64_t lanes =
-        exchanges_rows(plan_) ? experts_.returned_sums_bytes() + lane_batch_bytes(plan_, max_tokens) : 0;
-    return router_.scratch_bytes(max_tokens) +
-           std::max(experts_.scratch_bytes(max_tokens, router_.rule.top_k) + lanes, shared);
+    const int64_t out = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size * 4) : 0;
+    const int64_t shared = shared_.scratch_bytes(max_tokens);
+    const int64_t routed = experts_.scratch_bytes(max_tokens, router_.rule.top_k);
+    if (!exchanges_rows(plan_)) return router_.scratch_bytes(max_tokens) + out + shared + routed;
+    const int64_t lanes = experts_.returned_sums_bytes() + lane_batch_bytes(plan_, max_tokens);
+    return router_.scratch_bytes(max_tokens) + out + std::max(routed + lanes, shared);
   }
   int64_t weight_bytes() const override {
     return router_.weight.num_bytes() + experts_.weight_bytes() + shared_.weight_bytes();
@@ -115,15 +116,17 @@ class DeviceLayer final : public MoeLayer {
       return {};
     }
     float* const sum = args.partial != nullptr ? args.partial : args.residual;
-    // Without `partial`, the shared expert's output is added first, as on ranks that exchange rows.
-    const Shard rows = {0, args.x.rows};
-    if (args.partial == nullptr) add_shared(args, rows, sum, scratch, pool);
     DeviceSlots slots = local_slots();
     slots.ids = routes.ids;
     slots.num_tokens = args.x.rows;
+    Stream& main = current_stream();
+    SideStream* const side = shared_.exists() && args.x.rows > 0 ? main.side() : nullptr;
+    const SharedOutput shared = side == nullptr ? run_shared(args, {0, args.x.rows}, scratch, pool)
+                                                : run_shared_beside(args, side->fork(main), scratch, pool);
     experts_.run_device_experts(args.x, slots, routes.weights, sum, /*accumulate=*/args.partial == nullptr,
                                 scratch);
-    if (args.partial != nullptr) add_shared(args, rows, sum, scratch, pool);
+    if (side != nullptr) side->join(main);
+    add_shared(shared, sum, pool);
     return {};
   }
 
@@ -156,23 +159,45 @@ class DeviceLayer final : public MoeLayer {
                                 .weights = routes.weights + own.first * k,
                                 .nvfp4_scale = experts_.nvfp4_scale()};
     const int64_t rounds = args.exchange->num_rounds(tokens);
+    SharedOutput shared;
     for (int64_t i = 0; i < rounds; ++i) {
       const A2aRound round = args.exchange->send(tokens, i);
-      if (i == 0) add_shared(args, own, sum, scratch, pool);  // while the rows are in flight
+      if (i == 0) shared = run_shared(args, own, scratch, pool);  // while the rows are in flight
       experts_.run_on_lanes(*args.exchange, round, local_slots(), sum, scratch);
     }
+    add_shared(shared, sum, pool);
   }
 
-  // sum [rows.count, H] += the shared expert's output for these rows of x.
-  void add_shared(const MoeForwardArgs& args, Shard rows, float* sum, Arena& scratch,
-                  ThreadPool& pool) const {
-    if (!shared_.exists() || rows.count == 0) return;
-    const int64_t h = args.x.cols, mark = scratch.used_bytes();
+  // The shared expert's output for some rows, in scratch memory.
+  struct SharedOutput {
+    float* rows = nullptr;
+    int64_t count = 0;  // of floats
+  };
+
+  // Runs the shared expert on these rows of x. The output is empty if there is no shared expert.
+  SharedOutput run_shared(const MoeForwardArgs& args, Shard rows, Arena& scratch, ThreadPool& pool) const {
+    if (!shared_.exists() || rows.count == 0) return {};
+    const int64_t h = args.x.cols;
     const ActRows x = {static_cast<bf16*>(args.x.data) + rows.first * h, args.x.dtype, rows.count, h};
-    float* const out = scratch.take<float>(rows.count * h);
-    shared_.forward_shared_expert(x, args.router_x + rows.first * h, out, scratch, pool);
-    dense_.add({out, sum, rows.count * h}, pool);
-    scratch.rewind(mark);
+    const SharedOutput out = {scratch.take<float>(rows.count * h), rows.count * h};
+    shared_.forward_shared_expert(x, args.router_x + rows.first * h, out.rows, scratch, pool);
+    return out;
+  }
+
+  // Runs the shared expert on all rows, on `side`. Its scratch memory stays taken, because kernels that are
+  // enqueued later on the main stream run at the same time.
+  SharedOutput run_shared_beside(const MoeForwardArgs& args, Stream& side, Arena& scratch,
+                                 ThreadPool& pool) const {
+    const StreamScope scope(side);
+    const SharedOutput out = run_shared(args, {0, args.x.rows}, scratch, pool);
+    scratch.take<uint8_t>(shared_.scratch_bytes(args.x.rows));
+    return out;
+  }
+
+  // Adds the shared expert's output last on every path, so that one rank and ranks that exchange rows give
+  // the same bits.
+  void add_shared(const SharedOutput& shared, float* sum, ThreadPool& pool) const {
+    if (shared.count > 0) dense_.add({shared.rows, sum, shared.count}, pool);
   }
 
   const MoePlan plan_;

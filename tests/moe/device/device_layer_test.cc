@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <span>
 #include <string>
@@ -13,6 +14,8 @@
 
 #include "device/device.h"
 #include "device/device_memory.h"
+#include "device/graph.h"
+#include "device/side_stream.h"
 #include "device/stream.h"
 #include "kernels/cuda/device_array.h"
 #include "moe/layer_case.h"
@@ -100,7 +103,18 @@ class DeviceLayerTest
         p, {.runner = oracle, .fp4_compute = numerics().fp4_compute, .act_scales = numerics().act_scales}));
   }
 
-  // Computes residual + layer(x); the residual is a ramp.
+  // Runs `work`, launched or as a graph, and waits for it.
+  Status run_work(const std::function<Status()>& work, bool in_graph) {
+    if (!in_graph) {
+      FP4MOE_RETURN_IF_ERROR(work());
+      return stream_.synchronize();
+    }
+    FP4MOE_ASSIGN_OR_RETURN(const Graph graph, Graph::capture(stream_, work));
+    graph.launch(stream_);
+    return stream_.synchronize();
+  }
+
+  // Computes residual + layer(x), launched twice and once as a graph; the residual is a ramp.
   std::vector<float> on_gpu(LayerCase& c, const std::vector<float>& x, const SharedExpertWeights* shared) {
     return on_gpu(plan(c.problem), c, x, shared);
   }
@@ -123,12 +137,13 @@ class DeviceLayerTest
     std::vector<float> first;
     for (int repeat = 0; repeat < 3; ++repeat) {  // same bits every time: the layer resets its counters
       const DeviceArray<float> residual(c.ramp(tokens));
-      scratch.reset();
       const ActRows rows = {act.data(), DType::kBF16, tokens, c.problem.hidden_size};
-      EXPECT_TRUE((*layer)
-                      ->forward_moe({0, rows, router_x.data(), residual.data()}, *transport, scratch, pool_)
-                      .ok());
-      EXPECT_TRUE(stream_.synchronize().ok());
+      const auto forward = [&] {
+        scratch.reset();
+        return (*layer)->forward_moe({0, rows, router_x.data(), residual.data()}, *transport, scratch, pool_);
+      };
+      const Status status = run_work(forward, /*in_graph=*/repeat == 2);
+      EXPECT_TRUE(status.ok()) << status.to_string();
       const std::vector<float> out = residual.values();
       if (repeat == 0) first = out;
       EXPECT_TRUE(same_bits(out, first));
@@ -240,6 +255,27 @@ TEST_P(DeviceLayerTest, ASharedExpertOfEitherPrecisionIsAdded) {
     const std::vector<float> x = c.tokens(9);
     EXPECT_TRUE(within_relative_l2(on_gpu(c, x, &shared), on_cpu(c, x, &shared), numerics().budget));
   }
+}
+
+// The shared expert runs beside the routed experts if the stream has a side stream.
+TEST_P(DeviceLayerTest, ASideStreamChangesNoBits) {
+  for (const bool fp4 : {false, true})
+    for (const int tokens : {0, 1, 8, 100}) {
+      LayerCase c({512, 256, 32, 8}, format(), ActivationKind::kSilu);
+      const MlpCase mlp(format(), fp4, 512, 256);
+      const std::vector<bf16> gate = to_bf16(c.random.normal(512, 0.3f));
+      const SharedExpertWeights shared{mlp.view, gate.data()};
+      const std::vector<float> x = c.tokens(tokens);
+      const std::vector<float> expected = on_gpu(c, x, &shared), parts = sum_of_ranks(c, x, &shared, 2, 1);
+      SideStream side = std::move(*SideStream::make());
+      stream_.begin_layer(7);
+      stream_.set_side(&side);
+      EXPECT_TRUE(same_bits(on_gpu(c, x, &shared), expected)) << "FP4 " << fp4 << ", tokens " << tokens;
+      EXPECT_EQ(side.stream().layer(), tokens > 0 ? 7 : -1) << "the side stream was used, tokens " << tokens;
+      EXPECT_TRUE(same_bits(sum_of_ranks(c, x, &shared, 2, 1), parts))
+          << "partial, FP4 " << fp4 << ", tokens " << tokens;
+      stream_.set_side(nullptr);
+    }
 }
 
 TEST_P(DeviceLayerTest, NaNStaysInItsToken) {
