@@ -1,8 +1,9 @@
 // Dense linear layers with FP8 weights, for more tokens than linear_few.cu takes and for any number.
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x bf16, W [N, K] e4m3 row-major with f32 scales.
-// Shapes:    any T and N; K a multiple of 16. A unit is 128 rows of W x up to 128 tokens; a cluster of up to
-//            kMaxSplits blocks shares a unit and splits K, if there are fewer units than SMs.
+// Shapes:    any T and N; K a multiple of 16. A unit is 128 rows of W x up to 128 tokens. If there are fewer
+//            units than SMs, a cluster of up to kMaxSplits blocks shares a unit and splits K; otherwise, each
+//            block takes several units.
 // Bytes:     N K once from HBM, from L2 again for each further 128 tokens; x once per unit from L2;
 //            plus 4 T N (8 T N with accumulate).
 // Flops:     2 T N K, with T padded to 16, 32, 64 or a multiple of 128.
@@ -14,13 +15,15 @@
 //            sum, total) adds them to the total. kOneForAll does not split K: a token's bits are the same for
 //            every T and N.
 //
-// A block has two warpgroups that multiply, each with 64 rows of W as wgmma's register operand, and one that
-// copies. The copying threads fetch weights before the kernel whose output is x has finished.
+// A block has two warpgroups that multiply, each with 64 rows of W as wgmma's register operand, and a thread
+// that fills the stages with tensor copies. It fetches weights before the kernel whose output is x has
+// finished, and those of the next unit while this one's outputs are written.
 #include "kernels/cuda/dense/linear_fp8.h"
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <atomic>
 #include <numeric>
 #include <string>
 
@@ -30,6 +33,7 @@
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 #include "kernels/cuda/ptx/ring_place.cuh"
+#include "kernels/cuda/ptx/tensor_map.h"
 #include "kernels/cuda/ptx/wgmma.cuh"
 
 namespace fp4moe {
@@ -38,40 +42,42 @@ namespace {
 
 constexpr int kGroups = 2, kRows = 64 * kGroups;  // warpgroups that multiply; rows of W per block
 constexpr int kDepth = 128;                       // k's per stage
-constexpr int kMultipliers = kGroups * 128, kCopiers = 128, kThreads = kMultipliers + kCopiers;
-constexpr int kCodePitch = kDepth + 16;  // bytes of a row's codes in a stage; avoids bank conflicts
-constexpr int kPartPitch = kRows + 4;    // floats of a token's sums; avoids bank conflicts
+constexpr int kMultipliers = kGroups * 128, kThreads = kMultipliers + 32;
+constexpr int kPartPitch = kRows + 4;  // floats of a token's sums; avoids bank conflicts
 constexpr int kMaxSplits = 8;
 constexpr int kMultiplyBarrier = 1;  // named barrier of the warps that multiply
+static_assert(kDepth == kTensorTileBytes && kDepth * sizeof(bf16) == 2 * kTensorTileBytes);
 
 struct Args {
+  CUtensorMap codes, x;  // tiles of kRows x kDepth codes, and of the block's tokens x kDepth / 2
   Fp8LinearView weight;
-  const bf16* x;
   const float* bias;
   float* out;
   int num_tokens, n, k;
-  int token_tiles, splits, split_steps;  // steps: of kDepth k's; split_steps: of each split but the last
-  int segment;                           // k's that are summed before they are multiplied by a scale
+  int units, token_tiles, splits,
+      split_steps;  // steps: of kDepth k's; split_steps: of each split but the last
+  int segment;      // k's that are summed before they are multiplied by a scale
   bool accumulate;
 };
 
 template <int kTokens>
 struct Shared {
-  static constexpr int kStages = kTokens > 64 ? 4 : 6;
-  static constexpr int kSlabBytes = kTokens * 128;  // 64 k's of every token, swizzled
+  static constexpr int kSlabBytes = kTokens * 128;  // 64 k's of every token
+  static constexpr int kCodeBytes = kRows * kDepth, kStageBytes = kCodeBytes + 2 * kSlabBytes;
+  static constexpr int kStages = std::min(8, 200 * 1024 / kStageBytes);
   alignas(1024) uint8_t x[kStages][2 * kSlabBytes];
-  alignas(16) uint8_t codes[kStages][kRows * kCodePitch];
+  alignas(1024) uint8_t codes[kStages][kCodeBytes];
   uint64_t full[kStages], empty[kStages];
 };
-static_assert(sizeof(Shared<16>::codes) >= 16 * kPartPitch * sizeof(float));
-static_assert(sizeof(Shared<128>::codes) >= 128 * kPartPitch * sizeof(float));
+static_assert(sizeof(Shared<16>::x) >= 16 * kPartPitch * sizeof(float));
+static_assert(sizeof(Shared<128>::x) >= 128 * kPartPitch * sizeof(float));
 
-// A block's unit and its part of K.
+// A block's part of a unit: the unit's rows and tokens, and the steps of the block's split.
 template <int kTokens>
 struct Work {
   int first_row, first_token, first_step, end_step;
-  __device__ explicit Work(const Args& a) {
-    const int split = static_cast<int>(blockIdx.x) % a.splits, unit = static_cast<int>(blockIdx.x) / a.splits;
+  __device__ Work(const Args& a, int unit) {
+    const int split = static_cast<int>(blockIdx.x) % a.splits;
     first_row = unit / a.token_tiles * kRows;
     first_token = unit % a.token_tiles * kTokens;
     first_step = split * a.split_steps;
@@ -79,55 +85,37 @@ struct Work {
   }
 };
 
-// Copies a step's codes in pieces of 16 bytes; rows past N and k's past K become zeros.
-template <int kTokens>
-__device__ __forceinline__ void load_codes(const Args& a, const Work<kTokens>& work, int step, uint8_t* to) {
-  constexpr int kPieces = kDepth / 16;
-  const int thread = static_cast<int>(threadIdx.x) - kMultipliers, piece = thread % kPieces;
-  const int k = step * kDepth + piece * 16;
-  const uint32_t dst = ptx::shared_address(to) + piece * 16;
-#pragma unroll
-  for (int i = 0; i < kRows * kPieces / kCopiers; ++i) {
-    const int r = thread / kPieces + i * (kCopiers / kPieces), row = work.first_row + r;
-    const bool inside = row < a.n && k < a.k;
-    ptx::cp_async16(dst + r * kCodePitch, a.weight.codes + (inside ? int64_t{row} * a.k + k : 0),
-                    inside ? 16 : 0);
-  }
+// Calls f(work) for each unit of the block's cluster. If K is split, a cluster has one unit.
+template <int kTokens, class F>
+__device__ __forceinline__ void for_each_unit(const Args& a, const F& f) {
+  const int clusters = static_cast<int>(gridDim.x) / a.splits;
+  for (int unit = static_cast<int>(blockIdx.x) / a.splits; unit < a.units; unit += clusters)
+    f(Work<kTokens>(a, unit));
 }
 
-// Copies a step's tokens into two slabs; tokens past T and k's past K become zeros.
+// Fills the stages; runs on one thread. The first stages' codes do not wait for the kernels before this one.
 template <int kTokens>
-__device__ __forceinline__ void load_x(const Args& a, const Work<kTokens>& work, int step, uint8_t* to) {
-  constexpr int kPieces = kDepth / 8;
-  const int thread = static_cast<int>(threadIdx.x) - kMultipliers, piece = thread % kPieces;
-  const int k = step * kDepth + piece * 8;
-  const uint32_t dst = ptx::shared_address(to) + piece / 8 * Shared<kTokens>::kSlabBytes;
-#pragma unroll
-  for (int i = 0; i < kTokens * kPieces / kCopiers; ++i) {
-    const int t = thread / kPieces + i * (kCopiers / kPieces), token = work.first_token + t;
-    const bool inside = token < a.num_tokens && k < a.k;
-    ptx::cp_async16(dst + t * 128 + ((piece % 8) ^ (t % 8)) * 16,
-                    a.x + (inside ? int64_t{token} * a.k + k : 0), inside ? 16 : 0);
-  }
-}
-
-template <int kTokens>
-__device__ void copy_stages(const Args& a, const Work<kTokens>& work, Shared<kTokens>& shared) {
+__device__ void copy_stages(const Args& a, Shared<kTokens>& shared) {
   constexpr int kStages = Shared<kTokens>::kStages;
-  const int early = min(kStages, work.end_step - work.first_step);
-  for (int i = 0; i < early; ++i) load_codes(a, work, work.first_step + i, shared.codes[i]);
+  const auto load_codes = [&](const Work<kTokens>& work, int step, int slot) {
+    ptx::mbarrier_arrive_expect_tx(&shared.full[slot], Shared<kTokens>::kStageBytes);
+    ptx::tensor_load(shared.codes[slot], &a.codes, step * kDepth, work.first_row, &shared.full[slot]);
+  };
+  const Work<kTokens> first(a, static_cast<int>(blockIdx.x) / a.splits);
+  const int early = min(kStages, first.end_step - first.first_step);
+  for (int i = 0; i < early; ++i) load_codes(first, first.first_step + i, i);
   ptx::grid_dependency_wait();
   RingPlace<kStages> place;
-  for (int step = work.first_step; step < work.end_step; ++step, place.next()) {
-    if (step - work.first_step >= kStages) {
-      ptx::mbarrier_wait(&shared.empty[place.slot], place.parity ^ 1);
-      load_codes(a, work, step, shared.codes[place.slot]);
+  int count = 0;  // of stages so far
+  for_each_unit<kTokens>(a, [&](const Work<kTokens>& work) {
+    for (int step = work.first_step; step < work.end_step; ++step, ++count, place.next()) {
+      if (count >= kStages) ptx::mbarrier_wait(&shared.empty[place.slot], place.parity ^ 1);
+      if (count >= early) load_codes(work, step, place.slot);
+      for (int half = 0; half < 2; ++half)
+        ptx::tensor_load(shared.x[place.slot] + half * Shared<kTokens>::kSlabBytes, &a.x,
+                         step * kDepth + half * kDepth / 2, work.first_token, &shared.full[place.slot]);
     }
-    load_x(a, work, step, shared.x[place.slot]);
-    ptx::cp_async_arrive(&shared.full[place.slot]);
-  }
-  ptx::cp_async_commit();
-  ptx::cp_async_wait<0>();  // before the threads exit
+  });
 }
 
 __device__ __forceinline__ uint32_t two_codes(const uint8_t* at) {
@@ -174,34 +162,38 @@ struct RowScales {
 // which are applied here.
 template <int kTokens, bool kBlocks>
 __device__ __forceinline__ void multiply(const Args& a, const Work<kTokens>& work, Shared<kTokens>& shared,
+                                         RingPlace<Shared<kTokens>::kStages>& place,
                                          float (&d)[kTokens / 2]) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
-  const int row = thread / 32 * 16 + lane / 4, own = row * kCodePitch + lane % 4 * 2;
+  const int row = thread / 32 * 16 + lane / 4;
+  const uint32_t own = row * kDepth + row % 8 * 16 + lane % 4 * 2;  // in a stage: the row's codes of piece 0
   const RowScales scales(a, work.first_row + row);
   float part[kBlocks ? kTokens / 2 : 1];
   constexpr int kGroupSteps = kSteps<kBlocks>, kGroupDepth = 16 * kGroupSteps;
   uint32_t w[2][kGroupSteps][4];
   int before = -1;
+  const auto release = [&](int slot) {
+    __syncwarp();
+    if (lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
+  };
 #pragma unroll
   for (float& sum : d) sum = 0;
 #pragma unroll
   for (float& sum : part) sum = 0;
-  RingPlace<Shared<kTokens>::kStages> place;
 #pragma unroll 1
   for (int step = work.first_step; step < work.end_step; ++step, place.next()) {
     const int slot = __shfl_sync(~0u, place.slot, 0);  // lets the compiler know that slot is warp-uniform
     ptx::mbarrier_wait(&shared.full[slot], place.parity);
-    ptx::fence_proxy_async_all();  // wgmma reads what cp.async wrote
-    const uint8_t* codes = shared.codes[slot] + own;
+    const uint8_t* const codes = shared.codes[slot];
     const uint64_t x = wgmma_b_descriptor(ptx::shared_address(shared.x[slot]));
 #pragma unroll
     for (int i = 0; i < kDepth / kGroupDepth; ++i) {
 #pragma unroll
       for (int s = 0; s < kGroupSteps; ++s) {
-        const uint8_t* at = codes + i * kGroupDepth + s * 16;
+        const uint8_t* at = codes + (own ^ ((i * kGroupSteps + s) * 16));
 #pragma unroll
         for (int r = 0; r < 4; ++r)
-          w[i % 2][s][r] = e4m3_pair_to_bf16<0>(two_codes(at + r % 2 * 8 * kCodePitch + r / 2 * 8));
+          w[i % 2][s][r] = e4m3_pair_to_bf16<0>(two_codes(at + r % 2 * 8 * kDepth + r / 2 * 8));
         keep_registers(w[i % 2][s]);  // ready before the fence; otherwise, wgmma would be serialised
       }
       const int first = i * kGroupDepth;  // k's before the group
@@ -220,15 +212,13 @@ __device__ __forceinline__ void multiply(const Args& a, const Work<kTokens>& wor
         add<kTokens>(d, w[i % 2], tokens);
         wgmma_wait<1>();
       }
-      if (i == 0 && before >= 0) {
-        __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(&shared.empty[before]);
-      }
+      if (i == 0 && before >= 0) release(before);
     }
     before = slot;
   }
   wgmma_wait<0>();
   keep_registers(d);
+  release(before);
 }
 
 // Scales a sum (unless kBlocks), adds the bias and writes the output.
@@ -272,60 +262,102 @@ template <int kTokens, bool kBlocks>
 __global__ void __launch_bounds__(kThreads, 1) linear_fp8_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<Shared<kTokens>*>(memory);
-  const Work<kTokens> work(a);
   ptx::grid_dependents_launch();
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shared<kTokens>::kStages; ++i) {
-      ptx::mbarrier_init(&shared.full[i], kCopiers);
+      ptx::mbarrier_init(&shared.full[i], 1);
       ptx::mbarrier_init(&shared.empty[i], kMultipliers / 32);
     }
     ptx::mbarrier_init_fence();
   }
   __syncthreads();
-  float* const parts = reinterpret_cast<float*>(shared.codes);
+  float* const parts = reinterpret_cast<float*>(shared.x);
   if (threadIdx.x >= kMultipliers) {
-    copy_stages(a, work, shared);
+    if (threadIdx.x == kMultipliers) copy_stages(a, shared);
+    __syncwarp();
   } else {
-    float d[kTokens / 2];
-    multiply<kTokens, kBlocks>(a, work, shared, d);
-    ptx::grid_dependency_wait();  // before out is written
-    if (a.splits == 1) {
-      for_each_sum<kTokens>(d, [&](int token, int row, float sum) {
-        store<kBlocks>(a, work.first_token + token, work.first_row + row, sum);
-      });
-      return;
-    }
-    ptx::named_barrier(kMultiplyBarrier, kMultipliers);  // the codes have been read
-    for_each_sum<kTokens>(d, [&](int token, int row, float sum) { parts[token * kPartPitch + row] = sum; });
+    RingPlace<Shared<kTokens>::kStages> place;
+    for_each_unit<kTokens>(a, [&](const Work<kTokens>& work) {
+      float d[kTokens / 2];
+      multiply<kTokens, kBlocks>(a, work, shared, place, d);
+      ptx::grid_dependency_wait();  // before out is written
+      if (a.splits == 1) {
+        for_each_sum<kTokens>(d, [&](int token, int row, float sum) {
+          store<kBlocks>(a, work.first_token + token, work.first_row + row, sum);
+        });
+      } else {
+        ptx::named_barrier(kMultiplyBarrier, kMultipliers);  // all stages have been read
+        for_each_sum<kTokens>(d,
+                              [&](int token, int row, float sum) { parts[token * kPartPitch + row] = sum; });
+      }
+    });
   }
   if (a.splits == 1) return;
   ptx::cluster_sync();
-  add_splits<kTokens, kBlocks>(a, work, parts);
+  add_splits<kTokens, kBlocks>(a, Work<kTokens>(a, static_cast<int>(blockIdx.x) / a.splits), parts);
   ptx::cluster_sync();  // no block may exit while its sums are read
 }
 
+// Returns the number of clusters of `splits` blocks that run at once.
 template <int kTokens, bool kBlocks>
-void launch_kernel(const Args& a, int units) {
+int max_clusters(int splits) {
+  static std::atomic<int> known[kMaxSplits + 1];
+  int count = known[splits].load();
+  if (count > 0) return count;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {static_cast<unsigned>(splits), 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(splits));
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = sizeof(Shared<kTokens>);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  const int blocks = device_limits().num_sms / splits;
+  if (cudaOccupancyMaxActiveClusters(&count, linear_fp8_kernel<kTokens, kBlocks>, &config) != cudaSuccess)
+    count = blocks;
+  count = std::clamp(count, 1, std::max(blocks, 1));
+  known[splits].store(count);
+  return count;
+}
+
+// Chooses the number of splits of K with which the last cluster is done first.
+template <int kTokens, bool kBlocks>
+void split_depth(Args& a, bool splits_k) {
+  const int steps = static_cast<int>(ceil_div(a.k, kDepth));
+  const int most = splits_k ? std::min(kMaxSplits, (steps + 1) / 2) : 1;
+  int64_t least = 0;
+  for (int splits = 1; splits <= most; ++splits) {
+    const int64_t waves = ceil_div(a.units, max_clusters<kTokens, kBlocks>(splits));
+    const int64_t time = waves * ceil_div(steps, splits);
+    if (splits > 1 && (waves > 1 || time >= least)) continue;
+    least = time;
+    a.split_steps = static_cast<int>(ceil_div(steps, splits));
+  }
+  a.splits = static_cast<int>(ceil_div(steps, a.split_steps));
+}
+
+template <int kTokens, bool kBlocks>
+void launch_kernel(Args a, bool splits_k) {
   const auto kernel = linear_fp8_kernel<kTokens, kBlocks>;
   prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
+  split_depth<kTokens, kBlocks>(a, splits_k);
+  const int blocks = a.splits > 1 ? a.units * a.splits : std::min(a.units, device_limits().num_sms);
   launch("linear_fp8", kernel,
-         {dim3(static_cast<unsigned>(units * a.splits)), dim3(kThreads), sizeof(Shared<kTokens>),
+         {dim3(static_cast<unsigned>(blocks)), dim3(kThreads), sizeof(Shared<kTokens>),
           static_cast<unsigned>(a.splits)},
          a);
 }
 
 template <int kTokens>
-void launch_tokens(Args a, bool splits_k) {
+void launch_tokens(Args a, const bf16* x, bool splits_k) {
+  a.x = tensor_map(x, sizeof(bf16), a.num_tokens, a.k, kTokens);
   a.token_tiles = static_cast<int>(ceil_div(a.num_tokens, kTokens));
-  const int64_t units = ceil_div(a.n, kRows) * a.token_tiles, steps = ceil_div(a.k, kDepth);
-  const int64_t most = splits_k ? std::min<int64_t>(kMaxSplits, ceil_div(steps, 2)) : 1;
-  a.split_steps =
-      static_cast<int>(ceil_div(steps, std::clamp<int64_t>(device_limits().num_sms / units, 1, most)));
-  a.splits = static_cast<int>(ceil_div(steps, a.split_steps));
+  a.units = static_cast<int>(ceil_div(a.n, kRows)) * a.token_tiles;
   if (a.weight.col_block >= a.k)
-    launch_kernel<kTokens, false>(a, static_cast<int>(units));
+    launch_kernel<kTokens, false>(a, splits_k);
   else
-    launch_kernel<kTokens, true>(a, static_cast<int>(units));
+    launch_kernel<kTokens, true>(a, splits_k);
 }
 
 }  // namespace
@@ -337,27 +369,26 @@ void linear_fp8(const LinearArgs& args, Fp8Splits splits) {
   FP4MOE_CHECK(args.x.dtype == DType::kBF16 && args.x.cols % kFp8DeviceStep == 0,
                "linear_fp8 with K=" + std::to_string(args.x.cols));
   const Fp8LinearView& w = args.fp8;
-  const Args a{.weight = w,
-               .x = static_cast<const bf16*>(args.x.data),
-               .bias = args.bias,
-               .out = args.out,
-               .num_tokens = static_cast<int>(args.x.rows),
-               .n = static_cast<int>(args.n),
-               .k = static_cast<int>(args.x.cols),
-               .token_tiles = 0,
-               .splits = 0,
-               .split_steps = 0,
-               .segment = static_cast<int>(std::gcd(w.col_block, int64_t{kDepth})),
-               .accumulate = args.accumulate};
+  Args a{};
+  a.codes = tensor_map(w.codes, 1, args.n, args.x.cols, kRows);
+  a.weight = w;
+  a.bias = args.bias;
+  a.out = args.out;
+  a.num_tokens = static_cast<int>(args.x.rows);
+  a.n = static_cast<int>(args.n);
+  a.k = static_cast<int>(args.x.cols);
+  a.segment = static_cast<int>(std::gcd(w.col_block, int64_t{kDepth}));
+  a.accumulate = args.accumulate;
+  const auto* const x = static_cast<const bf16*>(args.x.data);
   const bool splits_k = splits == Fp8Splits::kBySize;
   if (a.num_tokens <= 16)
-    launch_tokens<16>(a, splits_k);
+    launch_tokens<16>(a, x, splits_k);
   else if (a.num_tokens <= 32)
-    launch_tokens<32>(a, splits_k);
+    launch_tokens<32>(a, x, splits_k);
   else if (a.num_tokens <= 64)
-    launch_tokens<64>(a, splits_k);
+    launch_tokens<64>(a, x, splits_k);
   else
-    launch_tokens<128>(a, splits_k);
+    launch_tokens<128>(a, x, splits_k);
 }
 
 }  // namespace fp4moe

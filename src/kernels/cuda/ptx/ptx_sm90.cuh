@@ -48,6 +48,16 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
       : "memory");
 }
 
+// Starts a copy of the tile at (col, row) of the matrix that `map` (a tensor_map(), in constant or parameter
+// memory) describes. `bar` gets the bytes of a whole tile.
+__device__ __forceinline__ void tensor_load(void* dst, const void* map, int col, int row, uint64_t* bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
+      "[%4];" ::"r"(shared_address(dst)),
+      "l"(map), "r"(col), "r"(row), "r"(shared_address(bar))
+      : "memory");
+}
+
 // Starts to fetch the 128-byte line of `global` into the L2.
 __device__ __forceinline__ void prefetch_l2(const void* global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
