@@ -120,7 +120,9 @@ MoeWeightsView as_expert(const MlpWeightsView& w, Shard shard) {
 }  // namespace
 
 int64_t dense_mlp_block(const MlpWeightsView& weights) {
-  if (weights.gate.is_fp4) return fp4_block(weights.gate.fp4.format);
+  constexpr int64_t kTileRows = 32;  // of gate and of up in a GPU's tile
+  if (weights.gate.is_fp4)
+    return weights.intermediate_size % kTileRows == 0 ? kTileRows : fp4_block(weights.gate.fp4.format);
   const bool has_fp8_blocks = weights.down.is_fp8() && weights.down.fp8.col_block < weights.intermediate_size;
   // A width that is no multiple of the step cannot be split, but fits in one shard.
   return has_fp8_blocks && weights.intermediate_size % kFp8ColumnStep == 0 ? kFp8ColumnStep : kPanelRows;
@@ -134,8 +136,12 @@ Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const Dens
   FP4MOE_RETURN_IF_ERROR(check_linear(w.gate, "gate", n, h, w.gate));
   FP4MOE_RETURN_IF_ERROR(check_linear(w.up, "up", n, h, w.gate));
   FP4MOE_RETURN_IF_ERROR(check_linear(w.down, "down", h, n, w.gate));
-  if (shard.count == 0) return std::unique_ptr<DenseMlp>(std::make_unique<EmptyMlp>(h));
   MoeProblem p = plan.problem();
+  if (shard.count == 0 && p.device == DeviceKind::kCuda)
+    return unsupported("I = " + std::to_string(n) + " has fewer blocks of " +
+                       std::to_string(dense_mlp_block(w)) +
+                       " than there are ranks, which a GPU does not run; nearest legal choice: fewer ranks");
+  if (shard.count == 0) return std::unique_ptr<DenseMlp>(std::make_unique<EmptyMlp>(h));
   if (!is_fp4) {
     auto mlp = std::make_unique<GemmMlp>(ops, p.act_dtype, shard.count);
     FP4MOE_RETURN_IF_ERROR(mlp->pack(w, shard, pool));

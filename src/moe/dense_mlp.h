@@ -14,14 +14,15 @@
 
 namespace fp4moe {
 
-// Shards of the MLP's I must be multiples of this many columns.
+// Shards of the MLP's I must be multiples of this many columns. The same on every device.
 int64_t dense_mlp_block(const MlpWeightsView& weights);
 
 class DenseMlp {
  public:
-  // Packs the shard [intermediate.first, + count) of the weights' I; with count 0, the output is zero. The
-  // weights may be released afterwards. `ops` runs bf16 and FP8 weights; plan.runner() runs FP4 weights under
-  // plan.numerics(), with the MLP's own input scales. kUnsupported for biases or a mix of formats.
+  // Packs the shard [intermediate.first, + count) of the weights' I; with count 0, the output is zero
+  // (kUnsupported on a GPU). The weights may be released afterwards. `ops` runs bf16 and FP8 weights;
+  // plan.runner() runs FP4 weights under plan.numerics(), with the MLP's own input scales. kUnsupported for
+  // biases or a mix of formats.
   static Result<std::unique_ptr<DenseMlp>> make(const MoePlan& plan, const DenseOps& ops,
                                                 const MlpWeightsView& weights, Shard intermediate,
                                                 ThreadPool& pool);

@@ -137,6 +137,14 @@ TEST(DenseMlpTest, ShardsAddUpAndOneWithoutABlockIsZero) {
 }
 
 // The MLP of bf16 weights that FP8 codes with scales for blocks or rows represent exactly; its shards add up.
+TEST(DenseMlpTest, Fp4ShardsHaveWholeTilesIfTheWidthAllows) {
+  MlpCase c(/*is_fp4=*/true);  // NVFP4: blocks of 16
+  for (const auto& [width, block] : {std::pair{96, 32}, {160, 32}, {112, 16}, {16, 16}, {2048, 32}}) {
+    c.view.intermediate_size = width;
+    EXPECT_EQ(dense_mlp_block(c.view), block) << width;
+  }
+}
+
 TEST(DenseMlpTest, Fp8EqualsItsDequantisedWeights) {
   constexpr int64_t kWide = 192;  // cut into 96 and 96: within a block of 128
   for (const bool has_blocks : {true, false}) {

@@ -163,6 +163,9 @@ std::string why_not(const RunnerRow& row, const MoeProblem& p, Scheme scheme, co
            compute_capability_text(p.compute_capability);
   if (row.device == DeviceKind::kCuda && p.intermediate_size % 32 != 0)
     return "needs an intermediate_size that is a multiple of 32, got " + number(p.intermediate_size);
+  if (row.device == DeviceKind::kCuda && p.shard_block() % 32 != 0)
+    return "needs 32 columns of intermediate_size " + number(p.intermediate_size) + " for each of " +
+           number(p.layout.moe_tp()) + " ranks";
   if (row.isa > p.isa)
     return std::string("needs ") + isa_name(row.isa) + ", but this CPU has " + isa_name(p.isa);
   if (!row.formats.has(p.format)) return std::string("does not read ") + fp4_format_name(p.format);

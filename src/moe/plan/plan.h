@@ -37,12 +37,13 @@ struct MoeProblem {
 
   int gpu() const { return gpu_of_rank(layout.rank); }  // ordinal of this rank's GPU
 
-  // Number of adjacent columns of I that sharding does not split: 64, the unit of GPU tiles, if I has enough
-  // such blocks for all shards, else one scale block. The same on every device.
+  // Number of adjacent columns of I that sharding does not split: 64, the unit of GPU tiles, or 32, the rows
+  // of gate in a tile, if I has enough such blocks for all shards, else one scale block. The same on every
+  // device.
   int64_t shard_block() const {
-    constexpr int64_t kTile = 64;
-    const bool is_tiled = intermediate_size % kTile == 0 && intermediate_size / kTile >= layout.moe_tp();
-    return is_tiled ? kTile : fp4_block(format);
+    for (const int64_t columns : {64, 32})
+      if (intermediate_size % columns == 0 && intermediate_size / columns >= layout.moe_tp()) return columns;
+    return fp4_block(format);
   }
   // This rank's experts, and its part of each expert's I.
   Shard local_experts() const { return shard_blocks(num_experts, 1, layout.ep, layout.ep_rank()); }

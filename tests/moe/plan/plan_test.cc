@@ -136,12 +136,17 @@ TEST(PlanTest, DescribesWhatEachRankHas) {
     EXPECT_NE(text.find(part), std::string::npos) << part << "\nin\n" << text;
 }
 
-// Shards are whole tiles of 64 columns if there are enough, otherwise whole scale blocks.
+// Shards are whole tiles of 64 columns if there are enough, otherwise half tiles or whole scale blocks.
 TEST(PlanTest, TensorShardsAreWholeTiles) {
   MoeProblem narrow = problem();
   narrow.intermediate_size = 160;
   EXPECT_EQ(plan(narrow, {.tp = 4}).at_rank(0).problem().local_intermediate().count, 64);
   EXPECT_EQ(plan(narrow, {.tp = 4}).at_rank(3).problem().local_intermediate().count, 32);
+  narrow.format = Fp4Format::kNvfp4;
+  narrow.intermediate_size = 96;
+  EXPECT_EQ(plan(narrow, {.tp = 2}).at_rank(0).problem().local_intermediate().count, 64);
+  EXPECT_EQ(plan(narrow, {.tp = 2}).at_rank(1).problem().local_intermediate().count, 32);
+  EXPECT_EQ(plan(narrow, {.tp = 4}).at_rank(2).problem().local_intermediate().count, 16);
   const MoePlan made = plan(problem(), {.tp = 4});
   const int64_t expected[] = {768, 704, 704, 704};
   for (int rank = 0; rank < 4; ++rank) {
