@@ -10,7 +10,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-DTYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "U8": np.uint8, "F8_E4M3": ml_dtypes.float8_e4m3fn}
+DTYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "U8": np.uint8, "F8_E4M3": ml_dtypes.float8_e4m3fn,
+          "I64": np.int64, "BOOL": np.bool_}
 JITTER = 0.03  # relative, per weight
 
 
