@@ -38,7 +38,7 @@ class DraftHeads(unittest.TestCase):
             expected["midlayer." + name] = shape
         expected = {name + ".weight": (BF16, shape) for name, shape in expected.items()}
         expected.update(d2t=(np.int64, (v,)), t2d=(np.bool_, (c["vocab_size"],)))
-        tensors = draft_port.stored_tensors(EAGLE3)
+        tensors = bf16_demo.load_folder(EAGLE3)
         self.assertEqual(shapes(tensors), expected)
         token_ids = np.arange(v) + tensors["d2t"]
         np.testing.assert_array_equal(token_ids, np.flatnonzero(tensors["t2d"]))
@@ -47,9 +47,9 @@ class DraftHeads(unittest.TestCase):
     def test_tensors_of_the_mtp_layer(self):
         config = draft_port.read_json(DEEPSEEK, "config.json")
         self.assertEqual(config["num_nextn_predict_layers"], 1)
-        index = draft_port.read_json(DEEPSEEK, "model.safetensors.index.json")
+        index = draft_port.read_json(DEEPSEEK, bf16_demo.INDEX)
         last, mtp = (f"model.layers.{config['num_hidden_layers'] + i}." for i in (-1, 0))
-        files = sorted(set(index["weight_map"].values()))
+        files = bf16_demo.weight_files(DEEPSEEK)
         shards = [bf16_demo.load(os.path.join(DEEPSEEK, file)) for file in files]
         self.assertEqual(index["weight_map"], {name: file for file, shard in zip(files, shards) for name in shard})
         expected = {mtp + name[len(last):]: shape for name, shape in shapes(shards[0]).items() if name.startswith(last)}

@@ -14,18 +14,6 @@ def read_json(folder, name):
         return json.load(file)
 
 
-def stored_tensors(folder):
-    """All tensors of a checkpoint's files, by name, as they are stored."""
-    index = "model.safetensors.index.json"
-    files = ["model.safetensors"]
-    if os.path.exists(os.path.join(folder, index)):
-        files = sorted(set(read_json(folder, index)["weight_map"].values()))
-    tensors = {}
-    for file in files:
-        tensors.update(bf16_demo.load(os.path.join(folder, file)))
-    return tensors
-
-
 def float_weights(tensors):
     weights = {name: t.astype(np.float32) for name, t in tensors.items() if t.dtype != np.uint8}
     weights.update(bf16_demo.dequantised(tensors))
@@ -94,7 +82,7 @@ class GptOss:
     """The gpt_oss target. run() returns the residuals after each layer, and the logits."""
 
     def __init__(self, folder):
-        self.config, self.w = read_json(folder, "config.json"), float_weights(stored_tensors(folder))
+        self.config, self.w = read_json(folder, "config.json"), float_weights(bf16_demo.load_folder(folder))
         rope, d = self.config["rope_parameters"], self.config["head_dim"]
         plain = rope["rope_theta"] ** (-np.arange(0, d, 2) / d)
         at = lambda turns: d * math.log(rope["original_max_position_embeddings"] / (turns * 2 * math.pi)) / (
@@ -144,7 +132,7 @@ class DeepSeek:
     """The deepseek_v3 target. run() returns the final hidden states after the norm, and the logits."""
 
     def __init__(self, folder):
-        self.config, self.w = read_json(folder, "config.json"), float_weights(stored_tensors(folder))
+        self.config, self.w = read_json(folder, "config.json"), float_weights(bf16_demo.load_folder(folder))
         d = self.config["qk_rope_head_dim"]
         self.inv_freq = self.config["rope_parameters"]["rope_theta"] ** (-np.arange(0, d, 2) / d)
 
@@ -203,7 +191,7 @@ class Eagle3:
     """An EAGLE-3 head on a GptOss target."""
 
     def __init__(self, folder, target):
-        self.config, self.w = read_json(folder, "config.json"), float_weights(stored_tensors(folder))
+        self.config, self.w = read_json(folder, "config.json"), float_weights(bf16_demo.load_folder(folder))
         self.embeddings, self.cache = target.w["model.embed_tokens.weight"], Cache()
         self.token_ids = np.arange(self.config["draft_vocab_size"]) + self.w["d2t"].astype(np.int64)
         d = self.config["head_dim"]
