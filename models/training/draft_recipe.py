@@ -6,6 +6,7 @@ at p. It takes token x[p + 1 + k] and predicts x[p + 2 + k]. Step 0 takes the ta
 model's output of step k - 1.
 """
 import argparse
+import json
 import math
 import random
 import time
@@ -216,7 +217,7 @@ def acceptance(draft, target_pass, prompts, outputs):
 
 
 def reference_acceptance(draft, target_pass, tokenizer, num_steps, num_eval):
-    """Returns what reference_acceptance.json holds: acceptance on held-out questions, and four examples per form."""
+    """Returns the content of reference_acceptance.json: acceptance on held-out questions, four examples per form."""
     scores, examples = {}, []
     for form, prompts in held_out_prompts(tokenizer, num_eval).items():
         for name, temperature in (("greedy", 0.0), ("temperature_0.7", 0.7)):
@@ -228,3 +229,11 @@ def reference_acceptance(draft, target_pass, tokenizer, num_steps, num_eval):
     print(scores, flush=True)
     return {"num_drafts": NUM_DRAFTS, "n_eval": num_eval, "train_steps": num_steps, "acceptance": scores,
             "examples": examples}
+
+
+def write_reference(folder, reference):
+    """Writes reference_acceptance.json with one line per example."""
+    lines = [f' "{key}": {json.dumps(value)}' for key, value in reference.items() if key != "examples"]
+    examples = ",\n".join("  " + json.dumps(example) for example in reference["examples"])
+    with open(f"{folder}/reference_acceptance.json", "w") as f:
+        f.write("{\n" + ",\n".join(lines) + ',\n "examples": [\n' + examples + "\n ]\n}\n")

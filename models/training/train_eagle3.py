@@ -135,7 +135,7 @@ def main():
     save_file(tensors(head), os.path.join(args.output_folder, "model.safetensors"), metadata={"format": "pt"})
     recipe.write_json(args.output_folder, "config.json", config())
     reference = draft_recipe.reference_acceptance(head, target_pass, tokenizer, num_steps, args.num_eval)
-    recipe.write_json(args.output_folder, "reference_acceptance.json", reference)
+    draft_recipe.write_reference(args.output_folder, reference)
 
 
 if __name__ == "__main__":

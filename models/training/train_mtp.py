@@ -126,7 +126,7 @@ def main():
     amax = train_dsv3.calibrate(lambda: layer.run(ids, None, target_pass(ids)[1], draft_recipe.NUM_DRAFTS))
     write_folder(args.target_folder, args.output_folder, layer, amax)
     reference = draft_recipe.reference_acceptance(layer, target_pass, tokenizer, num_steps, args.num_eval)
-    recipe.write_json(args.output_folder, "reference_acceptance.json", reference)
+    draft_recipe.write_reference(args.output_folder, reference)
 
 
 if __name__ == "__main__":
