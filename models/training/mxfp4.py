@@ -33,3 +33,10 @@ def pack(w):
     x = b / torch.exp2(exponent)
     code = (magnitude_codes(x.abs()) | (torch.signbit(x).int() << 3)).to(torch.uint8)
     return (code[..., 0::2] | (code[..., 1::2] << 4)).contiguous(), (exponent.squeeze(-1) + 127).to(torch.uint8)
+
+
+def unpack(blocks, scales):
+    """blocks [..., N, K/32, 16] u8, scales [..., N, K/32] u8 -> [..., N, K] float32; the inverse of pack."""
+    grid = torch.tensor(VALUES + tuple(-v for v in VALUES), device=blocks.device)
+    values = grid[torch.stack([blocks & 15, blocks >> 4], -1).flatten(-2).long()]
+    return (values * torch.exp2(scales.float() - 127).unsqueeze(-1)).flatten(-2)

@@ -32,3 +32,10 @@ def pack(w, scale):
     code = (magnitude_codes(scaled.abs()) | (torch.signbit(scaled).int() << 3)).to(torch.uint8)
     return ((code[..., 0::2] | (code[..., 1::2] << 4)).flatten(-2).contiguous(),
             block.squeeze(-1).to(torch.float8_e4m3fn))
+
+
+def unpack(codes, block_scales, scale):
+    """codes [N, K/2] u8, block_scales [N, K/16] E4M3, scale [] -> [N, K] float32; the inverse of pack."""
+    grid = torch.tensor(VALUES + tuple(-v for v in VALUES), device=codes.device)
+    values = grid[torch.stack([codes & 15, codes >> 4], -1).flatten(-2).long()]
+    return (values.unflatten(-1, (-1, 16)) * (block_scales.float() * scale).unsqueeze(-1)).flatten(-2)

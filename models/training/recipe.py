@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 import problems
 
-DEVICE, VOCAB, HIDDEN, EXPERTS, TOP_K, SEQUENCE = "cuda", 1024, 256, 16, 4, 512
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+VOCAB, HIDDEN, EXPERTS, TOP_K, SEQUENCE = 1024, 256, 16, 4, 512
 END_OF_TEXT, IM_END = 0, 2
 TOKEN_IDS = dict(eos_token_id=[END_OF_TEXT, IM_END], pad_token_id=END_OF_TEXT, bos_token_id=END_OF_TEXT)
 CHAT_TEMPLATE = ("{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + "
@@ -82,19 +83,38 @@ def chat_prompt(user):
 
 
 @torch.no_grad()
-def generate(model, tokenizer, prompts, max_new_tokens=160):
-    answers = []
-    for i in range(0, len(prompts), 256):
-        rows = [tokenizer.encode(p).ids for p in prompts[i:i + 256]]
+def generate_ids(model, prompts, temperature=0.0, max_new_tokens=160, batch=256):
+    """prompts: lists of token ids -> lists of output ids, with the token that ends an output. 0: greedy."""
+    sampling = dict(do_sample=True, temperature=temperature, top_k=0) if temperature > 0 else dict(do_sample=False)
+    outputs = []
+    for i in range(0, len(prompts), batch):
+        rows = prompts[i:i + batch]
         width = max(map(len, rows))
         ids = torch.tensor([[END_OF_TEXT] * (width - len(r)) + r for r in rows], device=DEVICE)
         mask = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in rows], device=DEVICE)
-        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, do_sample=False,
+        out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=max_new_tokens, **sampling,
                              eos_token_id=[END_OF_TEXT, IM_END], pad_token_id=END_OF_TEXT)
         for row in out[:, width:].tolist():
             end = next((j for j, t in enumerate(row) if t in (END_OF_TEXT, IM_END)), len(row))
-            answers.append(tokenizer.decode(row[:end]))
-    return answers
+            outputs.append(row[:end + 1])
+    return outputs
+
+
+def generate(model, tokenizer, prompts):
+    return [tokenizer.decode(ids) for ids in generate_ids(model, [tokenizer.encode(p).ids for p in prompts])]
+
+
+def multiple_choice_prompts(questions):
+    """Returns the prompts of problems.test_sets()' second form with shuffled options, and the right letters."""
+    r, prompts, letters = random.Random(0), [], []
+    for x in questions:
+        options = [x["Correct Answer"], x["Incorrect Answer 1"], x["Incorrect Answer 2"], x["Incorrect Answer 3"]]
+        order = [0, 1, 2, 3]
+        r.shuffle(order)
+        a, b, c, d = (options[j] for j in order)
+        prompts.append(chat_prompt(problems.GPQA_PROMPT.format(q=x["Question"], a=a, b=b, c=c, d=d)))
+        letters.append("ABCD"[order.index(0)])
+    return prompts, letters
 
 
 def accuracy(model, tokenizer, n):
@@ -102,14 +122,7 @@ def accuracy(model, tokenizer, n):
     answers = generate(model, tokenizer, [chat_prompt(x["question"]) for x in gsm[:n]])
     right = [bool((m := re.search(r"#### (-?\d+)", a)) and m.group(1) == x["answer"].rsplit("#### ", 1)[1])
              for a, x in zip(answers, gsm)]
-    r, prompts, letters = random.Random(0), [], []
-    for x in mc[:n]:
-        options = [x["Correct Answer"], x["Incorrect Answer 1"], x["Incorrect Answer 2"], x["Incorrect Answer 3"]]
-        order = [0, 1, 2, 3]
-        r.shuffle(order)
-        a, b, c, d = (options[j] for j in order)
-        prompts.append(chat_prompt(problems.GPQA_PROMPT.format(q=x["Question"], a=a, b=b, c=c, d=d)))
-        letters.append("ABCD"[order.index(0)])
+    prompts, letters = multiple_choice_prompts(mc[:n])
     picked = [bool((m := re.search(r"Answer: ([A-D])", a)) and m.group(1) == letter)
               for a, letter in zip(generate(model, tokenizer, prompts), letters)]
     return {"gsm8k_form": sum(right) / len(right), "gpqa_form": sum(picked) / len(picked)}

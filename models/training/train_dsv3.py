@@ -95,19 +95,23 @@ def watch_router(routed):
     return hook
 
 
+def patch_layer(layer, name, routed):
+    """Patches a decoder layer's MLPs, named `name`; `routed` collects (scores, chosen experts) in a forward pass."""
+    if not hasattr(layer.mlp, "experts"):
+        parts = [(layer.mlp, name, mlp)]
+    else:
+        parts = [(layer.mlp.experts, f"{name}.experts", dense_experts),
+                 (layer.mlp.shared_experts, f"{name}.shared_experts", mlp)]
+        layer.mlp.gate.register_forward_hook(watch_router(routed))
+    for module, part_name, forward in parts:
+        module.recipe_name = part_name
+        module.forward = types.MethodType(forward, module)
+
+
 def patch(model):
-    """Patches the MLPs; returns the list that collects (scores, chosen experts) in a forward pass."""
     routed = []
     for i, layer in enumerate(model.model.layers):
-        if not hasattr(layer.mlp, "experts"):
-            parts = [(layer.mlp, f"model.layers.{i}.mlp", mlp)]
-        else:
-            parts = [(layer.mlp.experts, f"model.layers.{i}.mlp.experts", dense_experts),
-                     (layer.mlp.shared_experts, f"model.layers.{i}.mlp.shared_experts", mlp)]
-            layer.mlp.gate.register_forward_hook(watch_router(routed))
-        for module, name, forward in parts:
-            module.recipe_name = name
-            module.forward = types.MethodType(forward, module)
+        patch_layer(layer, f"model.layers.{i}.mlp", routed)
     return routed
 
 
@@ -121,12 +125,13 @@ def begin_step(done):
 
 
 @torch.no_grad()
-def calibrate(model, data):
-    """Sets static_scales with FP4 weights in use (for experts, the largest scale); returns the amax of each input."""
+def calibrate(forward):
+    """Sets static_scales with FP4 weights in use (for experts, the largest scale); returns the amax of each input of
+    forward()."""
     global largest, static_scales
     set_mode(True, False)
     largest = {}
-    model.model(input_ids=data[:64].long(), use_cache=False)
+    forward()
     amax, largest = largest, None
     static_scales = {key: nvfp4.tensor_scale(value.amax()) for key, value in amax.items()}
     return amax
@@ -140,7 +145,7 @@ def put_mlp(tensors, name, weights, amax):
                               ("down_proj", down, nvfp4.tensor_scale(down.abs().amax()), amax[1])):
         codes, block = nvfp4.pack(w, scale)
         tensors[f"{name}.{part}.weight"], tensors[f"{name}.{part}.weight_scale"] = codes.cpu(), block.cpu()
-        tensors[f"{name}.{part}.weight_scale_2"] = scale.reshape(()).cpu()
+        tensors[f"{name}.{part}.weight_scale_2"] = scale.reshape(()).cpu().clone()
         tensors[f"{name}.{part}.input_scale"] = nvfp4.tensor_scale(a).reshape(()).cpu()
 
 
@@ -163,24 +168,29 @@ def bf16_tensors(model):
     return tensors
 
 
+def linears(mlp):
+    return mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight
+
+
+def put_layer(tensors, name, mlp, amax):
+    """Replaces the stock tensors of a layer's MLP or experts, named `name`, by FP4 ones."""
+    scales = lambda n: (amax[n, "a1"], amax[n, "a2"])
+    if not hasattr(mlp, "experts"):
+        put_mlp(tensors, name, linears(mlp), scales(name))
+        return
+    del tensors[name + ".experts.gate_up_proj"], tensors[name + ".experts.down_proj"]
+    for e in range(EXPERTS):
+        used = [a[e].clamp_min(1e-3) for a in scales(name + ".experts")]
+        put_mlp(tensors, f"{name}.experts.{e}", expert_linears(mlp.experts, e), used)
+    put_mlp(tensors, name + ".shared_experts", linears(mlp.shared_experts), scales(name + ".shared_experts"))
+    tensors[name + ".gate.e_score_correction_bias"] = mlp.gate.e_score_correction_bias.float().cpu()
+
+
 @torch.no_grad()
 def fp4_tensors(model, amax):
     tensors = recipe.bf16_tensors(model)
     for i, layer in enumerate(model.model.layers):
-        name = f"model.layers.{i}.mlp"
-        scales = lambda n: (amax[n, "a1"], amax[n, "a2"])
-        linears = lambda m: (m.gate_proj.weight, m.up_proj.weight, m.down_proj.weight)
-        if not hasattr(layer.mlp, "experts"):
-            put_mlp(tensors, name, linears(layer.mlp), scales(name))
-            continue
-        experts = layer.mlp.experts
-        del tensors[name + ".experts.gate_up_proj"], tensors[name + ".experts.down_proj"]
-        for e in range(EXPERTS):
-            weights = expert_linears(experts, e)
-            used = [a[e].clamp_min(1e-3) for a in scales(name + ".experts")]
-            put_mlp(tensors, f"{name}.experts.{e}", weights, used)
-        put_mlp(tensors, name + ".shared_experts", linears(layer.mlp.shared_experts), scales(name + ".shared_experts"))
-        tensors[name + ".gate.e_score_correction_bias"] = layer.mlp.gate.e_score_correction_bias.float().cpu()
+        put_layer(tensors, f"model.layers.{i}.mlp", layer.mlp, amax)
     return tensors
 
 
@@ -225,7 +235,7 @@ def main():
         recipe.write_files(config, bf16_tensors(model), None, args)
         return
     recipe.train(model, data, args, patch(model), begin_step)
-    amax = calibrate(model, data)
+    amax = calibrate(lambda: model.model(input_ids=data[:64].long(), use_cache=False))
     scores = {}
     for name, weights, activations in (("bf16", False, False), ("w4a16", True, False), ("w4a4", True, True)):
         set_mode(weights, activations)

@@ -10,8 +10,19 @@ import numpy as np
 from safetensors.numpy import save_file
 
 E2M1 = np.array([0, .5, 1, 1.5, 2, 3, 4, 6, -0., -.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-DTYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "U8": np.uint8, "F8_E4M3": ml_dtypes.float8_e4m3fn}
+DTYPES = {"BF16": ml_dtypes.bfloat16, "F32": np.float32, "U8": np.uint8, "F8_E4M3": ml_dtypes.float8_e4m3fn,
+          "I64": np.int64, "BOOL": np.bool_}
+INDEX = "model.safetensors.index.json"
 JITTER = 0.03  # relative, per weight
+
+
+def weight_files(folder):
+    """Returns the names of a checkpoint's weight files, in order."""
+    index = os.path.join(folder, INDEX)
+    if not os.path.exists(index):
+        return ["model.safetensors"]
+    with open(index) as file:
+        return sorted(set(json.load(file)["weight_map"].values()))
 
 
 def load(path):
@@ -26,6 +37,10 @@ def load(path):
             bytes_ = data[8 + size + begin:8 + size + end]
             tensors[name] = np.frombuffer(bytes_, DTYPES[entry["dtype"]]).reshape(entry["shape"])
     return tensors
+
+
+def load_folder(folder):
+    return {name: t for file in weight_files(folder) for name, t in load(os.path.join(folder, file)).items()}
 
 
 def values(codes):
@@ -47,14 +62,14 @@ def dequantised(tensors):
 def write(demo, folder):
     os.makedirs(folder)
     for name in os.listdir(demo):
-        if not name.endswith(".safetensors") and name not in ("config.json", "hf_quant_config.json"):
+        if not name.endswith(".safetensors") and name not in ("config.json", "hf_quant_config.json", INDEX):
             shutil.copy(os.path.join(demo, name), folder)
     with open(os.path.join(demo, "config.json")) as file:
         config = json.load(file)
     config.pop("quantization_config", None)
     with open(os.path.join(folder, "config.json"), "w") as file:
         json.dump(config, file)
-    tensors = load(os.path.join(demo, "model.safetensors"))
+    tensors = load_folder(demo)
     fp4 = ("_blocks", "_scales", ".input_scale", ".weight_scale", ".weight_scale_2")
     out = {name: tensor for name, tensor in tensors.items()
            if not name.endswith(fp4) and tensor.dtype != np.uint8}

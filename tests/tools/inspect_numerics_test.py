@@ -7,6 +7,8 @@ import sys
 import tempfile
 import unittest
 
+import bf16_demo
+
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 NVFP4 = os.path.join(os.path.dirname(MODEL), "demo-dsv3-nvfp4")
 
@@ -52,7 +54,7 @@ class Numerics(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             for name in os.listdir(NVFP4):
                 os.symlink(os.path.join(NVFP4, name), os.path.join(folder, name))
-            weights = os.path.join(folder, "model.safetensors")
+            weights = os.path.join(folder, bf16_demo.weight_files(NVFP4)[0])
             with open(weights, "rb") as file:
                 data = bytearray(file.read())
             size = struct.unpack("<Q", data[:8])[0]

@@ -12,6 +12,7 @@
 #include "device/device_info.h"
 #include "device/device_memory.h"
 #include "engine/ranks/rank_config.h"
+#include "io/checkpoint/mtp_layers.h"
 #include "kernels/cuda/layout/tile_layout.h"
 #include "model/kv_cache.h"
 #include "model/resolve_flags.h"
@@ -188,7 +189,7 @@ int64_t shard_bytes(const Checkpoint& checkpoint, const ModelConfig& config, con
   int64_t sum = 0;
   for (const TensorEntry& tensor : checkpoint.tensors()) {
     const std::string_view name = tensor.name;
-    if (!is_counted(name)) continue;
+    if (!is_counted(name) || is_mtp_tensor(config, checkpoint, name)) continue;
     const auto has = [&name](std::string_view part) { return name.find(part) != name.npos; };
     const int64_t num_bytes = held_bytes(tensor, quant);
     if (has(".experts.")) {
