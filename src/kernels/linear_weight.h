@@ -25,7 +25,8 @@ enum class LinearLayout : uint8_t {
                  // operand order of vdpbf16ps); rows past N and the column past an odd K are zero
   kRowMajorQ8,   // [N][ceil(K/32)] Q8Block; kernels/ref
   kPanel16Q8,    // [ceil(N/16)] panels of kernels/cpu/q8_panel.h; rows past N and columns past K are zero
-  kRowMajorFp8,  // codes and scales as in Fp8LinearView; kernels/ref and GPUs
+  kRowMajorFp8,  // codes and scales as in Fp8LinearView; kernels/ref
+  kWordsFp8,     // the same, with each 16 columns' codes as four words of fp8_word.h; GPUs
   kPanel16Fp8,   // codes: [ceil(N/16)] panels as kPanel16Q8's, without scales; scales: [ceil(N/16)][ceil(K /
                  // col_block)][16]; rows past N and columns past K are zero
 };
@@ -36,6 +37,7 @@ constexpr LinearFormat linear_format(LinearLayout layout) {
     case LinearLayout::kPanel16Q8:
       return LinearFormat::kQ8;
     case LinearLayout::kRowMajorFp8:
+    case LinearLayout::kWordsFp8:
     case LinearLayout::kPanel16Fp8:
       return LinearFormat::kFp8;
     default:

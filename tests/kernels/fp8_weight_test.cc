@@ -4,6 +4,7 @@
 #include "base/relative_l2.h"
 #include "formats/fp8.h"
 #include "kernels/dense_case.h"
+#include "kernels/fp8_word.h"
 
 namespace fp4moe {
 namespace {
@@ -44,6 +45,31 @@ TEST(QuantizedFp8Weight, ErrorOfNormalWeights) {
   const double error = relative_l2(back, values);
   EXPECT_GT(error, 0.025);
   EXPECT_LT(error, 0.028);
+}
+
+// Every pair of codes in every place of a word, read as the comment of fp8_half_word() says.
+TEST(Fp8Words, HoldEveryCode) {
+  for (int first = 0; first < 256; ++first)
+    for (int second = 0; second < 256; ++second)
+      for (int column = 0; column < 8; ++column) {
+        uint8_t group[kFp8WordGroup] = {};
+        group[column] = static_cast<uint8_t>(first), group[column + 8] = static_cast<uint8_t>(second);
+        for (int q = 0; q < 4; ++q) {
+          const uint32_t word = fp8_word(group, q);
+          const uint32_t half = q == column / 2 ? word >> 16 * (column % 2) & 0xffff : 0;
+          ASSERT_EQ(word, q == column / 2 ? half << 16 * (column % 2) : 0u);
+          if (q != column / 2) continue;
+          ASSERT_EQ((half >> 15) << 7 | (half >> 4 & 0x7f), static_cast<uint32_t>(first));
+          ASSERT_EQ((half >> 11 & 1) << 7 | (half >> 12 & 7) << 4 | (half & 0xf),
+                    static_cast<uint32_t>(second));
+          // The masks give the same bits in the places of a bf16's exponent and fraction.
+          ASSERT_EQ(half & kFp8FirstPair & 0xffff,
+                    static_cast<uint32_t>((first & 0x80) << 8 | (first & 0x7f) << 4));
+          const uint32_t moved = (word << 4 & kFp8SecondLeft) | (word >> 4 & kFp8SecondRight);
+          ASSERT_EQ(moved, static_cast<uint32_t>((second & 0x80) << 8 | (second & 0x7f) << 4)
+                               << 16 * (column % 2));
+        }
+      }
 }
 
 // Tables for --dense-quant fp8 differ from the others only in the layout of bf16 weights.

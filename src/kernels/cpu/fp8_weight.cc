@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 #include "base/check.h"
 #include "base/weight_store.h"
 #include "formats/fp8.h"
 #include "kernels/cpu/q8_panel.h"
+#include "kernels/fp8_word.h"
 #include "kernels/ops.h"
 
 namespace fp4moe {
@@ -28,7 +30,8 @@ struct Fp8Parts {
       scale_bytes = panels * col_blocks * kFp8PanelRows * 4;
       code_bytes = panels * panel_code_bytes(s.k);
     } else {
-      FP4MOE_CHECK(layout == LinearLayout::kRowMajorFp8, "not an FP8 layout");
+      FP4MOE_CHECK(layout == LinearLayout::kRowMajorFp8 || layout == LinearLayout::kWordsFp8,
+                   "not an FP8 layout");
       scale_bytes = blocks_of(s.n, s.row_block) * col_blocks * 4;
       code_bytes = s.n * s.k;
     }
@@ -54,13 +57,26 @@ void pack_fp8_panel(const Fp8LinearView& src, const Fp8Shape& s, int64_t panel, 
   }
 }
 
+void pack_fp8_words(const uint8_t* row, int64_t k, uint8_t* to) {
+  FP4MOE_CHECK(k % kFp8WordGroup == 0, "FP8 words of " + std::to_string(k) + " columns");
+  for (int64_t i = 0; i < k; i += kFp8WordGroup)
+    for (int q = 0; q < 4; ++q) {
+      const uint32_t word = fp8_word(row + i, q);
+      std::memcpy(to + i + 4 * q, &word, sizeof word);
+    }
+}
+
 void pack_fp8_weight(const Fp8LinearView& src, const Fp8Shape& s, LinearLayout layout, uint8_t* to,
                      ThreadPool& pool) {
   const Fp8Parts parts(s, layout);
   std::memset(to + parts.scale_bytes, 0, static_cast<size_t>(parts.codes_at() - parts.scale_bytes));
-  if (layout == LinearLayout::kRowMajorFp8) {
+  if (layout != LinearLayout::kPanel16Fp8) {
     std::memcpy(to, src.scales, static_cast<size_t>(parts.scale_bytes));
-    std::memcpy(to + parts.codes_at(), src.codes, static_cast<size_t>(parts.code_bytes));
+    uint8_t* const codes = to + parts.codes_at();
+    if (layout == LinearLayout::kRowMajorFp8)
+      std::memcpy(codes, src.codes, static_cast<size_t>(parts.code_bytes));
+    else
+      pool.run(s.n, [&](int64_t row, int) { pack_fp8_words(src.codes + row * s.k, s.k, codes + row * s.k); });
     return;
   }
   const int64_t panels = blocks_of(s.n, kFp8PanelRows), col_blocks = blocks_of(s.k, s.col_block);

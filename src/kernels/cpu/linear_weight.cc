@@ -53,6 +53,7 @@ int64_t group_bytes(int64_t rows, int64_t k, LinearLayout layout) {
     case LinearLayout::kPanel16Q8:
       return q8_panel_bytes(k);
     case LinearLayout::kRowMajorFp8:
+    case LinearLayout::kWordsFp8:
     case LinearLayout::kPanel16Fp8:
       break;
   }
@@ -88,6 +89,7 @@ void pack_linear_weight(const bf16* src, int64_t n, int64_t k, LinearLayout layo
         pack_q8_panel(from, rows, k, to);
         break;
       case LinearLayout::kRowMajorFp8:
+      case LinearLayout::kWordsFp8:
       case LinearLayout::kPanel16Fp8:
         break;
     }

@@ -38,6 +38,7 @@ void invariant_norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
 
 constexpr DenseOps kOps = {.name = "cuda",
                            .linear_layout = LinearLayout::kRowMajor,
+                           .fp8_layout = LinearLayout::kWordsFp8,
                            .has_fp8 = true,
                            .fp8_column_step = kFp8DeviceStep,
                            .linear = linear,

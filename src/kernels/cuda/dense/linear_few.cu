@@ -11,8 +11,9 @@
 // Numerics:  exact products, f32 sums: two chains over a warp's k's (32 of every 256 of a chunk), the sum of
 //            both, then the 8 warps in order, then bias, then out's old value. A token has the same bits for
 //            every T. With the norm inside, x = bf16(residual * weight), and 1 / rms multiplies the sum. FP8
-//            codes are exact in bf16. With one scale per row, it multiplies the row's sum. With several, each
-//            32 k's of a warp are summed from zero, and fma(scale, sum, total) adds them to the total.
+//            codes (kernels/fp8_word.h) are exact in bf16. With one scale per row, it multiplies the row's
+//            sum. With several, each 32 k's of a warp are summed from zero, and fma(scale, sum, total) adds
+//            them to the total.
 #include "kernels/cuda/dense/linear_few.h"
 
 #include <algorithm>
@@ -116,14 +117,14 @@ struct Operands {
 };
 
 // Adds to c [half of the tokens][chain] a step's products of two stages' rows and the tokens.
-template <bool kTwoHalves>
+template <bool kTwoHalves, FewWeights kWeights>
 __device__ __forceinline__ void multiply_step(const uint4& low, const uint4& high, const uint8_t* x,
                                               const uint8_t* x_high, float (&c)[2][2][4]) {
-  const uint4 v = *reinterpret_cast<const uint4*>(x);
+  const uint4 v = load_x_of_eight<kWeights>(x);
   ptx::mma_bf16(c[0][0], {low.x, high.x, low.y, high.y}, v.x, v.y);
   ptx::mma_bf16(c[0][1], {low.z, high.z, low.w, high.w}, v.z, v.w);
   if (!kTwoHalves) return;
-  const uint4 y = *reinterpret_cast<const uint4*>(x_high);
+  const uint4 y = load_x_of_eight<kWeights>(x_high);
   ptx::mma_bf16(c[1][0], {low.x, high.x, low.y, high.y}, y.x, y.y);
   ptx::mma_bf16(c[1][1], {low.z, high.z, low.w, high.w}, y.z, y.w);
 }
@@ -141,12 +142,12 @@ __device__ __forceinline__ void multiply_chunk(Operands o, int num_pairs, const 
                   high = load_eight<kWeights>(o.high + i * kStepK * kElem);
       const uint8_t *x = o.x + i * kStepK * 2, *x_high = o.x_high + i * kStepK * 2;
       if constexpr (kWeights != FewWeights::kFp8Blocks) {
-        multiply_step<kTwoHalves>(low, high, x, x_high, c);
+        multiply_step<kTwoHalves, kWeights>(low, high, x, x_high, c);
       } else {
         const int block = scales.block_at(pair * kPairK + i * kStepK);
         const float by[2] = {__ldg(scales.low + block), __ldg(scales.high + block)};
         float part[2][2][4] = {};
-        multiply_step<kTwoHalves>(low, high, x, x_high, part);
+        multiply_step<kTwoHalves, kWeights>(low, high, x, x_high, part);
 #pragma unroll
         for (int half = 0; half < (kTwoHalves ? 2 : 1); ++half)
 #pragma unroll
@@ -213,9 +214,9 @@ __device__ __forceinline__ void keep_sums(const float (&c)[2][2][4], int num_tok
 template <bool kTwoHalves, bool kNorm, FewWeights kWeights>
 __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, Addend addend, Ring ring) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int g = lane / 4, at = warp * 32 + lane % 4 * 8;
-  const uint8_t *x = shared + a.layout.x + min(g, a.num_tokens - 1) * a.layout.x_pitch + at * 2,
-                *x_high = shared + a.layout.x + min(g + 8, a.num_tokens - 1) * a.layout.x_pitch + at * 2;
+  const int g = lane / 4, at = warp * 32 + lane % 4 * 8, x_at = warp * 32 + first_column<kWeights>(lane % 4);
+  const uint8_t *x = shared + a.layout.x + min(g, a.num_tokens - 1) * a.layout.x_pitch + x_at * 2,
+                *x_high = shared + a.layout.x + min(g + 8, a.num_tokens - 1) * a.layout.x_pitch + x_at * 2;
   const uint8_t* weights = shared + g * a.layout.stage_pitch + at * elem_bytes_of(kWeights);
   float* sums = reinterpret_cast<float*>(shared + a.layout.sums) + warp * a.num_tokens * kGroupRows;
   const int num_pairs = a.layout.padded_chunk / kPairK;

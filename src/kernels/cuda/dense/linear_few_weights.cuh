@@ -14,16 +14,35 @@ enum class FewWeights {
 
 constexpr int elem_bytes_of(FewWeights weights) { return weights == FewWeights::kBf16 ? 2 : 1; }
 
-// Returns eight weights of a row as bf16 pairs.
+// Returns a lane's eight weights of a row as bf16 pairs: columns 0 to 7 from `at` on, or the pairs of two
+// words (kernels/fp8_word.h) of codes.
 template <FewWeights kWeights>
 __device__ __forceinline__ uint4 load_eight(const uint8_t* at) {
   if constexpr (kWeights == FewWeights::kBf16) {
     return *reinterpret_cast<const uint4*>(at);
   } else {
-    const uint2 codes = *reinterpret_cast<const uint2*>(at);
-    return {e4m3_pair_to_bf16<0>(codes.x), e4m3_pair_to_bf16<2>(codes.x), e4m3_pair_to_bf16<0>(codes.y),
-            e4m3_pair_to_bf16<2>(codes.y)};
+    const uint2 words = *reinterpret_cast<const uint2*>(at), low = fp8_word_to_bf16(words.x),
+                high = fp8_word_to_bf16(words.y);
+    return {low.x, low.y, high.x, high.y};
   }
+}
+
+// Returns the pairs of x that belong to those weights.
+template <FewWeights kWeights>
+__device__ __forceinline__ uint4 load_x_of_eight(const uint8_t* at) {
+  if constexpr (kWeights == FewWeights::kBf16) {
+    return *reinterpret_cast<const uint4*>(at);
+  } else {
+    constexpr int kHalfGroupBytes = kFp8WordGroup / 2 * sizeof(bf16);
+    const uint2 first = *reinterpret_cast<const uint2*>(at),
+                second = *reinterpret_cast<const uint2*>(at + kHalfGroupBytes);
+    return {first.x, second.x, first.y, second.y};
+  }
+}
+// The first column of x that lane q of each four needs, of the 32 of a warp.
+template <FewWeights kWeights>
+__device__ __forceinline__ int first_column(int q) {
+  return kWeights == FewWeights::kBf16 ? q * 8 : q / 2 * static_cast<int>(kFp8WordGroup) + q % 2 * 4;
 }
 
 // The scales that a lane of kFp8Blocks needs in a chunk: those of its rows g and g + 8, at its warp's

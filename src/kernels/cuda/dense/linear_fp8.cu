@@ -1,13 +1,14 @@
 // Dense linear layers with FP8 weights, for more tokens than linear_few.cu takes and for any number.
 //
-// Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x bf16, W [N, K] e4m3 row-major with f32 scales.
-// Shapes:    any T and N; K a multiple of 16. A unit is 128 rows of W x up to 128 tokens. If there are fewer
+// Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x bf16, W [N, K] e4m3 (kernels/fp8_word.h) with f32
+// scales. Shapes:    any T and N; K a multiple of 16. A unit is 128 rows of W x up to 128 tokens. If there
+// are fewer
 //            units than SMs, a cluster of up to kMaxSplits blocks shares a unit and splits K; otherwise, each
 //            block takes several units.
 // Bytes:     N K once from HBM, from L2 again for each further 128 tokens; x once per unit from L2;
 //            plus 4 T N (8 T N with accumulate).
 // Flops:     2 T N K, with T padded to 16, 32, 64 or a multiple of 128.
-// Bound:     HBM up to about 128 tokens, then the tensor cores and the conversion of the codes: about 24
+// Bound:     HBM up to about 128 tokens, then the tensor cores and the conversion of the codes: about 16
 //            instructions per thread for every 64 x 16 codes.
 // Numerics:  codes are exact in bf16; f32 sums in ascending k, one chain per output and split; the splits'
 //            sums are added in order. One scale per row: fma(scale, sum, bias), then out's old value.
@@ -118,10 +119,6 @@ __device__ void copy_stages(const Args& a, Shared<kTokens>& shared) {
   });
 }
 
-__device__ __forceinline__ uint32_t two_codes(const uint8_t* at) {
-  return *reinterpret_cast<const uint16_t*>(at);
-}
-
 // Steps of 16 k's in a group of wgmma: as many as the shortest segment has (kFp8ColumnStep), or half a stage.
 template <bool kBlocks>
 constexpr int kSteps = kBlocks ? 2 : 4;
@@ -166,7 +163,7 @@ __device__ __forceinline__ void multiply(const Args& a, const Work<kTokens>& wor
                                          float (&d)[kTokens / 2]) {
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32;
   const int row = thread / 32 * 16 + lane / 4;
-  const uint32_t own = row * kDepth + row % 8 * 16 + lane % 4 * 2;  // in a stage: the row's codes of piece 0
+  const uint32_t own = row * kDepth + row % 8 * 16 + lane % 4 * 4;  // in a stage: the row's word of piece 0
   const RowScales scales(a, work.first_row + row);
   float part[kBlocks ? kTokens / 2 : 1];
   constexpr int kGroupSteps = kSteps<kBlocks>, kGroupDepth = 16 * kGroupSteps;
@@ -192,8 +189,10 @@ __device__ __forceinline__ void multiply(const Args& a, const Work<kTokens>& wor
       for (int s = 0; s < kGroupSteps; ++s) {
         const uint8_t* at = codes + (own ^ ((i * kGroupSteps + s) * 16));
 #pragma unroll
-        for (int r = 0; r < 4; ++r)
-          w[i % 2][s][r] = e4m3_pair_to_bf16<0>(two_codes(at + r % 2 * 8 * kDepth + r / 2 * 8));
+        for (int half = 0; half < 2; ++half) {
+          const uint2 pairs = fp8_word_to_bf16(*reinterpret_cast<const uint32_t*>(at + half * 8 * kDepth));
+          w[i % 2][s][half] = pairs.x, w[i % 2][s][half + 2] = pairs.y;
+        }
         keep_registers(w[i % 2][s]);  // ready before the fence; otherwise, wgmma would be serialised
       }
       const int first = i * kGroupDepth;  // k's before the group

@@ -1,9 +1,11 @@
-// Products of bf16 pairs, and conversion of e4m3 codes to bf16 pairs. Device code only.
+// Products of bf16 pairs, and conversion of words of e4m3 codes to bf16 pairs. Device code only.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
+
+#include "kernels/fp8_word.h"
 
 namespace fp4moe {
 
@@ -17,14 +19,12 @@ __device__ __forceinline__ uint32_t bf16x2_mul(uint32_t a, uint32_t b) {
   return d;
 }
 
-// Returns the values of the two codes in bytes kFirst and kFirst + 1 of `codes`, the first in the lower half:
-// exact. Exponent and fraction of a code are moved to those of a bf16, which is then 2^120 times too small
-// (subnormal codes too). A NaN code gives +-480.
-template <int kFirst>
-__device__ __forceinline__ uint32_t e4m3_pair_to_bf16(uint32_t codes) {
-  const uint32_t halves =
-      __byte_perm(codes, 0, 0x1404 + kFirst * 0x1010);  // codes in the halves' upper bytes
-  return bf16x2_mul((halves >> 4 & 0x07f007f0u) | (halves & 0x80008000u), 0x7b807b80u);
+// Returns the two pairs of a word of e4m3 codes (kernels/fp8_word.h), the first column of each in the lower
+// half: exact, subnormal codes too. A NaN code gives +-480.
+__device__ __forceinline__ uint2 fp8_word_to_bf16(uint32_t word) {
+  constexpr uint32_t kTwoTo120 = 0x7b807b80u;
+  const uint32_t second = (word << 4 & kFp8SecondLeft) | (word >> 4 & kFp8SecondRight);
+  return {bf16x2_mul(word & kFp8FirstPair, kTwoTo120), bf16x2_mul(second, kTwoTo120)};
 }
 
 }  // namespace fp4moe
