@@ -24,6 +24,7 @@
 #include "io/checkpoint/unused_tensors.h"
 #include "io/jinja/chat_template.h"
 #include "io/write/dummy_checkpoint.h"
+#include "model/plan_draft.h"
 #include "model/plan_model.h"
 #include "model/resolve_flags.h"
 
@@ -169,14 +170,32 @@ struct Prepared {
   ModelConfig config;
   ModelPlan plan;  // plan.flags are the resolved flags
   Checkpoint checkpoint;
+  std::optional<Checkpoint> draft;  // of plan.draft, if it has a separate one
   MemoryPlan memory;
   CommMemory comm;
   RankGroupOptions options;
 };
 
+// Opens the draft model's checkpoint, if it has a separate one.
+Result<std::optional<Checkpoint>> open_draft(const DraftPlan* draft) {
+  if (draft == nullptr || draft->folder.empty()) return std::optional<Checkpoint>();
+  const auto open = [draft]() -> Result<Checkpoint> {
+    const EngineConfig& flags = draft->plan.flags;
+    FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
+                            open_weights(draft->folder, flags.load_format, draft->config));
+    FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, draft->config, flags.allow_unused_tensors));
+    return checkpoint;
+  };
+  Result<Checkpoint> checkpoint = open();
+  if (!checkpoint.ok())
+    return checkpoint.status().with_context("--speculative-draft-model-path " + draft->folder);
+  return std::optional<Checkpoint>(std::move(*checkpoint));
+}
+
 Result<Prepared> prepare(const EngineConfig& given) {
   FP4MOE_ASSIGN_OR_RETURN(ModelConfig config, load_model_config(given.model_path));
   FP4MOE_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(config, given));
+  FP4MOE_ASSIGN_OR_RETURN(plan.draft, plan_draft(config, plan));
   const EngineConfig& flags = plan.flags;
   const int dp = plan.moe.problem().layout.dp;
   const SchedulerLimits limits = group_limits(scheduler_limits(flags), dp);
@@ -187,17 +206,25 @@ Result<Prepared> prepare(const EngineConfig& given) {
       .num_window_pages = has_window_pages(config, flags) ? 1 : 0,  // their number is planned below
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
-                          comm_memory(plan.moe, step_limits(config, plan, flags, options)));
+                          comm_memory(plan.moe, step_limits(config, plan, flags, options), draft_moe(plan)));
   FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, open_weights(flags.model_path, flags.load_format, config));
   FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
-  FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
+  FP4MOE_ASSIGN_OR_RETURN(std::optional<Checkpoint> draft, open_draft(plan.draft.get()));
+  const Checkpoint* const draft_weights = draft ? &*draft : nullptr;
+  FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem,
+                          memory_problem(checkpoint, config, plan, flags, draft_weights));
   problem.comm_bytes = comm.heap_bytes * (plan.device() == DeviceKind::kCuda ? 1 : local_ranks(plan));
   FP4MOE_ASSIGN_OR_RETURN(MemoryPlan memory, plan_memory(problem, flags));
   options.num_kv_pages = memory.num_kv_pages;
   options.num_window_pages = memory.num_window_pages;
   options.context_length = memory.context_length;
-  return Prepared{
-      std::move(config), std::move(plan), std::move(checkpoint), std::move(memory), comm, options};
+  return Prepared{std::move(config),
+                  std::move(plan),
+                  std::move(checkpoint),
+                  std::move(draft),
+                  std::move(memory),
+                  comm,
+                  options};
 }
 
 Status check_disaggregation(const ModelPlan& plan) {
@@ -215,7 +242,7 @@ Status check_disaggregation(const ModelPlan& plan) {
 
 Result<std::unique_ptr<RankGroup>> make_ranks(const Prepared& prepared) {
   return RankGroup::make(prepared.checkpoint, prepared.config, prepared.plan, prepared.plan.flags,
-                         prepared.options);
+                         prepared.options, prepared.draft ? &*prepared.draft : nullptr);
 }
 
 ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const ModelPlan& plan,
