@@ -17,6 +17,7 @@
 #include "engine/ranks/rank_config.h"
 #include "engine/ranks/rank_group.h"
 #include "engine/startup/autotune.h"
+#include "engine/startup/draft_tokenizer.h"
 #include "engine/startup/memory_plan.h"
 #include "engine/startup/self_test.h"
 #include "engine/startup/startup_lines.h"
@@ -143,6 +144,7 @@ SchedulerLimits scheduler_limits(const EngineConfig& flags) {
 }
 
 NgramLimits draft_limits(const EngineConfig& flags) {
+  if (flags.speculative_algorithm != "NGRAM") return {};
   return {.max_tokens = rows_per_request(flags) - 1,
           .min_match = flags.speculative_ngram_min_match_window_size,
           .max_match = flags.speculative_ngram_max_match_window_size};
@@ -227,6 +229,15 @@ Result<Prepared> prepare(const EngineConfig& given) {
                   options};
 }
 
+// A whole model drafts ids of its own tokenizer.
+Status check_draft(const Prepared& prepared, const Tokenizer& tokenizer) {
+  const DraftPlan* draft = prepared.plan.draft.get();
+  if (draft == nullptr || draft->algorithm != DraftAlgorithm::kStandalone) return {};
+  const Result<Tokenizer> own = open_tokenizer(draft->folder, draft->plan.flags.load_format);
+  const Status status = own.ok() ? check_draft_tokenizer(tokenizer, *own) : own.status();
+  return status.with_context("--speculative-draft-model-path " + draft->folder);
+}
+
 Status check_disaggregation(const ModelPlan& plan) {
   const std::string& mode = plan.flags.disaggregation_mode;
   if (mode == "null") return {};
@@ -284,6 +295,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   if (flags.grammar_backend == "xgrammar" && !has_grammar_backend())
     return unsupported("--grammar-backend xgrammar: this build has no xgrammar; scripts/setup builds it");
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
+  FP4MOE_RETURN_IF_ERROR(check_draft(prepared, text.tokenizer));
 
   FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
   FP4MOE_ASSIGN_OR_RETURN(TuneResult tuned, autotune(prepared.checkpoint, prepared.config, prepared.plan));
@@ -316,6 +328,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .grammars = grammar_limits(flags),
       .masks = mask_limits(flags),
       .drafts = draft_limits(flags),
+      .max_model_drafts = prepared.plan.draft != nullptr ? rows_per_request(flags) - 1 : 0,
       .time_limits = {.waiting = flags.req_waiting_timeout,
                       .running = flags.req_running_timeout,
                       .held = is_prefill ? flags.disaggregation_timeout : 0},
