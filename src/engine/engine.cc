@@ -17,7 +17,7 @@
 #include "engine/ranks/rank_config.h"
 #include "engine/ranks/rank_group.h"
 #include "engine/startup/autotune.h"
-#include "engine/startup/draft_tokenizer.h"
+#include "engine/startup/draft_checkpoint.h"
 #include "engine/startup/memory_plan.h"
 #include "engine/startup/self_test.h"
 #include "engine/startup/startup_lines.h"
@@ -178,22 +178,6 @@ struct Prepared {
   RankGroupOptions options;
 };
 
-// Opens the draft model's checkpoint, if it has a separate one.
-Result<std::optional<Checkpoint>> open_draft(const DraftPlan* draft) {
-  if (draft == nullptr || draft->folder.empty()) return std::optional<Checkpoint>();
-  const auto open = [draft]() -> Result<Checkpoint> {
-    const EngineConfig& flags = draft->plan.flags;
-    FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint,
-                            open_weights(draft->folder, flags.load_format, draft->config));
-    FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, draft->config, flags.allow_unused_tensors));
-    return checkpoint;
-  };
-  Result<Checkpoint> checkpoint = open();
-  if (!checkpoint.ok())
-    return checkpoint.status().with_context("--speculative-draft-model-path " + draft->folder);
-  return std::optional<Checkpoint>(std::move(*checkpoint));
-}
-
 Result<Prepared> prepare(const EngineConfig& given) {
   FP4MOE_ASSIGN_OR_RETURN(ModelConfig config, load_model_config(given.model_path));
   FP4MOE_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(config, given));
@@ -211,7 +195,7 @@ Result<Prepared> prepare(const EngineConfig& given) {
                           comm_memory(plan.moe, step_limits(config, plan, flags, options), draft_moe(plan)));
   FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, open_weights(flags.model_path, flags.load_format, config));
   FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
-  FP4MOE_ASSIGN_OR_RETURN(std::optional<Checkpoint> draft, open_draft(plan.draft.get()));
+  FP4MOE_ASSIGN_OR_RETURN(std::optional<Checkpoint> draft, open_draft(plan.draft.get(), flags.load_format));
   const Checkpoint* const draft_weights = draft ? &*draft : nullptr;
   FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem,
                           memory_problem(checkpoint, config, plan, flags, draft_weights));
@@ -229,13 +213,12 @@ Result<Prepared> prepare(const EngineConfig& given) {
                   options};
 }
 
-// A whole model drafts ids of its own tokenizer.
-Status check_draft(const Prepared& prepared, const Tokenizer& tokenizer) {
-  const DraftPlan* draft = prepared.plan.draft.get();
-  if (draft == nullptr || draft->algorithm != DraftAlgorithm::kStandalone) return {};
-  const Result<Tokenizer> own = open_tokenizer(draft->folder, draft->plan.flags.load_format);
-  const Status status = own.ok() ? check_draft_tokenizer(tokenizer, *own) : own.status();
-  return status.with_context("--speculative-draft-model-path " + draft->folder);
+// Runs the self test of the model and of a draft model with a separate checkpoint.
+Status test_experts(const Prepared& prepared) {
+  FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
+  if (!prepared.draft || prepared.plan.draft->config.num_experts == 0) return {};
+  const DraftPlan& draft = *prepared.plan.draft;
+  return run_self_test(*prepared.draft, draft.config, draft.plan).with_context("draft model");
 }
 
 Status check_disaggregation(const ModelPlan& plan) {
@@ -295,9 +278,9 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   if (flags.grammar_backend == "xgrammar" && !has_grammar_backend())
     return unsupported("--grammar-backend xgrammar: this build has no xgrammar; scripts/setup builds it");
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
-  FP4MOE_RETURN_IF_ERROR(check_draft(prepared, text.tokenizer));
+  FP4MOE_RETURN_IF_ERROR(check_draft_tokenizer(text.tokenizer, prepared.plan.draft.get()));
 
-  FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
+  FP4MOE_RETURN_IF_ERROR(test_experts(prepared));
   FP4MOE_ASSIGN_OR_RETURN(TuneResult tuned, autotune(prepared.checkpoint, prepared.config, prepared.plan));
   prepared.plan.moe = std::move(tuned.moe);
   log_info("autotune   " + tuned.note);
@@ -353,7 +336,7 @@ bool Engine::is_follower(const EngineConfig& flags) {
 Status Engine::follow(EngineConfig flags) {
   set_log_sink(flags.log_sink);
   FP4MOE_ASSIGN_OR_RETURN(const Prepared prepared, prepare(flags));
-  FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
+  FP4MOE_RETURN_IF_ERROR(test_experts(prepared));
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> ranks, make_ranks(prepared));
   return ranks->follow();
 }

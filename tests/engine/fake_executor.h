@@ -18,6 +18,7 @@
 
 namespace fp4moe {
 
+// Large because every part of the loop has parameters here.
 struct LoopShape {
   int64_t num_pages = 256;
   int page_size = 4;

@@ -1,4 +1,4 @@
-#include "engine/startup/draft_tokenizer.h"
+#include "engine/startup/draft_checkpoint.h"
 
 #include <gtest/gtest.h>
 
@@ -8,20 +8,20 @@ namespace fp4moe {
 namespace {
 
 TEST(DraftTokenizer, EqualTokenizersPass) {
-  EXPECT_TRUE(check_draft_tokenizer(fake_tokenizer({"<a>", "b"}), fake_tokenizer({"<a>", "b"})).ok());
+  EXPECT_TRUE(compare_tokenizers(fake_tokenizer({"<a>", "bb"}), fake_tokenizer({"<a>", "bb"})).ok());
 }
 
 // The message names the first id that differs, and both tokens.
 TEST(DraftTokenizer, TheFirstDifferenceIsNamed) {
-  const Tokenizer target = fake_tokenizer({"x", "y", "z"});
+  const Tokenizer target = fake_tokenizer({"xx", "yy", "zz"});
   const auto refusal = [&](const std::vector<std::string>& words) {
-    const Status status = check_draft_tokenizer(target, fake_tokenizer(words));
+    const Status status = compare_tokenizers(target, fake_tokenizer(words));
     EXPECT_EQ(status.code(), StatusCode::kUnsupported);
     return status.message();
   };
-  EXPECT_NE(refusal({"x", "w", "v"}).find("id 258 is 'w' instead of 'y'"), std::string::npos);
-  EXPECT_NE(refusal({"x"}).find("id 258 is no token instead of 'y'"), std::string::npos);
-  EXPECT_NE(refusal({"x", "y", "z", "a"}).find("id 260 is 'a' instead of no token"), std::string::npos);
+  EXPECT_NE(refusal({"xx", "ww", "vv"}).find("id 258 is 'ww' instead of 'yy'"), std::string::npos);
+  EXPECT_NE(refusal({"xx"}).find("id 258 is no token instead of 'yy'"), std::string::npos);
+  EXPECT_NE(refusal({"xx", "yy", "zz", "aa"}).find("id 260 is 'aa' instead of no token"), std::string::npos);
 }
 
 TEST(DraftTokenizer, ASpecialTokenHasToBeSpecial) {
@@ -35,8 +35,8 @@ TEST(DraftTokenizer, ASpecialTokenHasToBeSpecial) {
               R"("post_processor":null,"model":{"type":"BPE","vocab":{"a":0},"merges":[]}})")
             .value();
   };
-  EXPECT_TRUE(check_draft_tokenizer(tokenizer(true), tokenizer(true)).ok());
-  EXPECT_NE(check_draft_tokenizer(tokenizer(true), tokenizer(false))
+  EXPECT_TRUE(compare_tokenizers(tokenizer(true), tokenizer(true)).ok());
+  EXPECT_NE(compare_tokenizers(tokenizer(true), tokenizer(false))
                 .message()
                 .find("id 1 is '<s>' instead of the special token '<s>'"),
             std::string::npos);
