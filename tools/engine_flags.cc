@@ -239,9 +239,19 @@ void add_execution_flags(CLI::App& subcommand, EngineConfig& c) {
 void add_speculative_flags(CLI::App& subcommand, EngineConfig& c) {
   Group group(subcommand, "Speculative decoding");
   group.choice(
-      "--speculative-algorithm", c.speculative_algorithm, {"none", "NGRAM"},
+      "--speculative-algorithm", c.speculative_algorithm,
+      {"none", "NGRAM", "EAGLE", "NEXTN", "EAGLE3", "STANDALONE"},
       "how tokens are drafted, which does not change the output; CPU only; NGRAM: from repetitions in "
-      "the request's tokens");
+      "the request's tokens; STANDALONE: by a smaller model");
+  group
+      .value("--speculative-draft-model-path,--speculative-draft-model", c.speculative_draft_model_path,
+             "the draft model's checkpoint folder")
+      ->type_name("FOLDER");
+  group.value("--speculative-num-steps", c.speculative_num_steps,
+              "tokens that a draft model proposes for a request and step; 0: one less than "
+              "--speculative-num-draft-tokens");
+  group.value("--speculative-eagle-topk", c.speculative_eagle_topk,
+              "branches of a draft model's proposal; only 1; 0: 1");
   group.value("--speculative-num-draft-tokens", c.speculative_num_draft_tokens,
               "most rows of a request in a step: its last token and the drafts after it");
   group.value("--speculative-ngram-min-match-window-size", c.speculative_ngram_min_match_window_size,
@@ -274,7 +284,7 @@ void add_sglang_flags(CLI::App& subcommand, EngineConfig& c) {
   }
 }
 
-// Replaces `path`, and the tokenizer's path, by the folder that it means.
+// Replaces `path`, and the tokenizer's and the draft model's path, by the folder that it means.
 Status find_in_cache(std::string& path, const std::string& revision, EngineConfig* config) {
   if (path.empty()) return {};
   const std::string cache = hub_cache_folder([](const char* name) { return std::getenv(name); });
@@ -282,9 +292,11 @@ Status find_in_cache(std::string& path, const std::string& revision, EngineConfi
   path = model.path;
   if (config == nullptr) return {};
   if (config->served_model_name.empty() && !model.name.empty()) config->served_model_name = {model.name};
-  if (config->tokenizer_path.empty()) return {};
-  FP4MOE_ASSIGN_OR_RETURN(const FoundModel tokenizer, find_model(config->tokenizer_path, "", cache));
-  config->tokenizer_path = tokenizer.path;
+  for (std::string* other : {&config->tokenizer_path, &config->speculative_draft_model_path}) {
+    if (other->empty()) continue;
+    FP4MOE_ASSIGN_OR_RETURN(const FoundModel found, find_model(*other, "", cache));
+    *other = found.path;
+  }
   return {};
 }
 

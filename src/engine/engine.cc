@@ -17,6 +17,7 @@
 #include "engine/ranks/rank_config.h"
 #include "engine/ranks/rank_group.h"
 #include "engine/startup/autotune.h"
+#include "engine/startup/draft_checkpoint.h"
 #include "engine/startup/memory_plan.h"
 #include "engine/startup/self_test.h"
 #include "engine/startup/startup_lines.h"
@@ -24,6 +25,7 @@
 #include "io/checkpoint/unused_tensors.h"
 #include "io/jinja/chat_template.h"
 #include "io/write/dummy_checkpoint.h"
+#include "model/plan_draft.h"
 #include "model/plan_model.h"
 #include "model/resolve_flags.h"
 
@@ -142,6 +144,7 @@ SchedulerLimits scheduler_limits(const EngineConfig& flags) {
 }
 
 NgramLimits draft_limits(const EngineConfig& flags) {
+  if (flags.speculative_algorithm != "NGRAM") return {};
   return {.max_tokens = rows_per_request(flags) - 1,
           .min_match = flags.speculative_ngram_min_match_window_size,
           .max_match = flags.speculative_ngram_max_match_window_size};
@@ -169,6 +172,7 @@ struct Prepared {
   ModelConfig config;
   ModelPlan plan;  // plan.flags are the resolved flags
   Checkpoint checkpoint;
+  std::optional<Checkpoint> draft;  // of plan.draft, if it has a separate one
   MemoryPlan memory;
   CommMemory comm;
   RankGroupOptions options;
@@ -177,6 +181,7 @@ struct Prepared {
 Result<Prepared> prepare(const EngineConfig& given) {
   FP4MOE_ASSIGN_OR_RETURN(ModelConfig config, load_model_config(given.model_path));
   FP4MOE_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(config, given));
+  FP4MOE_ASSIGN_OR_RETURN(plan.draft, plan_draft(config, plan));
   const EngineConfig& flags = plan.flags;
   const int dp = plan.moe.problem().layout.dp;
   const SchedulerLimits limits = group_limits(scheduler_limits(flags), dp);
@@ -187,17 +192,33 @@ Result<Prepared> prepare(const EngineConfig& given) {
       .num_window_pages = has_window_pages(config, flags) ? 1 : 0,  // their number is planned below
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
-                          comm_memory(plan.moe, step_limits(config, plan, flags, options)));
+                          comm_memory(plan.moe, step_limits(config, plan, flags, options), draft_moe(plan)));
   FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, open_weights(flags.model_path, flags.load_format, config));
   FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
-  FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
+  FP4MOE_ASSIGN_OR_RETURN(std::optional<Checkpoint> draft, open_draft(plan.draft.get(), flags.load_format));
+  const Checkpoint* const draft_weights = draft ? &*draft : nullptr;
+  FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem,
+                          memory_problem(checkpoint, config, plan, flags, draft_weights));
   problem.comm_bytes = comm.heap_bytes * (plan.device() == DeviceKind::kCuda ? 1 : local_ranks(plan));
   FP4MOE_ASSIGN_OR_RETURN(MemoryPlan memory, plan_memory(problem, flags));
   options.num_kv_pages = memory.num_kv_pages;
   options.num_window_pages = memory.num_window_pages;
   options.context_length = memory.context_length;
-  return Prepared{
-      std::move(config), std::move(plan), std::move(checkpoint), std::move(memory), comm, options};
+  return Prepared{std::move(config),
+                  std::move(plan),
+                  std::move(checkpoint),
+                  std::move(draft),
+                  std::move(memory),
+                  comm,
+                  options};
+}
+
+// Runs the self test of the model and of a draft model with a separate checkpoint.
+Status test_experts(const Prepared& prepared) {
+  FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
+  if (!prepared.draft || prepared.plan.draft->config.num_experts == 0) return {};
+  const DraftPlan& draft = *prepared.plan.draft;
+  return run_self_test(*prepared.draft, draft.config, draft.plan).with_context("draft model");
 }
 
 Status check_disaggregation(const ModelPlan& plan) {
@@ -215,7 +236,7 @@ Status check_disaggregation(const ModelPlan& plan) {
 
 Result<std::unique_ptr<RankGroup>> make_ranks(const Prepared& prepared) {
   return RankGroup::make(prepared.checkpoint, prepared.config, prepared.plan, prepared.plan.flags,
-                         prepared.options);
+                         prepared.options, prepared.draft ? &*prepared.draft : nullptr);
 }
 
 ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const ModelPlan& plan,
@@ -257,8 +278,9 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   if (flags.grammar_backend == "xgrammar" && !has_grammar_backend())
     return unsupported("--grammar-backend xgrammar: this build has no xgrammar; scripts/setup builds it");
   FP4MOE_ASSIGN_OR_RETURN(TextTools text, load_text_tools(flags));
+  FP4MOE_RETURN_IF_ERROR(check_draft_tokenizer(text.tokenizer, prepared.plan.draft.get()));
 
-  FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
+  FP4MOE_RETURN_IF_ERROR(test_experts(prepared));
   FP4MOE_ASSIGN_OR_RETURN(TuneResult tuned, autotune(prepared.checkpoint, prepared.config, prepared.plan));
   prepared.plan.moe = std::move(tuned.moe);
   log_info("autotune   " + tuned.note);
@@ -289,6 +311,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .grammars = grammar_limits(flags),
       .masks = mask_limits(flags),
       .drafts = draft_limits(flags),
+      .max_model_drafts = prepared.plan.draft != nullptr ? rows_per_request(flags) - 1 : 0,
       .time_limits = {.waiting = flags.req_waiting_timeout,
                       .running = flags.req_running_timeout,
                       .held = is_prefill ? flags.disaggregation_timeout : 0},
@@ -313,7 +336,7 @@ bool Engine::is_follower(const EngineConfig& flags) {
 Status Engine::follow(EngineConfig flags) {
   set_log_sink(flags.log_sink);
   FP4MOE_ASSIGN_OR_RETURN(const Prepared prepared, prepare(flags));
-  FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
+  FP4MOE_RETURN_IF_ERROR(test_experts(prepared));
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> ranks, make_ranks(prepared));
   return ranks->follow();
 }

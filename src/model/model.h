@@ -19,6 +19,21 @@
 
 namespace fp4moe {
 
+// What a target's forward pass keeps of each of its rows for a draft model.
+struct FeatureOptions {
+  bool is_final_norm = false;  // the last layer's output after the final norm, [H] act dtype (MTP)
+  std::vector<int64_t>
+      after_layers;  // the residual after each of these layers (0-based), [n, H] f32 (EAGLE-3)
+  bool is_empty() const { return !is_final_norm && after_layers.empty(); }
+};
+
+// Rows of a model's last forward pass; null data if it keeps none.
+struct Features {
+  const void* data = nullptr;  // [num_rows, width] dtype
+  DType dtype = DType::kF32;
+  int64_t num_rows = 0, width = 0;
+};
+
 struct ModelOptions {
   DType act_dtype = DType::kBF16;  // kBF16, or kF32: the reference ops, which sum in double
   DType kv_dtype = DType::kBF16;   // of the KvCache; kF8E4M3: the layers' scales are loaded
@@ -31,7 +46,11 @@ struct ModelOptions {
   bool dp_lm_head = false;
   RankContext rank;
   DenseQuant dense_quant = DenseQuant::kNone;  // kQ8: CPU only
+  FeatureOptions features;                     // of a target with a draft model
 };
+
+// The model that a batch is for.
+enum class BatchModel : int32_t { kTarget, kDraft };
 
 // T rows, sequence after sequence. The caller has checked ids and positions.
 struct Batch {
@@ -45,6 +64,12 @@ struct Batch {
   int32_t* routed_experts = nullptr;
   const DeviceBatch* device =
       nullptr;  // GPU: the batch in device memory, padded; the spans may then be empty
+  BatchModel model = BatchModel::kTarget;
+  // kDraft, for a model that continues the target's features (FeatureOptions): row t takes the features of
+  // row feature_rows[t] of the target's last forward pass or, if chains, of the draft model's last pass. [T];
+  // empty for a draft model that takes tokens alone.
+  std::span<const int64_t> feature_rows = {};
+  bool chains = false;
 
   int64_t num_rows() const { return device != nullptr ? device->num_rows : std::ssize(token_ids); }
   int64_t num_logit_rows() const {
@@ -75,6 +100,11 @@ class Model {
   // passes the same batch; logits may be null on all but the group's first rank, except on GPUs. With several
   // ranks an error means that a rank failed or timed out, and fails the whole job.
   virtual Status forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) = 0;
+  // Returns the rows of the last pass that ModelOptions::features keeps, the same on all ranks of a group.
+  virtual Features features() const { return {}; }
+  // A draft model whose vocabulary is a part of the target's: [vocab_size] the target's id of each of its
+  // ids. Empty: the ids are the same.
+  virtual std::span<const int32_t> token_ids() const { return {}; }
 };
 
 }  // namespace fp4moe

@@ -64,6 +64,7 @@ Status check_ranges(const EngineConfig& flags) {
   const int64_t min_match = flags.speculative_ngram_min_match_window_size;
   FP4MOE_RETURN_IF_ERROR(
       check_range("--speculative-num-draft-tokens", flags.speculative_num_draft_tokens, 2, 64));
+  FP4MOE_RETURN_IF_ERROR(check_range("--speculative-num-steps", flags.speculative_num_steps, 0, 63));
   FP4MOE_RETURN_IF_ERROR(check_range("--speculative-ngram-min-match-window-size", min_match, 1, 64));
   FP4MOE_RETURN_IF_ERROR(check_range("--speculative-ngram-max-match-window-size",
                                      flags.speculative_ngram_max_match_window_size, min_match, 64));

@@ -1,6 +1,7 @@
 // ModelPlan: how a checkpoint runs with the given flags, decided and checked before any weight is read.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -15,14 +16,17 @@
 
 namespace fp4moe {
 
+struct DraftPlan;
+
 struct ModelPlan {
   DType act_dtype = DType::kBF16;
   DType kv_dtype = DType::kBF16;  // of KV pages: act_dtype or kF8E4M3
   Isa isa = Isa::kScalar;         // CPU: instruction set of the dense ops
   DenseQuant dense_quant = DenseQuant::kNone;
-  MoePlan moe;                          // its problem names the device
-  std::optional<AbsentGpu> absent_gpu;  // the plan is for this GPU instead of this machine's GPUs
-  EngineConfig flags;                   // resolved by resolve_flags(), with the device's defaults
+  MoePlan moe;                             // its problem names the device
+  std::optional<AbsentGpu> absent_gpu;     // the plan is for this GPU instead of this machine's GPUs
+  EngineConfig flags;                      // resolved by resolve_flags(), with the device's defaults
+  std::shared_ptr<const DraftPlan> draft;  // set by plan_draft() (model/plan_draft.h); null: no draft model
 
   DeviceKind device() const { return moe.problem().device; }
   int gpu() const { return moe.problem().gpu(); }  // ordinal of the rank's GPU

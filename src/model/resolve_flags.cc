@@ -123,15 +123,20 @@ class Resolver {
   }
 
   Status check_speculation() {
-    const std::string given = "--speculative-algorithm " + given_.speculative_algorithm;
-    for (const char* known : {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH", "DSPARK"})
-      if (given_.speculative_algorithm == known)
+    const std::string& algorithm = given_.speculative_algorithm;
+    const std::string given = "--speculative-algorithm " + algorithm;
+    for (const char* known : {"DFLASH", "DSPARK"})
+      if (algorithm == known)
         return unsupported(given +
-                           " drafts with a model or with MTP layers, which this engine does not run; "
-                           "nearest legal choice: --speculative-algorithm NGRAM on --device cpu");
-    FP4MOE_RETURN_IF_ERROR(
-        check_word("--speculative-algorithm", given_.speculative_algorithm, {"none", "NGRAM"}));
-    if (given_.speculative_algorithm == "none") {
+                           " drafts a block of tokens at a time, which this engine does not; nearest legal "
+                           "choice: --speculative-algorithm NGRAM on --device cpu");
+    FP4MOE_RETURN_IF_ERROR(check_word("--speculative-algorithm", algorithm,
+                                      {"none", "NGRAM", "EAGLE", "NEXTN", "EAGLE3", "STANDALONE"}));
+    FP4MOE_RETURN_IF_ERROR(check_draft_path());
+    if (given_.speculative_eagle_topk < 0 || given_.speculative_eagle_topk > 1)
+      return unsupported("--speculative-eagle-topk " + std::to_string(given_.speculative_eagle_topk) +
+                         " drafts a tree; here a draft is a chain: --speculative-eagle-topk 1");
+    if (algorithm == "none") {
       note_unused_drafts();
       return {};
     }
@@ -142,17 +147,49 @@ class Resolver {
     if (given_.disaggregation_mode != "null")
       return unsupported(given + " is not supported with --disaggregation-mode " +
                          given_.disaggregation_mode + "; nearest legal choice: leave one of them out");
+    return resolve_draft_steps();
+  }
+
+  Status check_draft_path() {
+    const std::string& algorithm = given_.speculative_algorithm;
+    const bool needs_path = algorithm == "STANDALONE" || algorithm == "EAGLE3";
+    const std::string& path = given_.speculative_draft_model_path;
+    if (needs_path && path.empty())
+      return invalid_argument("--speculative-algorithm " + algorithm +
+                              " needs the folder of a draft model: --speculative-draft-model-path DIR");
+    if (!needs_path && !path.empty())
+      return unsupported("--speculative-draft-model-path " + path +
+                         " has no effect with --speculative-algorithm " + algorithm +
+                         "; it is for STANDALONE and EAGLE3");
+    return {};
+  }
+
+  // As in SGLang, the number of steps determines the number of rows of a chain.
+  Status resolve_draft_steps() {
+    const int steps = given_.speculative_num_steps;
+    if (steps == 0) return {};
+    const std::string given = "--speculative-num-steps " + std::to_string(steps);
+    if (given_.speculative_algorithm == "NGRAM")
+      return unsupported(given + " is for draft models; with --speculative-algorithm NGRAM use " +
+                         "--speculative-num-draft-tokens " + std::to_string(steps + 1));
+    int& num_rows = flags().speculative_num_draft_tokens;
+    if (num_rows != steps + 1)
+      warn("--speculative-num-draft-tokens " + std::to_string(num_rows) + " is " + std::to_string(steps + 1) +
+           ": " + given + " drafts one token a step, and the last token needs a row too");
+    num_rows = steps + 1;
     return {};
   }
 
   void note_unused_drafts() {
     const EngineConfig defaults;
     if (given_.speculative_num_draft_tokens != defaults.speculative_num_draft_tokens ||
+        given_.speculative_num_steps != defaults.speculative_num_steps ||
+        given_.speculative_eagle_topk != defaults.speculative_eagle_topk ||
         given_.speculative_ngram_min_match_window_size != defaults.speculative_ngram_min_match_window_size ||
         given_.speculative_ngram_max_match_window_size != defaults.speculative_ngram_max_match_window_size)
       note(
-          "--speculative-num-draft-tokens and the match window sizes are ignored without "
-          "--speculative-algorithm NGRAM");
+          "--speculative-num-draft-tokens, --speculative-num-steps, --speculative-eagle-topk and the match "
+          "window sizes are ignored without --speculative-algorithm");
   }
 
   Status resolve_act_scales() {

@@ -76,9 +76,6 @@ constexpr SglangFlag kFlags[] = {
      "removes optional whitespace from JSON, as this engine always does"},
     {"--disaggregation-transfer-backend", 1, kMoot, "names an RDMA library; KV pages travel over TCP"},
     {"--disaggregation-ib-device", 1, kRefused, "names an RDMA device; KV pages travel over TCP"},
-    {"--speculative-draft-model-path,--speculative-draft-model", 1, kSpeculative},
-    {"--speculative-num-steps", 1, kSpeculative},
-    {"--speculative-eagle-topk", 1, kSpeculative},
     {"--speculative-attention-mode", 1, kSpeculative},
     {"--speculative-moe-runner-backend", 1, kSpeculative},
     {"--speculative-moe-a2a-backend", 1, kSpeculative},
@@ -185,10 +182,10 @@ Result<std::string> judge_sglang_flag(std::string_view name, std::string_view va
     if (first != name) continue;
     if (among(flag.harmless, value)) return std::string();
     if (flag.fate == Fate::kSpeculative)
-      return unsupported(
-          given +
-          ": the only drafts are those of --speculative-algorithm NGRAM, one continuation of the "
-          "request's own tokens, to which this setting does not apply; leave it out");
+      return unsupported(given +
+                         ": a draft of --speculative-algorithm is one chain of tokens, of which those are "
+                         "kept that sampling "
+                         "chooses anyway; this setting does not apply to it; leave it out");
     if (flag.legal != nullptr && !among(flag.legal, value))
       return invalid_argument(given + " is unknown; use one of " + words(flag.harmless));
     if (flag.fate == Fate::kMoot) return given + " is ignored: it " + flag.text;

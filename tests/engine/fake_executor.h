@@ -11,12 +11,14 @@
 #include <optional>
 #include <vector>
 
+#include "engine/fake_draft.h"
 #include "engine/fake_model.h"
 #include "engine/fake_tokenizer.h"
 #include "engine/step/step_loop.h"
 
 namespace fp4moe {
 
+// Large because every part of the loop has parameters here.
 struct LoopShape {
   int64_t num_pages = 256;
   int page_size = 4;
@@ -37,6 +39,8 @@ struct LoopShape {
   KvHello hello = {};  // a decode engine if not empty
   MaskLimits masks = {};
   NgramLimits drafts = {};
+  int64_t max_model_drafts = 0;
+  FakeDraft draft = {};
   std::vector<int32_t> eos_token_ids = {kEosId};
 };
 
@@ -47,10 +51,18 @@ class FakeExecutor : public Executor {
       : model_(model),
         samples_(shape.samples),
         supports_routed_experts_(shape.supports_routed_experts),
-        logits_(static_cast<size_t>((shape.scheduler.max_running_requests + shape.num_groups) *
-                                    (1 + shape.drafts.max_tokens) * model.config().vocab_size)) {
-    for (int group = 0; group < shape.num_groups; ++group)
+        logits_(
+            static_cast<size_t>((shape.scheduler.max_running_requests + shape.num_groups) *
+                                (1 + shape.drafts.max_tokens + shape.max_model_drafts) *
+                                std::max(model.config().vocab_size,
+                                         shape.draft.model ? shape.draft.model->config().vocab_size : 0))),
+        draft_(shape.draft.model),
+        draft_shape_(draft_shape_of(shape)) {
+    for (int group = 0; group < shape.num_groups; ++group) {
       kv_.push_back(fake_kv(model.config(), {shape.num_pages, shape.num_window_pages}, shape.page_size));
+      if (draft_ != nullptr)
+        draft_kv_.push_back(fake_kv(draft_->config(), {shape.num_pages, 0}, shape.page_size));
+    }
   }
 
   const ModelConfig& config() const override { return model_.config(); }
@@ -61,6 +73,7 @@ class FakeExecutor : public Executor {
   Status execute_step(std::span<const Batch> groups) override {
     EXPECT_EQ(groups.size(), kv_.size());
     if (!failure().ok()) return failure();
+    if (groups[0].model == BatchModel::kDraft) return run_draft(groups);
     float* logits = logits_.data();
     for (size_t group = 0; group < groups.size(); ++group) {
       Batch batch = groups[group];
@@ -69,12 +82,15 @@ class FakeExecutor : public Executor {
         if (id < 0) id = sampled_.back().rows.at(static_cast<size_t>(~id)).token_id;
       batch.token_ids = ids;
       EXPECT_TRUE(model_.forward_model(batch, kv_[group], logits, pool_).ok());
+      if (auto* draft = dynamic_cast<FakeFeatureDraft*>(draft_)) draft->keep_features(group, batch);
       logits += groups[group].logit_rows.size() * static_cast<size_t>(model_.config().vocab_size);
     }
     if (on_step) on_step(groups);
     return {};
   }
   float* logits() override { return logits_.data(); }
+  DraftShape draft_shape() const override { return draft_shape_; }
+  std::span<const int32_t> draft_token_ids() const override { return draft_->token_ids(); }
   Status supports_routed_experts() const override {
     return supports_routed_experts_ ? Status() : Executor::supports_routed_experts();
   }
@@ -106,7 +122,7 @@ class FakeExecutor : public Executor {
     std::lock_guard lock(mutex_);
     failure_ = status;
   }
-  std::function<void(std::span<const Batch>)> on_step;  // set before the first request
+  std::function<void(std::span<const Batch>)> on_step, on_draft;  // set before the first request
 
   bool samples() const override { return samples_; }
   Status set_masked_ids(std::span<const int32_t> ids) override {
@@ -165,8 +181,46 @@ class FakeExecutor : public Executor {
     return {};
   }
   Status sample_failure;  // set before the first request
+  Status draft_failure;   // of the next passes of the draft model; set before the first request
 
  private:
+  DraftShape draft_shape_of(const LoopShape& shape) const {
+    if (draft_ == nullptr) return {};
+    DraftShape draft = shape.draft.shape;
+    const auto or_default = [](int64_t& size, int64_t value) { size = size > 0 ? size : value; };
+    const int64_t num_decode_rows = shape.scheduler.max_running_requests * (1 + shape.max_model_drafts);
+    draft.vocab_size = draft_->config().vocab_size;
+    draft.takes_features = dynamic_cast<FakeFeatureDraft*>(draft_) != nullptr;
+    or_default(draft.num_input_ids, draft.takes_features ? config().vocab_size : draft.vocab_size);
+    or_default(draft.max_positions, shape.context_length);
+    or_default(draft.max_batch_tokens, shape.scheduler.max_prefill_tokens + num_decode_rows);
+    or_default(draft.max_logit_rows, shape.scheduler.max_running_requests + shape.num_groups);
+    return draft;
+  }
+
+  Status run_draft(std::span<const Batch> groups) {
+    if (!draft_failure.ok()) return draft_failure;
+    auto* features = dynamic_cast<FakeFeatureDraft*>(draft_);
+    float* logits = logits_.data();
+    int64_t num_logit_rows = 0;
+    for (size_t group = 0; group < groups.size(); ++group) {
+      const Batch& batch = groups[group];
+      EXPECT_EQ(batch.model, BatchModel::kDraft);
+      EXPECT_LE(batch.num_rows(), draft_shape_.max_batch_tokens);
+      for (const int32_t id : batch.token_ids) EXPECT_TRUE(id >= 0 && id < draft_shape_.num_input_ids) << id;
+      for (const int64_t position : batch.positions) EXPECT_LT(position, draft_shape_.max_positions);
+      for (const SequenceRows& rows : batch.sequences)
+        EXPECT_LE(rows.first_position + rows.num_rows, std::ssize(rows.page_table) * page_size());
+      if (features != nullptr) features->set_group(group);
+      EXPECT_TRUE(draft_->forward_model(batch, draft_kv_[group], logits, pool_).ok());
+      logits += std::ssize(batch.logit_rows) * draft_shape_.vocab_size;
+      num_logit_rows += std::ssize(batch.logit_rows);
+    }
+    EXPECT_LE(num_logit_rows, draft_shape_.max_logit_rows);
+    if (on_draft) on_draft(groups);
+    return {};
+  }
+
   FakeModel& model_;
   const bool samples_, supports_routed_experts_;
   std::optional<Sampler> sampler_;
@@ -178,6 +232,9 @@ class FakeExecutor : public Executor {
   int num_waiting_ = 0;           // number of last results that are not yet taken
   std::vector<KvCache> kv_;
   std::vector<float> logits_;
+  Model* const draft_;
+  const DraftShape draft_shape_;
+  std::vector<KvCache> draft_kv_;
   ThreadPool pool_{2};
   mutable std::mutex mutex_;
   Status failure_;

@@ -76,6 +76,7 @@ class TestLoop {
                                   .random_seed = 1,
                                   .masks = shape.masks,
                                   .drafts = shape.drafts,
+                                  .max_model_drafts = shape.max_model_drafts,
                                   .time_limits = shape.time_limits,
                                   .priorities = shape.priorities,
                                   .watchdog_timeout = shape.watchdog_timeout,

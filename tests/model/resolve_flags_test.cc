@@ -264,7 +264,7 @@ TEST(ResolveFlags, ForeignFlagsAreMootRefusedOrHarmlessByTheirTable) {
         break;
       case SglangFlag::Fate::kSpeculative:
         EXPECT_EQ(judged.status().code(), StatusCode::kUnsupported);
-        EXPECT_NE(judged.status().message().find("--speculative-algorithm NGRAM"), std::string::npos);
+        EXPECT_NE(judged.status().message().find("does not apply"), std::string::npos);
     }
   }
   EXPECT_EQ(*judge_sglang_flag("--nnodes", "1"), "");
@@ -285,7 +285,7 @@ TEST(ResolveFlags, GivenForeignFlagsEndInNotesOrARefusal) {
   const ResolvedFlags r = resolved(flags);
   EXPECT_EQ(r.notes.size(), 2u);
   EXPECT_TRUE(r.flags.sglang_flags.empty());
-  flags.sglang_flags.push_back({"--speculative-num-steps", "3"});
+  flags.sglang_flags.push_back({"--speculative-token-map", "3"});
   EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
 }
 
@@ -305,6 +305,34 @@ TEST(ResolveFlags, DraftsAreForCpuRanksThatDoNotHandOverPages) {
   EXPECT_NE(on_gpu.status().message().find("device=cuda"), std::string::npos);
   flags.disaggregation_mode = "prefill";
   EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
+}
+
+TEST(ResolveFlags, TheStepsOfADraftModelGiveItsRows) {
+  EngineConfig flags;
+  flags.speculative_algorithm = "STANDALONE";
+  EXPECT_NE(refused(flags).message().find("--speculative-draft-model-path DIR"), std::string::npos);
+  flags.speculative_draft_model_path = "folder";
+  EXPECT_EQ(rows_per_request(resolved(flags).flags), 4);
+  flags.speculative_num_draft_tokens = 6;
+  EXPECT_EQ(rows_per_request(resolved(flags).flags), 6);
+  flags.speculative_eagle_topk = 1;
+  for (const int steps : {1, 5, 63}) {
+    flags.speculative_num_steps = steps;
+    const ResolvedFlags r = resolved(flags);
+    EXPECT_EQ(rows_per_request(r.flags), steps + 1);
+    EXPECT_EQ(r.notes.size(), steps == 5 ? 0u : 1u) << "the number of rows is another than the given one";
+    EXPECT_EQ(resolved(r.flags).notes.size(), 0u);
+  }
+  flags.speculative_eagle_topk = 2;
+  EXPECT_NE(refused(flags).message().find("--speculative-eagle-topk 2"), std::string::npos);
+  flags.speculative_eagle_topk = 1;
+  for (const char* algorithm : {"none", "NGRAM", "EAGLE", "NEXTN"}) {
+    flags.speculative_algorithm = algorithm;
+    EXPECT_NE(refused(flags).message().find("--speculative-draft-model-path folder"), std::string::npos);
+  }
+  flags.speculative_draft_model_path.clear();
+  flags.speculative_algorithm = "NGRAM";
+  EXPECT_NE(refused(flags).message().find("--speculative-num-steps 63"), std::string::npos);
 }
 
 TEST(ResolveFlags, UnknownWordsListTheLegalOnes) {

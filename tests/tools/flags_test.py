@@ -14,10 +14,14 @@ USAGE, UNSUPPORTED, SELF_TEST = 2, 3, 5  # exit codes
 
 # name, flags, exit code, required text of the line. Refused before any weight is read.
 REFUSED = [
-    ("speculation", "--speculative-algorithm EAGLE", UNSUPPORTED, "EAGLE", "nearest legal choice: --speculative-algorithm NGRAM"),
-    ("draft model", "--speculative-draft-model-path x", UNSUPPORTED, "--speculative-draft-model-path x", "NGRAM"),
-    ("draft steps", "--speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4", UNSUPPORTED,
-     "--speculative-num-steps 3", "NGRAM"),
+    ("speculation", "--speculative-algorithm DFLASH", UNSUPPORTED, "DFLASH", "nearest legal choice: --speculative-algorithm NGRAM"),
+    ("draft model", f"--speculative-draft-model-path {MODEL}", UNSUPPORTED, "--speculative-draft-model-path", "STANDALONE"),
+    ("no draft model", "--speculative-algorithm STANDALONE", USAGE, "STANDALONE", "--speculative-draft-model-path DIR"),
+    ("draft steps", "--speculative-algorithm NGRAM --speculative-num-steps 3", UNSUPPORTED, "--speculative-num-steps 3",
+     "--speculative-num-draft-tokens 4"),
+    ("draft tree", f"--speculative-algorithm STANDALONE --speculative-draft-model-path {MODEL} --speculative-eagle-topk 4",
+     UNSUPPORTED, "--speculative-eagle-topk 4", "--speculative-eagle-topk 1"),
+    ("draft threshold", "--speculative-accept-threshold-single 0.5", UNSUPPORTED, "--speculative-accept-threshold-single 0.5"),
     ("draft breadth", "--speculative-ngram-max-bfs-breadth 10", UNSUPPORTED, "--speculative-ngram-max-bfs-breadth 10"),
     ("drafts and disaggregation", "--speculative-algorithm NGRAM --disaggregation-mode decode", UNSUPPORTED,
      "--disaggregation-mode decode"),

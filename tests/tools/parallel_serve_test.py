@@ -110,6 +110,10 @@ class Parallel(unittest.TestCase):
         self.check(2, (*DP, "--speculative-algorithm", "NGRAM"))
 
     @needs_mpi
+    def test_two_processes_with_a_draft_model(self):
+        self.check(2, (*DP, "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", MODEL))
+
+    @needs_mpi
     def test_ranks_in_several_processes_do_not_report_experts(self):
         with Ranks(2, *DP) as serve:
             status, answer = generate(serve.url, "a", return_routed_experts=True)

@@ -10,6 +10,7 @@
 #include "engine/ranks/comm_memory.h"
 #include "engine/ranks/rank_config.h"
 #include "engine/schedule/dp_scheduler.h"
+#include "engine/startup/draft_checkpoint.h"
 #include "engine/startup/memory_plan.h"
 #include "inspect/gpu_flags.h"
 #include "io/checkpoint/unused_tensors.h"
@@ -67,10 +68,31 @@ Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& con
   return ranks;
 }
 
+// Returns the draft model and the memory that it adds to rank 0; null without one.
+Report draft_report(const ModelPlan& plan, const Checkpoint* checkpoint, const MemoryPlan& memory) {
+  if (plan.draft == nullptr) return nullptr;
+  const DraftPlan& draft = *plan.draft;
+  const KvCounts page_bytes = KvCache::bytes_per_page(draft.config, draft.plan.kv_dtype, plan.flags.page_size,
+                                                      draft.plan.moe.problem().layout);
+  return {
+      {"model", draft.folder},
+      {"architecture", draft.config.architecture},
+      {"moe", summary(draft.plan.moe)},
+      {"weight_bytes", checkpoint == nullptr ? 0 : rank_weight_bytes(*checkpoint, draft.config, draft.plan)},
+      {"kv_bytes", memory.num_kv_pages * (page_bytes.full + page_bytes.window)}};
+}
+
+// Opens the draft model's weights, or those that its configuration requires if its folder has none.
+Result<std::optional<Checkpoint>> open_draft_headers(const DraftPlan* draft, const std::string& load_format) {
+  const bool has_weights = draft == nullptr || Checkpoint::has_weights(draft->folder);
+  return open_draft(draft, load_format == "auto" && !has_weights ? "dummy" : load_format);
+}
+
 Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
   FP4MOE_ASSIGN_OR_RETURN(const std::optional<AbsentGpu> absent_gpu, gpu.absent());
   FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(given.model_path));
-  FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, given, absent_gpu));
+  FP4MOE_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(config, given, absent_gpu));
+  FP4MOE_ASSIGN_OR_RETURN(plan.draft, plan_draft(config, plan));
   const EngineConfig& flags = plan.flags;
   const int dp = plan.moe.problem().layout.dp;
   const SchedulerLimits limits =
@@ -82,12 +104,16 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
       .num_window_pages = has_window_pages(config, flags) ? 1 : 0,  // their number is planned below
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
-                          comm_memory(plan.moe, step_limits(config, plan, flags, options)));
+                          comm_memory(plan.moe, step_limits(config, plan, flags, options), draft_moe(plan)));
   const bool has_weights = Checkpoint::has_weights(flags.model_path);
   const std::string load_format = flags.load_format == "auto" && !has_weights ? "dummy" : flags.load_format;
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_weights(flags.model_path, load_format, config));
   FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
-  FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem, memory_problem(checkpoint, config, plan, flags));
+  FP4MOE_ASSIGN_OR_RETURN(const std::optional<Checkpoint> draft,
+                          open_draft_headers(plan.draft.get(), flags.load_format));
+  const Checkpoint* const draft_weights = draft ? &*draft : nullptr;
+  FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem,
+                          memory_problem(checkpoint, config, plan, flags, draft_weights));
   problem.comm_bytes = comm.heap_bytes * (plan.device() == DeviceKind::kCuda ? 1 : local_ranks(plan));
   FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(problem, flags));
   FP4MOE_ASSIGN_OR_RETURN(Report ranks, ranks_report(checkpoint, config, plan, comm, memory));
@@ -103,6 +129,7 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
                 {"device", device_kind_name(plan.device())},
                 {"gpu", gpu.gpu},
                 {"ranks", ranks},
+                {"draft", draft_report(plan, draft_weights, memory)},
                 {"work_bytes", problem.work_bytes},
                 {"available_bytes", memory.available_bytes},
                 {"budget_bytes", memory.budget_bytes},
@@ -129,6 +156,11 @@ void print_plan(const Report& r) {
                 rank["rank"].get<int64_t>(), size(rank["weight_bytes"]).c_str(),
                 size(rank["kv_bytes"]).c_str(), size(rank["comm_heap_bytes"]).c_str(),
                 size(rank["a2a_bytes"]).c_str());
+  if (const Report& draft = r["draft"]; !draft.is_null())
+    std::printf("draft %s: %s, MoE %s; each rank: weights %s, KV pool %s\n",
+                draft["model"].get<std::string>().c_str(), draft["architecture"].get<std::string>().c_str(),
+                draft["moe"].get<std::string>().c_str(), size(draft["weight_bytes"]).c_str(),
+                size(draft["kv_bytes"]).c_str());
   if (r["device"] == "cuda")
     std::printf("GPU %s: %s free, activations and workspaces %s\n", r["gpu"].get<std::string>().c_str(),
                 size(r["available_bytes"]).c_str(), size(r["work_bytes"]).c_str());

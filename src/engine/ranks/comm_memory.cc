@@ -47,12 +47,17 @@ Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limit
 
 }  // namespace
 
-Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits) {
+Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits, const MoePlan* draft) {
   const RankLayout& layout = plan.problem().layout;
   CommMemory memory;
   if (layout.tp == 1) return memory;
   if (plan.problem().device == DeviceKind::kCuda) return device_memory_of(plan, limits);
-  FP4MOE_ASSIGN_OR_RETURN(const A2aBytes a2a, a2a_bytes(plan, limits.max_batch_tokens));
+  FP4MOE_ASSIGN_OR_RETURN(A2aBytes a2a, a2a_bytes(plan, limits.max_batch_tokens));
+  if (draft != nullptr) {
+    FP4MOE_ASSIGN_OR_RETURN(const A2aBytes of_draft, a2a_bytes(*draft, limits.max_batch_tokens));
+    a2a.record = std::max(a2a.record, of_draft.record);
+    a2a.heap = std::max(a2a.heap, of_draft.heap);
+  }
   int64_t used = 0;
   const auto take = [&used](int64_t num_bytes) {
     const int64_t offset = used;

@@ -25,8 +25,9 @@ struct CommMemory {
   int64_t heap_bytes = 0;  // the sum, per rank
 };
 
-// Returns an empty layout if there is only one rank. kDoesNotFit: --a2a-memory-budget is too small for the
-// plan's transport.
-Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits);
+// Returns an empty layout if there is only one rank. The transports of a draft model (CPU only; null: none)
+// use the same region, because only one of the two models runs at a time. kDoesNotFit: --a2a-memory-budget is
+// too small for a plan's transport.
+Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits, const MoePlan* draft = nullptr);
 
 }  // namespace fp4moe

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "base/thread_pool.h"
+#include "engine/ranks/draft_shape.h"
 #include "kernels/device_sampler.h"
 #include "model/model.h"
 
@@ -27,8 +28,14 @@ class Executor {
   // Runs one step over num_groups() batches, some of which may be empty; not re-entrant. logits() then holds
   // the logits of one group after another, each group's in the order of its logit_rows: [rows, V] f32. The
   // caller may modify them until the next step.
+  //
+  // If Batch::model is kDraft, which all batches of a step then have, the draft model runs instead: with
+  // draft_shape().vocab_size columns of logits, and with separate pages of draft keys and values under the
+  // same numbers as the full page tables' pages.
   virtual Status execute_step(std::span<const Batch> groups) = 0;
   virtual float* logits() = 0;
+  virtual DraftShape draft_shape() const { return {}; }
+  virtual std::span<const int32_t> draft_token_ids() const { return {}; }  // Model::token_ids() of the draft
   // Returns OK if execute_step() fills Batch::routed_experts, otherwise the reason why it does not.
   virtual Status supports_routed_experts() const {
     return unsupported("this executor does not report routed experts");

@@ -6,7 +6,8 @@
 #include <vector>
 
 #include "base/check.h"
-#include "engine/startup/weight_cache.h"
+#include "model/draft_models.h"
+#include "model/plan_draft.h"
 #include "model/weight_loader.h"
 
 namespace fp4moe {
@@ -35,26 +36,30 @@ Rank::Rank(const RankSetup& setup, int rank, Endpoint* endpoint)
       &attention_.emplace(*endpoint, first_rank, layout_.attention_tp(), setup.memory.attention, options);
 }
 
-Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
-  const RankGroupOptions& options = setup.options;
-  FP4MOE_ASSIGN_OR_RETURN(const KvCounts num_kv_pages,
-                          agree_on_pages({options.num_kv_pages, options.num_window_pages}));
-  const ModelOptions model_options{
-      .act_dtype = setup.plan.act_dtype,
-      .kv_dtype = setup.plan.kv_dtype,
-      .isa = setup.plan.isa,
-      .moe_plan = setup.plan.moe.at_rank(layout_.rank),
-      .max_batch_tokens = options.max_batch_tokens,
-      .max_logit_rows = options.max_logit_rows,
+ModelOptions Rank::model_options(const RankSetup& setup, const ModelPlan& plan) const {
+  return {
+      .act_dtype = plan.act_dtype,
+      .kv_dtype = plan.kv_dtype,
+      .isa = plan.isa,
+      .moe_plan = plan.moe.at_rank(layout_.rank),
+      .max_batch_tokens = setup.options.max_batch_tokens,
+      .max_logit_rows = setup.options.max_logit_rows,
       .dp_lm_head = setup.flags.enable_dp_lm_head,
       .rank = context_,
-      .dense_quant = setup.plan.dense_quant,
+      .dense_quant = plan.dense_quant,
   };
-  FP4MOE_RETURN_IF_ERROR(load_model(setup, model_options, progress));
+}
+
+Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
+  FP4MOE_ASSIGN_OR_RETURN(const KvCounts num_kv_pages,
+                          agree_on_pages({setup.options.num_kv_pages, setup.options.num_window_pages}));
+  ModelOptions options = model_options(setup, setup.plan);
+  if (setup.plan.draft != nullptr) options.features = setup.plan.draft->features;
+  FP4MOE_RETURN_IF_ERROR(load_model(setup, options, progress));
   FP4MOE_ASSIGN_OR_RETURN(
       kv_, KvCache::make(setup.config, setup.plan.kv_dtype, num_kv_pages, setup.flags.page_size, layout_,
-                         dense_ops_for(model_options).memory()));
-  return {};
+                         dense_ops_for(options).memory()));
+  return setup.plan.draft == nullptr ? Status() : load_draft(setup, num_kv_pages.full);
 }
 
 Status Rank::load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress) {
@@ -63,14 +68,38 @@ Status Rank::load_model(const RankSetup& setup, const ModelOptions& options, con
     return {};
   };
   if (setup.plan.device() == DeviceKind::kCuda) return load();
-  auto cache =
-      std::make_unique<WeightCache>(weight_cache_place(setup.checkpoint, setup.plan, layout_), pool_);
+  return load_with_cache(weight_cache_place(setup.checkpoint, setup.plan, layout_), load, weights_);
+}
+
+// The progress is that of the target's weights alone.
+Status Rank::load_draft(const RankSetup& setup, int64_t num_kv_pages) {
+  const DraftPlan& draft = *setup.plan.draft;
+  const Checkpoint& checkpoint = setup.draft == nullptr ? setup.checkpoint : *setup.draft;
+  const DraftModelOptions options{draft.algorithm, draft.config, model_options(setup, draft.plan)};
+  const auto load = [&]() -> Status {
+    FP4MOE_ASSIGN_OR_RETURN(draft_, load_draft_model(checkpoint, options, *model_, pool_, {}));
+    return {};
+  };
+  const WeightCachePlace place =
+      weight_cache_place(checkpoint, draft.plan, layout_, setup.flags.speculative_algorithm);
+  const Status status = load_with_cache(place, load, draft_weights_);
+  if (!status.ok()) return status.with_context("draft model");
+  FP4MOE_ASSIGN_OR_RETURN(
+      draft_kv_, KvCache::make(draft.config, draft.plan.kv_dtype, {num_kv_pages, 0}, setup.flags.page_size,
+                               layout_, dense_ops_for(options.model).memory()));
+  return {};
+}
+
+// Runs `load` with a weight cache, from which the model may then borrow.
+Status Rank::load_with_cache(const WeightCachePlace& place, const std::function<Status()>& load,
+                             std::unique_ptr<WeightStore>& weights) {
+  auto cache = std::make_unique<WeightCache>(place, pool_);
   {
     const WeightStoreScope scope(*cache);
     FP4MOE_RETURN_IF_ERROR(load());
   }
   FP4MOE_RETURN_IF_ERROR(cache->finish());
-  weights_ = std::move(cache);
+  weights = std::move(cache);
   return {};
 }
 
@@ -85,7 +114,9 @@ Result<KvCounts> Rank::agree_on_pages(KvCounts num_pages) {
 }
 
 Status Rank::forward_on_rank(const Batch& batch, float* logits) {
-  return model_->forward_model(batch, kv_, logits, pool_);
+  if (batch.model == BatchModel::kTarget) return model_->forward_model(batch, kv_, logits, pool_);
+  FP4MOE_CHECK(draft_ != nullptr, "a batch for a draft model, but there is none");
+  return draft_->forward_model(batch, draft_kv_, logits, pool_);
 }
 
 ExpertLoad sum_expert_load(std::span<const Model* const> ranks, int num_ranks) {

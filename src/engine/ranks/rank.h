@@ -1,6 +1,7 @@
 // Rank: one rank's pool, communicators, model shard and KV pages.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,6 +12,7 @@
 #include "engine/ranks/comm_memory.h"
 #include "engine/ranks/rank_config.h"
 #include "engine/ranks/rank_group.h"
+#include "engine/startup/weight_cache.h"
 #include "model/kv_cache.h"
 
 namespace fp4moe {
@@ -23,7 +25,8 @@ struct RankSetup {
   const EngineConfig& flags;
   const RankGroupOptions& options;
   const CommMemory& memory;
-  int num_threads = 1;  // per rank
+  int num_threads = 1;                // per rank
+  const Checkpoint* draft = nullptr;  // of plan.draft; null: `checkpoint`
 };
 
 // Computes Engine::expert_load() from the ranks' counters. `ranks`: the models of this process's ranks, at
@@ -50,9 +53,23 @@ class Rank {
   ThreadPool& pool() { return pool_; }
   const Model& model() const { return *model_; }
   const KvCache& kv() const { return kv_; }
+  // Bytes of both models, and of both models' pages.
+  int64_t weight_bytes() const { return model_->weight_bytes() + draft_bytes().weights; }
+  int64_t kv_bytes() const { return kv_.num_bytes() + draft_bytes().kv; }
+  // Model::token_ids() of the draft model.
+  std::span<const int32_t> draft_token_ids() const {
+    return draft_ == nullptr ? std::span<const int32_t>() : draft_->token_ids();
+  }
+  DraftBytes draft_bytes() const {
+    return draft_ == nullptr ? DraftBytes() : DraftBytes{draft_->weight_bytes(), draft_kv_.num_bytes()};
+  }
 
  private:
+  ModelOptions model_options(const RankSetup& setup, const ModelPlan& plan) const;
   Status load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress);
+  Status load_draft(const RankSetup& setup, int64_t num_kv_pages);
+  Status load_with_cache(const WeightCachePlace& place, const std::function<Status()>& load,
+                         std::unique_ptr<WeightStore>& weights);
   Result<KvCounts> agree_on_pages(KvCounts num_pages);
 
   RankLayout layout_;
@@ -62,12 +79,17 @@ class Rank {
   std::unique_ptr<WeightStore> weights_;  // the model may borrow from it
   std::unique_ptr<Model> model_;
   KvCache kv_;
+  // Only with a draft model; its pages have the same numbers as those of kv_'s full layers.
+  std::unique_ptr<WeightStore> draft_weights_;
+  std::unique_ptr<Model> draft_;  // may borrow from model_
+  KvCache draft_kv_;
 };
 
 // A group of one rank, without a job. Subclasses implement how a step runs.
 class SingleRankGroup : public RankGroup {
  public:
-  explicit SingleRankGroup(const RankSetup& setup) : rank_(setup, 0, nullptr) {}
+  explicit SingleRankGroup(const RankSetup& setup)
+      : rank_(setup, 0, nullptr), draft_shape_(fp4moe::draft_shape(setup.plan, setup.options)) {}
 
   const ModelConfig& config() const override { return rank_.model().config(); }
   int num_groups() const override { return 1; }
@@ -84,12 +106,15 @@ class SingleRankGroup : public RankGroup {
     rank_.kv().write_page(page, num_tokens, canonical);
     return {};
   }
+  DraftShape draft_shape() const override { return draft_shape_; }
+  std::span<const int32_t> draft_token_ids() const override { return rank_.draft_token_ids(); }
+  DraftBytes draft_bytes() const override { return rank_.draft_bytes(); }
   ThreadPool& pool() override { return rank_.pool(); }
   Status follow() override { return internal_error("a single rank has no leader to follow"); }
   void abort() override {}
   const Job* job() const override { return nullptr; }
-  int64_t weight_bytes() const override { return rank_.model().weight_bytes(); }
-  int64_t kv_bytes() const override { return rank_.kv().num_bytes(); }
+  int64_t weight_bytes() const override { return rank_.weight_bytes(); }
+  int64_t kv_bytes() const override { return rank_.kv_bytes(); }
   int64_t comm_bytes() const override { return 0; }
   ExpertLoad expert_load() const override {
     const Model* model = &rank_.model();
@@ -98,6 +123,7 @@ class SingleRankGroup : public RankGroup {
 
  protected:
   Rank rank_;
+  const DraftShape draft_shape_;
 };
 
 }  // namespace fp4moe

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/hash.h"
+#include "model/plan_draft.h"
 #include "model/resolve_flags.h"
 
 namespace fp4moe {
@@ -56,23 +57,54 @@ StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const E
           .num_window_pages = options.num_window_pages > 0 ? std::max(most, options.num_kv_pages) : 0,
           .max_table_pages = max_sequences * std::min(pages_for(context), most),
           .page_size = flags.page_size,
-          .vocab_size = config.vocab_size};
+          .vocab_size = config.vocab_size,
+          .draft = draft_shape(plan, options)};
 }
 
+DraftShape draft_shape(const ModelPlan& plan, const RankGroupOptions& options) {
+  if (plan.draft == nullptr) return {};
+  const DraftPlan& draft = *plan.draft;
+  return {.vocab_size = draft.config.vocab_size,
+          .num_input_ids = draft.num_input_ids,
+          .max_positions = draft.max_positions,
+          .takes_features = !draft.features.is_empty(),
+          .max_batch_tokens = options.max_batch_tokens,
+          .max_logit_rows = options.max_logit_rows};
+}
+
+const MoePlan* draft_moe(const ModelPlan& plan) {
+  return plan.draft == nullptr ? nullptr : &plan.draft->plan.moe;
+}
+
+namespace {
+
+// Describes a model and how it runs.
+std::string model_text(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
+  std::ostringstream text;
+  text << config.architecture << ", H=" << config.hidden_size << " E=" << config.num_experts
+       << " I=" << config.intermediate_size << " K=" << config.top_k << " V=" << config.vocab_size << ", "
+       << config.num_layers << " layers, checkpoint " << checkpoint.total_bytes() << " bytes hash "
+       << std::hex << checkpoint_hash(checkpoint) << std::dec << ", dtype " << dtype_name(plan.act_dtype)
+       << " KV " << dtype_name(plan.kv_dtype) << ", " << summary(plan.moe);
+  return text.str();
+}
+
+}  // namespace
+
 std::string rank_config_text(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
-                             const EngineConfig& flags, const RankGroupOptions& options) {
+                             const EngineConfig& flags, const RankGroupOptions& options,
+                             const Checkpoint* draft) {
   const RankLayout& layout = plan.moe.problem().layout;
   std::ostringstream text;
-  text << "fp4moe " FP4MOE_VERSION ", " << config.architecture << ", H=" << config.hidden_size
-       << " E=" << config.num_experts << " I=" << config.intermediate_size << " K=" << config.top_k
-       << " V=" << config.vocab_size << ", " << config.num_layers << " layers, checkpoint "
-       << checkpoint.total_bytes() << " bytes hash " << std::hex << checkpoint_hash(checkpoint) << std::dec
-       << ", dtype " << dtype_name(plan.act_dtype) << " KV " << dtype_name(plan.kv_dtype)
-       << ", tp=" << layout.tp << " ep=" << layout.ep << " dp=" << layout.dp << ", " << summary(plan.moe)
-       << ", a2a budget " << flags.a2a_memory_budget << " checksum " << flags.a2a_checksum
-       << " deterministic " << flags.enable_deterministic_inference << ", rows " << options.max_batch_tokens
-       << " logits " << options.max_logit_rows << " page size " << flags.page_size << " window pages "
-       << (options.num_window_pages > 0) << " timeout " << flags.comm_timeout;
+  text << "fp4moe " FP4MOE_VERSION ", " << model_text(checkpoint, config, plan) << ", tp=" << layout.tp
+       << " ep=" << layout.ep << " dp=" << layout.dp << ", a2a budget " << flags.a2a_memory_budget
+       << " checksum " << flags.a2a_checksum << " deterministic " << flags.enable_deterministic_inference
+       << ", rows " << options.max_batch_tokens << " logits " << options.max_logit_rows << " page size "
+       << flags.page_size << " window pages " << (options.num_window_pages > 0) << " timeout "
+       << flags.comm_timeout;
+  if (plan.draft != nullptr)
+    text << ", draft " << flags.speculative_algorithm << " "
+         << model_text(draft == nullptr ? checkpoint : *draft, plan.draft->config, plan.draft->plan);
   return text.str();
 }
 

@@ -23,9 +23,17 @@ bool has_window_pages(const ModelConfig& config, const EngineConfig& flags);
 StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags,
                        const RankGroupOptions& options);
 
+// Returns the sizes of the plan's draft model; all 0 without one.
+DraftShape draft_shape(const ModelPlan& plan, const RankGroupOptions& options);
+
+// Returns the experts' plan of the plan's draft model, or null.
+const MoePlan* draft_moe(const ModelPlan& plan);
+
 // Returns, as text, everything that must be identical in all processes: the checkpoint's identity, sizes,
-// layout and numerics. Paths, threads and available memory may differ.
+// layout and numerics. Paths, threads and available memory may differ. `draft`: the checkpoint of the draft
+// model, null if it has none.
 std::string rank_config_text(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
-                             const EngineConfig& flags, const RankGroupOptions& options);
+                             const EngineConfig& flags, const RankGroupOptions& options,
+                             const Checkpoint* draft = nullptr);
 
 }  // namespace fp4moe

@@ -23,8 +23,11 @@ namespace {
 // after this time, the other processes do.
 constexpr std::chrono::seconds kGrace{1};
 
-Result<Buffer> make_logits(const ModelConfig& config, const RankGroupOptions& options) {
-  return Buffer::make(options.max_logit_rows * config.vocab_size * int64_t{sizeof(float)});
+// For the target or the draft model, whichever has the larger vocabulary.
+Result<Buffer> make_logits(const RankSetup& setup) {
+  const int64_t vocab_size =
+      std::max(setup.config.vocab_size, draft_shape(setup.plan, setup.options).vocab_size);
+  return Buffer::make(setup.options.max_logit_rows * vocab_size * int64_t{sizeof(float)});
 }
 
 // One rank without a job: a step is a function call.
@@ -34,7 +37,7 @@ class SingleCpuGroup final : public SingleRankGroup {
 
   Status load(const RankSetup& setup) {
     FP4MOE_RETURN_IF_ERROR(rank_.load(setup, setup.flags.progress_sink));
-    FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup.config, setup.options));
+    FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup));
     return {};
   }
 
@@ -47,7 +50,7 @@ class SingleCpuGroup final : public SingleRankGroup {
   Status failure() const override { return {}; }
 
  private:
-  Buffer logits_;  // [max_logit_rows, V] f32
+  Buffer logits_;  // [max_logit_rows, V] f32, of either model
 };
 
 // This process's ranks in a job of several ranks.
@@ -66,10 +69,11 @@ class MultiRankGroup final : public RankGroup {
 
   Status start(const RankSetup& setup, const StepLimits& limits) {
     config_ = setup.config;
+    draft_shape_ = fp4moe::draft_shape(setup.plan, setup.options);
     heap_bytes_ = setup.memory.heap_bytes;
     layout_ = setup.plan.moe.problem().layout;
     if (job_->process() == 0) {
-      FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup.config, setup.options));
+      FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup));
     }
     FP4MOE_RETURN_IF_ERROR(load(setup));
     const StepRunnerOptions options{.layout = layout_,
@@ -115,12 +119,20 @@ class MultiRankGroup final : public RankGroup {
   const Job* job() const override { return job_.get(); }
   int64_t weight_bytes() const override {
     int64_t sum = 0;
-    for (const auto& rank : ranks_) sum += rank->model().weight_bytes();
+    for (const auto& rank : ranks_) sum += rank->weight_bytes();
     return sum;
   }
   int64_t kv_bytes() const override {
     int64_t sum = 0;
-    for (const auto& rank : ranks_) sum += rank->kv().num_bytes();
+    for (const auto& rank : ranks_) sum += rank->kv_bytes();
+    return sum;
+  }
+  DraftShape draft_shape() const override { return draft_shape_; }
+  std::span<const int32_t> draft_token_ids() const override { return ranks_[0]->draft_token_ids(); }
+  DraftBytes draft_bytes() const override {
+    DraftBytes sum;
+    for (const auto& rank : ranks_)
+      sum = {sum.weights + rank->draft_bytes().weights, sum.kv + rank->draft_bytes().kv};
     return sum;
   }
   int64_t comm_bytes() const override { return heap_bytes_ * job_->num_local_ranks(); }
@@ -139,10 +151,11 @@ class MultiRankGroup final : public RankGroup {
 
   std::unique_ptr<Job> job_;
   ModelConfig config_;
+  DraftShape draft_shape_;
   RankLayout layout_;
   int64_t heap_bytes_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  Buffer logits_;                       // process 0: [max_logit_rows, V] f32
+  Buffer logits_;                       // process 0: as in SingleCpuGroup
   std::unique_ptr<StepRunner> runner_;  // last: its threads use the members above
 };
 
@@ -180,12 +193,12 @@ Status MultiRankGroup::load(const RankSetup& setup) {
 
 Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, const ModelConfig& config,
                                               const ModelPlan& plan, const EngineConfig& flags,
-                                              const RankGroupOptions& options) {
+                                              const RankGroupOptions& options, const Checkpoint* draft) {
   const RankLayout& layout = plan.moe.problem().layout;
   const StepLimits limits = step_limits(config, plan, flags, options);
-  FP4MOE_ASSIGN_OR_RETURN(const CommMemory memory, comm_memory(plan.moe, limits));
+  FP4MOE_ASSIGN_OR_RETURN(const CommMemory memory, comm_memory(plan.moe, limits, draft_moe(plan)));
   const int num_threads = flags.threads > 0 ? flags.threads : available_cores();
-  RankSetup setup{checkpoint, config, plan, flags, options, memory, num_threads};
+  RankSetup setup{checkpoint, config, plan, flags, options, memory, num_threads, draft};
   if (plan.device() == DeviceKind::kCuda) {
     setup.num_threads = std::max(1, num_threads / layout.tp);
     return make_gpu_group(setup);
@@ -200,7 +213,7 @@ Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, cons
       .num_ranks = layout.tp,
       .heap_bytes = memory.heap_bytes,
       .timeout_seconds = flags.comm_timeout,
-      .config_text = rank_config_text(checkpoint, config, plan, flags, options),
+      .config_text = rank_config_text(checkpoint, config, plan, flags, options, draft),
   };
   FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<Job> job, Job::open(job_options));
   setup.num_threads = std::max(1, num_threads / job->num_local_ranks());
@@ -213,9 +226,9 @@ Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, cons
 
 Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint, const ModelConfig& config,
                                                    const ModelPlan& plan, const EngineConfig& flags,
-                                                   const RankGroupOptions& options) {
+                                                   const RankGroupOptions& options, const Checkpoint* draft) {
   try {
-    return make_group(checkpoint, config, plan, flags, options);
+    return make_group(checkpoint, config, plan, flags, options, draft);
   } catch (const std::exception& error) {  // no memory or no threads
     return does_not_fit(std::string("the system has no memory or threads for the ranks: ") + error.what());
   }

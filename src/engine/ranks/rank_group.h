@@ -26,14 +26,20 @@ struct RankGroupOptions {
   bool wants_logits = false;   // GPU: copy logits to the host even though sampling runs on the GPU
 };
 
+// The part of a draft model in bytes of weights and KV pages.
+struct DraftBytes {
+  int64_t weights = 0, kv = 0;
+};
+
 class RankGroup : public Executor {
  public:
   // Opens the job (the plan's fabric), then loads every local rank's shard. All processes must call make()
-  // with the same arguments; it checks that they do. kDoesNotFit: not enough memory for weights, KV pages,
-  // heaps or logits.
+  // with the same arguments; it checks that they do. `draft`: the checkpoint of plan.draft, if that has a
+  // separate one. kDoesNotFit: not enough memory for weights, KV pages, heaps or logits.
   static Result<std::unique_ptr<RankGroup>> make(const Checkpoint& checkpoint, const ModelConfig& config,
                                                  const ModelPlan& plan, const EngineConfig& flags,
-                                                 const RankGroupOptions& options);
+                                                 const RankGroupOptions& options,
+                                                 const Checkpoint* draft = nullptr);
 
   // execute_step() may be called only in process 0. With several ranks, an error ends the job: the error
   // names the rank and the operation, and every later call returns it. With one rank there is no job, and an
@@ -48,7 +54,8 @@ class RankGroup : public Executor {
   virtual const Job* job() const = 0;        // null if there is only one rank
   virtual int64_t weight_bytes() const = 0;  // all ranks of this process, in bytes
   virtual int64_t kv_bytes() const = 0;
-  virtual int64_t comm_bytes() const = 0;  // heaps of the same ranks
+  virtual DraftBytes draft_bytes() const { return {}; }  // the draft models' part of the same
+  virtual int64_t comm_bytes() const = 0;                // heaps of the same ranks
   // Returns the counters of the same ranks; thread-safe.
   virtual ExpertLoad expert_load() const = 0;
 };

@@ -10,7 +10,9 @@ namespace fp4moe {
 namespace {
 
 constexpr uint32_t kMagic = 0x53345046;  // "FP4S"
-constexpr int64_t kHeaderWords = 3, kGroupWords = 4, kSequenceWords = 4;
+// Bits of the header's last word.
+constexpr uint32_t kIsDraft = 1, kHasFeatures = 2, kChains = 4;
+constexpr int64_t kHeaderWords = 4, kGroupWords = 4, kSequenceWords = 4;
 
 uint32_t word(int64_t n) {
   FP4MOE_CHECK(n >= 0 && n <= std::numeric_limits<uint32_t>::max(),
@@ -50,12 +52,18 @@ void own_tables(std::vector<SequenceRows>& sequences, std::span<const int32_t> S
 
 void StepBatches::assign(std::span<const Batch> groups) {
   groups_.resize(groups.size());
+  model_ = groups.empty() ? BatchModel::kTarget : groups[0].model;
+  has_features_ = chains_ = false;
   for (size_t g = 0; g < groups.size(); ++g) {
     const Batch& from = groups[g];
     Group& to = groups_[g];
     to.token_ids.assign(from.token_ids.begin(), from.token_ids.end());
     to.positions.assign(from.positions.begin(), from.positions.end());
     to.logit_rows.assign(from.logit_rows.begin(), from.logit_rows.end());
+    to.feature_rows.assign(from.feature_rows.begin(), from.feature_rows.end());
+    FP4MOE_CHECK(from.model == model_, "a step with batches for two models");
+    has_features_ = has_features_ || !from.feature_rows.empty();
+    chains_ = chains_ || from.chains;
     to.sequences.assign(from.sequences.begin(), from.sequences.end());
     to.routed_experts = from.routed_experts;
     own_tables(to.sequences, &SequenceRows::page_table, to.page_tables);
@@ -64,14 +72,17 @@ void StepBatches::assign(std::span<const Batch> groups) {
 }
 
 int64_t StepBatches::max_bytes(const StepLimits& limits) {
-  const int64_t of_rows = limits.max_batch_tokens * (1 + kSequenceWords + 1);  // token id, sequence, logit
-                                                                               // row
+  // Token id, sequence, logit row, feature row.
+  const int64_t of_rows =
+      limits.max_batch_tokens * (1 + kSequenceWords + 1 + (limits.draft.takes_features ? 1 : 0));
   const int64_t of_tables = limits.max_table_pages * (limits.num_window_pages > 0 ? 2 : 1);
   return 4 * (kHeaderWords + limits.num_groups * (kGroupWords + of_rows + of_tables));
 }
 
 void StepBatches::encode(std::vector<uint8_t>& bytes) const {
-  std::vector<uint32_t> words = {kMagic, 0, word(static_cast<int64_t>(groups_.size()))};
+  const uint32_t bits = (model_ == BatchModel::kDraft ? kIsDraft : 0) | (has_features_ ? kHasFeatures : 0) |
+                        (chains_ ? kChains : 0);
+  std::vector<uint32_t> words = {kMagic, 0, word(static_cast<int64_t>(groups_.size())), bits};
   for (const Group& g : groups_) {
     for (const size_t n : {g.token_ids.size(), g.sequences.size(), g.logit_rows.size(), g.page_tables.size()})
       words.push_back(word(static_cast<int64_t>(n)));
@@ -83,6 +94,7 @@ void StepBatches::encode(std::vector<uint8_t>& bytes) const {
       words.push_back(word(static_cast<int64_t>(s.page_table.size())));
     }
     for (const int64_t row : g.logit_rows) words.push_back(word(row));
+    for (const int64_t row : g.feature_rows) words.push_back(word(row));
     for (const int32_t page : g.page_tables) words.push_back(word(page));
     if (g.window_tables.empty()) continue;
     for (const SequenceRows& s : g.sequences) {  // as many entries as in its other table
@@ -104,8 +116,10 @@ Status StepBatches::decode(std::span<const uint8_t> bytes, const StepLimits& lim
     return beyond("length", all[1], static_cast<int64_t>(all.size()));
   if (all[2] != static_cast<uint32_t>(limits.num_groups))
     return bad(std::to_string(all[2]) + " groups instead of " + std::to_string(limits.num_groups));
+  FP4MOE_RETURN_IF_ERROR(decode_model(all[3], limits));
   std::span<const uint32_t> words(all.data() + kHeaderWords, all[1] - kHeaderWords);
   groups_.assign(all[2], {});
+  last_rows_.resize(all[2]);
   int64_t num_logit_rows = 0;
   for (Group& group : groups_) {
     FP4MOE_RETURN_IF_ERROR(decode_group(words, limits, group));
@@ -114,11 +128,37 @@ Status StepBatches::decode(std::span<const uint8_t> bytes, const StepLimits& lim
   if (num_logit_rows > limits.max_logit_rows)
     return beyond("rows of logits", num_logit_rows, limits.max_logit_rows);
   if (!words.empty()) return bad(std::to_string(words.size()) + " extra words");
+  for (size_t g = 0; g < groups_.size(); ++g)
+    last_rows_[g][static_cast<size_t>(model_)] = std::ssize(groups_[g].token_ids);
+  return {};
+}
+
+Status StepBatches::decode_model(uint32_t bits, const StepLimits& limits) {
+  const bool is_draft = (bits & kIsDraft) != 0;
+  has_features_ = (bits & kHasFeatures) != 0;
+  chains_ = (bits & kChains) != 0;
+  model_ = is_draft ? BatchModel::kDraft : BatchModel::kTarget;
+  if ((bits & ~(kIsDraft | kHasFeatures | kChains)) != 0) return bad("unknown bits " + std::to_string(bits));
+  if (is_draft && limits.draft.vocab_size == 0) return bad("batches for a draft model, but there is none");
+  if (has_features_ != (is_draft && limits.draft.takes_features))
+    return bad(has_features_ ? "features for a model that takes none" : "a draft without features");
+  return chains_ && !has_features_ ? bad("a chain without features") : Status();
+}
+
+// Row t's features are those of a row of the group's last pass of the model that the batch continues.
+Status StepBatches::decode_feature_rows(std::span<const uint32_t> words, size_t index, Group& group) const {
+  const BatchModel source = chains_ ? BatchModel::kDraft : BatchModel::kTarget;
+  const int64_t num_rows = last_rows_[index][static_cast<size_t>(source)];
+  for (const uint32_t row : words) {
+    if (row >= num_rows) return beyond("feature row", row, num_rows - 1);
+    group.feature_rows.push_back(row);
+  }
   return {};
 }
 
 // Decodes one group and removes its words from the front of `words`.
-Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group) {
+Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLimits& limits,
+                                 Group& group) const {
   if (words.size() < kGroupWords) return bad("it ends within a group");
   const uint64_t rows = words[0], sequences = words[1], logit_rows = words[2], pages = words[3];
   if (rows > static_cast<uint64_t>(limits.max_batch_tokens))
@@ -128,8 +168,9 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
   if (pages > static_cast<uint64_t>(limits.max_table_pages))
     return beyond("pages", words[3], limits.max_table_pages);
   words = words.subspan(kGroupWords);
-  const uint64_t window_pages = limits.num_window_pages > 0 ? pages : 0;
-  if (words.size() < rows + sequences * kSequenceWords + logit_rows + pages + window_pages)
+  const uint64_t window_pages = limits.num_window_pages > 0 && model_ == BatchModel::kTarget ? pages : 0;
+  const uint64_t feature_rows = has_features_ ? rows : 0;
+  if (words.size() < rows + sequences * kSequenceWords + logit_rows + feature_rows + pages + window_pages)
     return bad("it ends within a group");
   const auto take = [&words](uint64_t n) {
     const std::span<const uint32_t> taken = words.first(n);
@@ -137,7 +178,8 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
     return taken;
   };
   for (const uint32_t id : take(rows)) {
-    if (id >= static_cast<uint64_t>(limits.vocab_size)) return beyond("token id", id, limits.vocab_size - 1);
+    if (id >= static_cast<uint64_t>(limits.num_ids_of(model_)))
+      return beyond("token id", id, limits.num_ids_of(model_) - 1);
     group.token_ids.push_back(static_cast<int32_t>(id));
   }
   const std::span<const uint32_t> of_sequences = take(sequences * kSequenceWords);
@@ -146,6 +188,8 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
     if (row >= rows || row <= before) return bad("invalid logit row " + std::to_string(row));
     group.logit_rows.push_back(before = row);
   }
+  FP4MOE_RETURN_IF_ERROR(
+      decode_feature_rows(take(feature_rows), static_cast<size_t>(&group - groups_.data()), group));
   FP4MOE_RETURN_IF_ERROR(decode_pages(take(pages), "page", limits.num_kv_pages, group.page_tables));
   FP4MOE_RETURN_IF_ERROR(
       decode_pages(take(window_pages), "window page", limits.num_window_pages, group.window_tables));
@@ -181,7 +225,14 @@ Status StepBatches::decode_sequences(std::span<const uint32_t> words, const Step
 
 Batch StepBatches::batch(int group) const {
   const Group& g = groups_[static_cast<size_t>(group)];
-  return {g.token_ids, g.positions, g.sequences, g.logit_rows, g.routed_experts};
+  return {.token_ids = g.token_ids,
+          .positions = g.positions,
+          .sequences = g.sequences,
+          .logit_rows = g.logit_rows,
+          .routed_experts = g.routed_experts,
+          .model = model_,
+          .feature_rows = g.feature_rows,
+          .chains = chains_};
 }
 
 int64_t StepBatches::num_logit_rows(int group) const {

@@ -1,10 +1,12 @@
 // StepBatches: owns the batches of one step, and serialises them for other processes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "engine/ranks/draft_shape.h"
 #include "fp4moe/status.h"
 #include "model/model.h"
 
@@ -20,35 +22,53 @@ struct StepLimits {
   int64_t max_table_pages = 0;   // entries in one kind of page tables of a batch; sequences may share pages
   int page_size = 0;
   int64_t vocab_size = 0;
+  DraftShape draft;
+
+  // Columns of a model's logits, and the number of ids that its batches may have.
+  int64_t vocab_of(BatchModel model) const {
+    return model == BatchModel::kDraft ? draft.vocab_size : vocab_size;
+  }
+  int64_t num_ids_of(BatchModel model) const {
+    return model == BatchModel::kDraft ? draft.num_input_ids : vocab_size;
+  }
 };
 
 class StepBatches {
  public:
-  // Copies the batches. The positions of a sequence's rows must be consecutive.
+  // Copies the batches, which are all for the same model. The positions of a sequence's rows must be
+  // consecutive.
   void assign(std::span<const Batch> groups);
 
   // The format is 32-bit words in host byte order: a header, then each group's data. decode() accepts
-  // untrusted bytes: kDataLoss names a value that exceeds the limits or is inconsistent.
+  // untrusted bytes: kDataLoss names a value that exceeds the limits or is inconsistent. Rows whose features
+  // a batch continues must be rows of the pass before, which this object has decoded too.
   void encode(std::vector<uint8_t>& bytes) const;
   Status decode(std::span<const uint8_t> bytes, const StepLimits& limits);
   static int64_t max_bytes(const StepLimits& limits);
 
   // Returns a view of the group's batch, valid until the next assign() or decode().
   Batch batch(int group) const;
+  BatchModel model() const { return model_; }
   int64_t num_logit_rows(int group) const;
   int64_t first_logit_row(int group) const;  // index within the step
 
  private:
   struct Group {
     std::vector<int32_t> token_ids, page_tables, window_tables;
-    std::vector<int64_t> positions, logit_rows;
+    std::vector<int64_t> positions, logit_rows, feature_rows;
     std::vector<SequenceRows> sequences;
     int32_t* routed_experts = nullptr;  // not sent to other processes
   };
-  Status decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group);
+  Status decode_model(uint32_t bits, const StepLimits& limits);
+  Status decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group) const;
+  Status decode_feature_rows(std::span<const uint32_t> words, size_t index, Group& group) const;
   static Status decode_sequences(std::span<const uint32_t> words, const StepLimits& limits, Group& group);
 
   std::vector<Group> groups_;
+  BatchModel model_ = BatchModel::kTarget;
+  bool has_features_ = false, chains_ = false;
+  std::vector<std::array<int64_t, 2>>
+      last_rows_;  // [groups] rows of the last decoded pass of each BatchModel
 };
 
 }  // namespace fp4moe

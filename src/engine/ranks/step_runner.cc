@@ -112,8 +112,9 @@ Status StepRunner::run_step(std::span<const Batch> groups, float* logits) {
   for (int group = 0; group < options_.layout.dp; ++group) {
     const int rank = group * options_.layout.attention_tp();
     if (is_local(rank)) continue;
-    const int64_t row_bytes = options_.limits.vocab_size * int64_t{sizeof(float)};
-    float* rows = logits + step_.first_logit_row(group) * options_.limits.vocab_size;
+    const int64_t vocab_size = options_.limits.vocab_of(step_.model());
+    const int64_t row_bytes = vocab_size * int64_t{sizeof(float)};
+    float* rows = logits + step_.first_logit_row(group) * vocab_size;
     if (const Status status = take_logits(group, rows, step_.num_logit_rows(group) * row_bytes); !status.ok())
       return fail(status);
   }
@@ -201,7 +202,7 @@ void StepRunner::rank_loop(int rank) {
 Status StepRunner::run_rank(int rank, const StepBatches& step) {
   const int attention_tp = options_.layout.attention_tp(), group = rank / attention_tp;
   const bool has_logits = rank % attention_tp == 0;
-  const int64_t row_elems = options_.limits.vocab_size;
+  const int64_t row_elems = options_.limits.vocab_of(step.model());
   if (job_.process() == 0 || !has_logits) {
     float* logits = has_logits ? logits_ + step.first_logit_row(group) * row_elems : nullptr;
     return forward_guarded(rank, step.batch(group), logits);

@@ -94,6 +94,10 @@ void DpScheduler::keep_draft_row(Sequence& sequence) {
   groups_[static_cast<size_t>(sequence.kv.group)]->keep_draft_row(sequence);
 }
 
+int64_t DpScheduler::grow_for_drafts(Sequence& sequence, int64_t num_tokens) {
+  return groups_[static_cast<size_t>(sequence.kv.group)]->grow_for_drafts(sequence, num_tokens);
+}
+
 void DpScheduler::drop_last_row(const Sequence& sequence) {
   groups_[static_cast<size_t>(sequence.kv.group)]->drop_last_row(sequence);
 }

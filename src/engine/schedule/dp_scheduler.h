@@ -38,6 +38,7 @@ class DpScheduler {
   // The same as in Scheduler.
   void commit_step();
   void keep_draft_row(Sequence& sequence);
+  int64_t grow_for_drafts(Sequence& sequence, int64_t num_tokens);
   void drop_last_row(const Sequence& sequence);
   std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
   void flush();

@@ -265,7 +265,7 @@ int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind
 }
 
 // Adds rows for the sequence's draft tokens if it decodes; returns how many. The last token of the output
-// needs no row. Every running sequence can still get a page for its next token.
+// needs no row.
 int64_t Scheduler::add_drafts(Sequence& sequence) {
   if (sequence.draft.ids.empty() || sequence.num_pending() != 1 || sequence.kv.num_rows != 1) return 0;
   const PageTables& tables = sequence.kv.tables;
@@ -274,7 +274,7 @@ int64_t Scheduler::add_drafts(Sequence& sequence) {
   const auto fit_pages = [&](int64_t num_pages) {
     num_added = std::min(num_added, num_pages * pages_.page_size() - sequence.num_tokens());
   };
-  fit_pages(std::ssize(tables.full) + std::max<int64_t>(0, pages_.num_available() - num_running()));
+  fit_pages(std::ssize(tables.full) + num_spare_pages());
   if (window_is_scarce()) fit_pages(std::ssize(tables.window) + window_room(sequence));
   if (num_added <= 0) return 0;
   const int64_t num_tokens = sequence.num_tokens() + num_added;
@@ -282,6 +282,14 @@ int64_t Scheduler::add_drafts(Sequence& sequence) {
       pages_.grow(sequence.kv.tables, num_tokens) && pages_.grow_window(sequence.kv.tables, num_tokens),
       "available pages were miscounted");
   return num_added;
+}
+
+int64_t Scheduler::grow_for_drafts(Sequence& sequence, int64_t num_tokens) {
+  PageTables& tables = sequence.kv.tables;
+  const int64_t most = (std::ssize(tables.full) + num_spare_pages()) * pages_.page_size();
+  num_tokens = std::min(num_tokens, most);
+  FP4MOE_CHECK(pages_.grow(tables, num_tokens), "available pages were miscounted");
+  return num_tokens;
 }
 
 // If the sequence has had no rows so far, starts it over with the pages published since its admission.
@@ -343,6 +351,7 @@ void Scheduler::take_prefix(Sequence& sequence) {
   pages_.take_prefix(reusable_tokens(sequence), sequence.kv.tables);
   sequence.kv.num_published_pages = std::ssize(sequence.kv.tables.full);
   sequence.kv.num_cached = sequence.kv.num_published_pages * pages_.page_size();
+  sequence.draft.num_cached = sequence.kv.num_cached;  // the pages hold the draft model's part too
   FP4MOE_CHECK(pages_.grow(sequence.kv.tables, sequence.num_tokens()), "available pages were miscounted");
 }
 
@@ -361,6 +370,8 @@ void Scheduler::give_back_pages(Sequence& sequence) {
   if (sequence.disagg.lease != nullptr) std::exchange(sequence.disagg.lease, nullptr)->end();
   pages_.release(sequence.kv.tables);
   sequence.kv.num_cached = sequence.kv.num_published_pages = 0;
+  sequence.draft.ids.clear();
+  sequence.draft.num_cached = sequence.draft.num_chained = 0;
 }
 
 int64_t Scheduler::num_leaked_pages() const {

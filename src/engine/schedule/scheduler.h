@@ -1,6 +1,7 @@
 // Scheduler: implements continuous batching. Chooses the sequences and rows for the next step.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -99,6 +100,9 @@ class Scheduler {
   // Marks the row after the cached ones as cached: a step computed it from a draft that is now the token at
   // this position.
   void keep_draft_row(Sequence& sequence) { commit_rows(sequence, 1); }
+  // Gives the sequence full pages for num_tokens tokens, as far as the pool has pages to spare. Returns the
+  // number of tokens for which it has pages, at most num_tokens.
+  int64_t grow_for_drafts(Sequence& sequence, int64_t num_tokens);
   // Removes the sequence's last row from the step, so that no token is chosen from it; a later step computes
   // the row again. Call before commit_step().
   void drop_last_row(const Sequence& sequence);
@@ -147,6 +151,8 @@ class Scheduler {
   bool is_being_computed(size_t index) const;
   int64_t add_rows(Sequence& sequence, int64_t most, int64_t num_behind);
   int64_t add_drafts(Sequence& sequence);
+  // Number of full pages that drafts may take, so that every running sequence can still get one.
+  int64_t num_spare_pages() const { return std::max<int64_t>(0, pages_.num_available() - num_running()); }
   void take_newer_prefix(Sequence& sequence);
   void commit_rows(Sequence& sequence, int64_t num_rows);
   std::span<const int32_t> reusable_tokens(const Sequence& sequence) const;

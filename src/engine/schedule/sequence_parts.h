@@ -48,9 +48,12 @@ struct SequenceKv {
 };
 
 // Speculative decoding: tokens that may follow the sequence's last token, valid for one step, and the numbers
-// in Delta.
+// in Delta. The scheduler sets num_cached when it gives the sequence pages, and clears the state of a
+// sequence whose pages it takes.
 struct SequenceDraft {
   std::vector<int32_t> ids;
+  int64_t num_cached = 0;   // number of leading tokens whose draft keys and values are in the pages
+  int64_t num_chained = 0;  // number of leading `ids` after them whose keys and values are there too
   int64_t num_verified = 0, num_proposed = 0, num_correct = 0;
 };
 

@@ -15,6 +15,7 @@
 #include "io/checkpoint/mtp_layers.h"
 #include "kernels/cuda/layout/tile_layout.h"
 #include "model/kv_cache.h"
+#include "model/plan_draft.h"
 #include "model/resolve_flags.h"
 
 namespace fp4moe {
@@ -274,10 +275,23 @@ void add_pages(const ModelConfig& config, const ModelPlan& plan, const EngineCon
                                 part(flags.max_prefill_tokens) / flags.page_size;
 }
 
+// Adds a draft model, which has a page beside every full page. Without a separate checkpoint, its weights are
+// among the target's.
+void add_draft(const DraftPlan& draft, const Checkpoint* checkpoint, int64_t num_ranks,
+               MemoryProblem& problem) {
+  const RankLayout& layout = draft.plan.moe.problem().layout;
+  const KvCounts bytes =
+      KvCache::bytes_per_page(draft.config, draft.plan.kv_dtype, draft.plan.flags.page_size, layout);
+  problem.kv_bytes_per_page += num_ranks * (bytes.full + bytes.window);
+  if (checkpoint != nullptr)
+    problem.weight_bytes += num_ranks * rank_weight_bytes(*checkpoint, draft.config, draft.plan);
+}
+
 }  // namespace
 
 Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelConfig& config,
-                                     const ModelPlan& plan, const EngineConfig& flags) {
+                                     const ModelPlan& plan, const EngineConfig& flags,
+                                     const Checkpoint* draft) {
   if (plan.device() == DeviceKind::kCuda) {
     MemoryProblem problem{
         .device = plan.device(),
@@ -302,6 +316,7 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
       .max_position_embeddings = config.max_position_embeddings,
   };
   add_pages(config, plan, flags, num_ranks, problem);
+  if (plan.draft != nullptr) add_draft(*plan.draft, draft, num_ranks, problem);
   return problem;
 }
 

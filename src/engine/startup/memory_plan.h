@@ -43,10 +43,12 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
 // Returns the same for the GPU's layout: experts in whole tiles, with their biases in f32.
 int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);
 
-// Returns the problem for `checkpoint` in this process on this machine; comm_bytes is left at 0. Fails only
-// if a GPU's memory cannot be queried.
+// Returns the problem for `checkpoint` in this process on this machine, with plan.draft and its separate
+// checkpoint `draft`, if there are any; comm_bytes is left at 0. Fails only if a GPU's memory cannot be
+// queried.
 Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelConfig& config,
-                                     const ModelPlan& plan, const EngineConfig& flags);
+                                     const ModelPlan& plan, const EngineConfig& flags,
+                                     const Checkpoint* draft = nullptr);
 
 struct MemoryPlan {
   int64_t available_bytes = 0;

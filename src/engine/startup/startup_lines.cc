@@ -6,6 +6,7 @@
 
 #include "base/cpu_info.h"
 #include "device/cuda_probe.h"
+#include "model/plan_draft.h"
 #include "model/resolve_flags.h"
 
 namespace fp4moe {
@@ -70,6 +71,20 @@ std::string window_line(const StartupFacts& facts) {
                         static_cast<double>(memory.num_kv_pages))
              .substr(0, 6) +
          ")";
+}
+
+// The draft model and its part of the memory; empty without one.
+std::vector<std::string> draft_lines(const StartupFacts& facts) {
+  if (facts.plan.draft == nullptr) return {};
+  const DraftPlan& draft = *facts.plan.draft;
+  const DraftBytes bytes = facts.ranks.draft_bytes();
+  std::ostringstream line;
+  line << "draft      " << (draft.folder.empty() ? "of the model" : draft.folder) << ": "
+       << draft.config.architecture << ", " << draft.config.num_layers << " layer"
+       << (draft.config.num_layers == 1 ? "" : "s") << ", hidden size " << draft.config.hidden_size
+       << "; weights " << size_string(bytes.weights) << " and KV pages " << size_string(bytes.kv)
+       << " of those below";
+  return {line.str(), "           MoE " + summary(draft.plan.moe)};
 }
 
 std::string loaded_line(const StartupFacts& facts) {
@@ -148,6 +163,7 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
   };
   lines.push_back("MoE        " + summary(facts.plan.moe));
   add_rank_lines(facts, lines);
+  for (std::string& line : draft_lines(facts)) lines.push_back(std::move(line));
   if (facts.model.num_mtp_layers > 0)
     lines.push_back("MTP        " + std::to_string(facts.model.num_mtp_layers) +
                     " layer(s) of multi-token prediction in the checkpoint, skipped");

@@ -58,7 +58,7 @@ std::string packing_text(const ModelPlan& plan, const RankLayout& layout) {
 }  // namespace
 
 WeightCachePlace weight_cache_place(const Checkpoint& checkpoint, const ModelPlan& plan,
-                                    const RankLayout& layout) {
+                                    const RankLayout& layout, const std::string& draft) {
   const std::string& dir = plan.flags.weight_cache_dir;
   const int64_t num_bytes = checkpoint.total_bytes();
   const auto nowhere = [](std::string why) { return WeightCachePlace{{}, std::move(why), {}}; };
@@ -73,7 +73,8 @@ WeightCachePlace weight_cache_place(const Checkpoint& checkpoint, const ModelPla
   std::error_code error;
   fs::path model = fs::weakly_canonical(checkpoint.folder(), error);
   if (error) model = checkpoint.folder();
-  const std::string packing = packing_text(plan, layout);
+  const std::string packing =
+      packing_text(plan, layout) + (draft.empty() ? "" : "draft model of " + draft + "\n");
   WeightCachePlace place;
   place.path = folder + "/" + model.filename().string() + "-" +
                hash_text_of(hash_text(packing, hash_text(model.string()))) + ".weights";

@@ -28,8 +28,9 @@ struct WeightCachePlace {
   std::string why_not;  // set if path is empty
   std::string key;      // lines of text
 };
+// `draft`: the speculative algorithm whose draft model the weights are; empty: a target's.
 WeightCachePlace weight_cache_place(const Checkpoint& checkpoint, const ModelPlan& plan,
-                                    const RankLayout& layout);
+                                    const RankLayout& layout, const std::string& draft = "");
 
 class WeightCache final : public WeightStore {
  public:

@@ -195,6 +195,7 @@ void Delivery::end(Sequence& sequence, Delta delta) {
       delta.finish_reason == FinishReason::kError && delta.error_code == StatusCode::kInternal;
   delta.routed_experts = take_experts(sequence, parts_.executor.config());
   if (parts_.grammars != nullptr) parts_.grammars->remove(sequence);
+  if (parts_.drafter != nullptr) parts_.drafter->end(sequence);
   const std::unique_ptr<Sequence> owned = parts_.scheduler.remove(sequence.id, failed);
   FP4MOE_CHECK(owned != nullptr, "sequence " + sequence.id + " is not scheduled");
 
@@ -228,7 +229,7 @@ void Delivery::count_prompt(const Sequence& sequence) {
 // Counts a row that chooses a token after the first one. A row that follows drafts is delivered only if these
 // were correct.
 void Delivery::count_drafts(Sequence& sequence, const LogitRow& row) {
-  if (!parts_.has_drafts || sequence.num_output_tokens() == 0) return;
+  if (parts_.drafter == nullptr || sequence.num_output_tokens() == 0) return;
   SequenceDraft& draft = sequence.draft;
   const int64_t num_verified = row.depth == 0 ? 1 : 0, num_correct = row.depth == 0 ? 0 : 1;
   draft.num_verified += num_verified;

@@ -7,6 +7,7 @@
 
 #include "engine/ranks/executor.h"
 #include "engine/schedule/dp_scheduler.h"
+#include "engine/step/drafter.h"
 #include "engine/step/grammar_manager.h"
 #include "engine/step/inbox.h"
 #include "engine/step/remote_prefill.h"
@@ -26,7 +27,7 @@ struct DeliveryParts {
   EngineStats& totals;
   GrammarManager* grammars = nullptr;       // null without a grammar compiler
   RemotePrefill* remote_prefill = nullptr;  // null unless this is a decode engine
-  bool has_drafts = false;                  // whether tokens are drafted
+  Drafter* drafter = nullptr;               // null without speculative decoding
 };
 
 // Used by the loop's thread only.

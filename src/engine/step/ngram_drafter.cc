@@ -23,13 +23,14 @@ std::vector<int32_t> ngram_draft(std::span<const int32_t> token_ids, const Ngram
   return draft;
 }
 
-void draft_tokens(std::span<Sequence* const> sequences, const NgramLimits& limits) {
-  for (Sequence* sequence : sequences) {
+Status NgramDrafter::draft(DpScheduler& scheduler) {
+  listed_.clear();
+  scheduler.list(listed_);
+  for (Sequence* sequence : listed_) {
     sequence->draft.ids.clear();
-    if (sequence->num_output_tokens() > 0 && sequence->num_pending() == 1 &&
-        sequence->grammar.matcher == nullptr && sequence->experts.from < 0)
-      sequence->draft.ids = ngram_draft(sequence->token_ids, limits);
+    if (may_draft(*sequence)) sequence->draft.ids = ngram_draft(sequence->token_ids, limits_);
   }
+  return {};
 }
 
 }  // namespace fp4moe

@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "engine/schedule/sequence.h"
+#include "engine/step/drafter.h"
 
 namespace fp4moe {
 
@@ -19,8 +19,14 @@ struct NgramLimits {
 // repeats them, as the match says. Returns none if fewer than min_match tokens match.
 std::vector<int32_t> ngram_draft(std::span<const int32_t> token_ids, const NgramLimits& limits);
 
-// Sets the drafts of the sequences for the next step. Only decoding sequences have any. A sequence with a
-// grammar has none, because masks are filled token by token; neither has one that reports routed experts.
-void draft_tokens(std::span<Sequence* const> sequences, const NgramLimits& limits);
+class NgramDrafter final : public Drafter {
+ public:
+  explicit NgramDrafter(const NgramLimits& limits) : limits_(limits) {}
+  Status draft(DpScheduler& scheduler) override;
+
+ private:
+  const NgramLimits limits_;
+  std::vector<Sequence*> listed_;
+};
 
 }  // namespace fp4moe

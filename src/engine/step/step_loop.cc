@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/step/model_drafter.h"
 
 namespace fp4moe {
 namespace {
@@ -29,6 +30,15 @@ Status status_of(const Part& part) {
   }
 }
 
+// Returns null without speculative decoding.
+std::unique_ptr<Drafter> make_drafter(Executor& executor, const StepLoopOptions& options) {
+  if (options.max_model_drafts > 0)
+    return std::make_unique<ModelDrafter>(executor, options.max_model_drafts,
+                                          options.scheduler.reuses_prefixes);
+  if (options.drafts.max_tokens > 0) return std::make_unique<NgramDrafter>(options.drafts);
+  return nullptr;
+}
+
 }  // namespace
 
 // ---- start and end --------------------------------------------------------------------------------
@@ -36,7 +46,7 @@ Status status_of(const Part& part) {
 Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Tokenizer& tokenizer,
                                                  const StepLoopOptions& options,
                                                  std::unique_ptr<GrammarCompiler> compiler) {
-  if (executor.samples() && options.drafts.max_tokens > 0)
+  if (executor.samples() && (options.drafts.max_tokens > 0 || options.max_model_drafts > 0))
     return unsupported("an executor that samples does not verify draft tokens");
   if (executor.samples())
     FP4MOE_RETURN_IF_ERROR(
@@ -70,8 +80,9 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                   .num_window_pages = executor.num_window_pages(),
                   .window = executor.window().tokens}),
       rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size)),
+      drafter_(make_drafter(executor, options)),
       delivery_({executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(),
-                 remote_prefill_.get(), options.drafts.max_tokens > 0}),
+                 remote_prefill_.get(), drafter_.get()}),
       watchdog_(options.watchdog_timeout, [this](const std::string& place) { on_stuck(place); }) {
   totals_.max_total_num_tokens = scheduler_.num_pages() * executor.page_size();
   const int64_t group_tokens = executor.num_kv_pages() * executor.page_size();
@@ -171,10 +182,10 @@ Status StepLoop::plan_and_start_step() {
     for (Sequence* sequence : constrained)
       if (std::optional<Delta> last = grammars_->check(*sequence)) delivery_.end(*sequence, std::move(*last));
   }
-  if (options_.drafts.max_tokens > 0) {
-    listed_.clear();
-    scheduler_.list(listed_);
-    draft_tokens(listed_, options_.drafts);
+  if (drafter_ != nullptr) {
+    watchdog_.enter("drafting");
+    FP4MOE_RETURN_IF_ERROR(drafter_->draft(scheduler_));
+    watchdog_.enter("planning");
   }
   const bool has_rows = scheduler_.plan_step();
   is_stalled_ = !has_rows && rows_.current().empty();
@@ -190,6 +201,7 @@ Status StepLoop::plan_and_start_step() {
   snapshot_.take(scheduler_);
   watchdog_.enter("the forward pass");
   FP4MOE_RETURN_IF_ERROR(rows_.forward(scheduler_));
+  if (drafter_ != nullptr) drafter_->keep_step(scheduler_);
   watchdog_.enter("sampling");
   if (grammars_ != nullptr) grammars_->attach_masks(rows_.next(), scheduler_);
   scheduler_.commit_step();

@@ -8,6 +8,7 @@
 //   Inbox            state that the loop shares with other threads               any
 //   DpScheduler      sequences and rows of the next step, KV pages               the loop's
 //   StepRows         forward pass and sampling                                   the loop's
+//   Drafter          tokens that may come next                                   the loop's
 //   Delivery         tokens -> text, deltas, ends of sequences                   the loop's
 //   GrammarManager   masks of sequences whose text must match a grammar          the loop's
 //   RemotePrefill    decode engine: prompts that a prefill node computes         the loop's
@@ -21,6 +22,7 @@
 #include <vector>
 
 #include "engine/step/delivery.h"
+#include "engine/step/drafter.h"
 #include "engine/step/inbox.h"
 #include "engine/step/request_intake.h"
 #include "engine/step/step_loop_options.h"
@@ -94,6 +96,7 @@ class StepLoop {
   EngineStats totals_;
   DpScheduler scheduler_;
   StepRows rows_;
+  std::unique_ptr<Drafter> drafter_;  // null without speculative decoding
   Delivery delivery_;
   std::vector<std::unique_ptr<Sequence>> pending_;  // waiting for a grammar or a first token, not yet
                                                     // scheduled

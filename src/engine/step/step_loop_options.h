@@ -28,6 +28,7 @@ struct StepLoopOptions {
   GrammarLimits grammars;
   MaskLimits masks;
   NgramLimits drafts;
+  int64_t max_model_drafts = 0;  // per sequence and step, by the executor's draft model; 0: it drafts nothing
   TimeLimits time_limits;
   PriorityRules priorities;
   double watchdog_timeout = 0;  // seconds that one step may take; 0: no watchdog

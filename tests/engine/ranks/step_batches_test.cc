@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -23,17 +24,49 @@ constexpr StepLimits with_window() {
   return limits;
 }
 
+// The limits with a draft model that has fewer ids and a smaller vocabulary.
+constexpr StepLimits with_draft(bool takes_features, StepLimits limits = kLimits) {
+  limits.draft = {.vocab_size = 20, .num_input_ids = 60, .takes_features = takes_features};
+  return limits;
+}
+
 // Batches and the data that they point to.
 struct Owned {
   std::vector<std::vector<int32_t>> ids, tables;
-  std::vector<std::vector<int64_t>> positions, logit_rows;
+  std::vector<std::vector<int64_t>> positions, logit_rows, feature_rows;
   std::vector<std::vector<SequenceRows>> sequences;
+  BatchModel model = BatchModel::kTarget;
+  bool chains = false;
 
   std::vector<Batch> batches() const {
     std::vector<Batch> all;
-    for (size_t g = 0; g < ids.size(); ++g)
+    for (size_t g = 0; g < ids.size(); ++g) {
       all.push_back({ids[g], positions[g], sequences[g], logit_rows[g]});
+      all.back().model = model;
+      all.back().chains = chains;
+      if (!feature_rows.empty()) all.back().feature_rows = feature_rows[g];
+    }
     return all;
+  }
+
+  // Makes it a step of the draft model that continues the features of `before`; a group without rows there
+  // has none here either.
+  void make_draft(std::mt19937& random, const Owned& before, bool takes_features, bool is_chain) {
+    model = BatchModel::kDraft;
+    chains = is_chain;
+    for (size_t g = 0; g < ids.size(); ++g) {
+      if (takes_features && before.ids[g].empty()) {
+        ids[g].clear();
+        positions[g].clear();
+        sequences[g].clear();
+        logit_rows[g].clear();
+      }
+      for (int32_t& id : ids[g]) id %= 60;
+      for (SequenceRows& s : sequences[g]) s.window_page_table = {};
+      feature_rows.emplace_back();
+      for (size_t row = 0; takes_features && row < ids[g].size(); ++row)
+        feature_rows[g].push_back(static_cast<int64_t>(random() % before.ids[g].size()));
+    }
   }
 };
 
@@ -77,6 +110,9 @@ void expect_equal(const Batch& a, const Batch& b) {
   EXPECT_TRUE(same(a.token_ids, b.token_ids));
   EXPECT_TRUE(same(a.positions, b.positions));
   EXPECT_TRUE(same(a.logit_rows, b.logit_rows));
+  EXPECT_TRUE(same(a.feature_rows, b.feature_rows));
+  EXPECT_EQ(a.model, b.model);
+  EXPECT_EQ(a.chains, b.chains);
   ASSERT_EQ(a.sequences.size(), b.sequences.size());
   for (size_t s = 0; s < a.sequences.size(); ++s) {
     EXPECT_EQ(a.sequences[s].first_row, b.sequences[s].first_row);
@@ -148,6 +184,82 @@ TEST(StepBatches, AWindowPageTableIsExtendedAndItsPagesAreChecked) {
   }
 }
 
+bool has_rows(const Owned& step) {
+  return std::ranges::any_of(step.ids, [](const auto& ids) { return !ids.empty(); });
+}
+
+// A target's step, an extension and a chain, with and without features, and with window pages that a draft
+// model does not have.
+TEST(StepBatches, DraftStepsComeBackFromTheirBytes) {
+  std::mt19937 random(7);
+  int num_draft_rows = 0;
+  for (const bool takes_features : {false, true})
+    for (const StepLimits& limits : {with_draft(takes_features), with_draft(takes_features, with_window())}) {
+      StepBatches sent, received;
+      for (int i = 0; i < 200; ++i) {
+        Owned steps[3] = {random_step(random, limits), random_step(random, limits),
+                          random_step(random, limits)};
+        steps[1].make_draft(random, steps[0], takes_features, false);
+        steps[2].make_draft(random, steps[1], takes_features, takes_features);
+        for (const Owned& step : steps) {
+          if (!has_rows(step)) break;  // is never sent to a draft model
+          sent.assign(step.batches());
+          std::vector<uint8_t> bytes;
+          sent.encode(bytes);
+          EXPECT_LE(std::ssize(bytes), StepBatches::max_bytes(limits));
+          const Status status = received.decode(bytes, limits);
+          ASSERT_TRUE(status.ok()) << status.message();
+          EXPECT_EQ(received.model(), step.model);
+          for (int g = 0; g < kLimits.num_groups; ++g) {
+            expect_equal(step.batches()[static_cast<size_t>(g)], sent.batch(g));
+            expect_equal(sent.batch(g), received.batch(g));
+            num_draft_rows +=
+                step.model == BatchModel::kDraft ? static_cast<int>(sent.batch(g).num_rows()) : 0;
+          }
+        }
+      }
+    }
+  EXPECT_GT(num_draft_rows, 10000);
+}
+
+// Refusals of a draft model's step; each names the value.
+TEST(StepBatches, ADraftStepOutsideItsLimitsIsRefused) {
+  const std::vector<int32_t> table = {1}, ids = {1, 59};
+  const std::vector<int64_t> positions = {0, 1}, logit_rows = {1};
+  const std::vector<SequenceRows> sequences = {{0, 2, 0, table}};
+  const auto refusal = [&](StepLimits limits, std::vector<int64_t> feature_rows, bool chains,
+                           std::vector<int32_t> token_ids) {
+    limits.num_groups = 1;
+    Batch batch{ids, positions, sequences, logit_rows};
+    StepBatches sent, received;
+    std::vector<uint8_t> bytes;
+    sent.assign({&batch, 1});  // two rows of the target, whose features may be continued
+    sent.encode(bytes);
+    EXPECT_TRUE(received.decode(bytes, limits).ok());
+    batch.token_ids = token_ids;
+    batch.model = BatchModel::kDraft;
+    batch.feature_rows = feature_rows;
+    batch.chains = chains;
+    sent.assign({&batch, 1});
+    sent.encode(bytes);
+    return received.decode(bytes, limits).message();
+  };
+  const StepLimits features = with_draft(true), tokens = with_draft(false);
+  const auto expect_part = [](const std::string& message, const char* part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  EXPECT_EQ(refusal(features, {1, 0}, false, ids), "");
+  EXPECT_EQ(refusal(tokens, {}, false, ids), "");
+  expect_part(refusal(kLimits, {}, false, ids), "there is none");
+  expect_part(refusal(tokens, {0, 0}, false, ids), "takes none");
+  expect_part(refusal(features, {}, false, ids), "a draft without features");
+  expect_part(refusal(tokens, {}, true, ids), "a chain without features");
+  expect_part(refusal(features, {0, 2}, false, ids), "feature row 2; legal: at most 1");
+  expect_part(refusal(features, {0, 0}, true, ids),
+              "feature row 0; legal: at most -1");  // no draft pass before
+  expect_part(refusal(tokens, {}, false, {1, 60}), "token id 60; legal: at most 59");
+}
+
 TEST(StepBatches, TheLargestStepFits) {
   Owned step;
   for (int g = 0; g < kLimits.num_groups; ++g) {
@@ -206,6 +318,45 @@ TEST(StepBatches, BadBytesAreRefusedOrLegal) {
         }
       }
   }
+  EXPECT_GT(num_refused, num_tried / 2);
+}
+
+TEST(StepBatches, BadBytesOfADraftStepAreRefusedOrLegal) {
+  std::mt19937 random(11);
+  const StepLimits limits = with_draft(true);
+  StepBatches sent, received;
+  int num_refused = 0, num_tried = 0;
+  for (int i = 0; i < 20; ++i) {
+    const Owned target = random_step(random, limits);
+    Owned draft = random_step(random, limits);
+    draft.make_draft(random, target, true, false);
+    if (!has_rows(draft)) continue;
+    std::vector<uint8_t> target_bytes, bytes;
+    sent.assign(target.batches());
+    sent.encode(target_bytes);
+    sent.assign(draft.batches());
+    sent.encode(bytes);
+    for (size_t at = 0; at < bytes.size(); at += 4)
+      for (const uint32_t value : {0u, 1u, 7u, 39u, 41u, 0x80000000u, 0xffffffffu}) {
+        std::vector<uint8_t> bad = bytes;
+        std::memcpy(bad.data() + at, &value, 4);
+        ++num_tried;
+        ASSERT_TRUE(received.decode(target_bytes, limits).ok());
+        if (!received.decode(bad, limits).ok()) {
+          ++num_refused;
+          continue;
+        }
+        for (int g = 0; g < kLimits.num_groups; ++g) {
+          const Batch batch = received.batch(g);
+          const bool is_draft = batch.model == BatchModel::kDraft;
+          EXPECT_EQ(batch.feature_rows.size(), is_draft ? batch.token_ids.size() : 0u);
+          for (const int64_t row : batch.feature_rows)
+            EXPECT_LT(row, std::ssize(target.ids[static_cast<size_t>(g)]));
+          for (const int32_t id : batch.token_ids) EXPECT_LT(id, is_draft ? 60 : 100);
+        }
+      }
+  }
+  EXPECT_GT(num_tried, 1000);
   EXPECT_GT(num_refused, num_tried / 2);
 }
 

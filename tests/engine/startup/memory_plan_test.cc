@@ -5,6 +5,7 @@
 #include "device/absent_gpu.h"
 #include "io/write/dummy_checkpoint.h"
 #include "io/write/make_tiny_files.h"
+#include "model/plan_draft.h"
 
 namespace fp4moe {
 namespace {
@@ -280,6 +281,31 @@ TEST(MemoryPlanOnAGpu, GptOssHoldsAlmostTwiceTheTokens) {
     }
     EXPECT_GE(static_cast<double>(num_pages[1]), 1.8 * static_cast<double>(num_pages[0])) << gpu;
   }
+}
+
+// The draft's weights and, beside every full page, its page of all layers count.
+TEST(MemoryProblem, CountsADraftModel) {
+  const auto config_of = [](const char* like) {
+    return parse_model_config(make_tiny_files({.like = like})->config.dump(), "", "").value();
+  };
+  const ModelConfig target = config_of("gpt-oss-120b"), small = config_of("gpt-oss-20b");
+  const Checkpoint checkpoint = dummy_checkpoint(target, "target").value();
+  const Checkpoint draft_checkpoint = dummy_checkpoint(small, "draft").value();
+  EngineConfig flags;
+  flags.device = "cpu";
+  ModelPlan plan = plan_model(target, flags).value();
+  const MemoryProblem alone = memory_problem(checkpoint, target, plan, plan.flags).value();
+  auto draft = std::make_shared<DraftPlan>();
+  draft->config = small;
+  draft->plan = plan_model(small, flags).value();
+  plan.draft = draft;
+  const MemoryProblem both = memory_problem(checkpoint, target, plan, plan.flags, &draft_checkpoint).value();
+  EXPECT_EQ(both.weight_bytes - alone.weight_bytes, rank_weight_bytes(draft_checkpoint, small, draft->plan));
+  // 24 layers of keys and values, 8 heads of 64 bf16 values.
+  EXPECT_EQ(both.kv_bytes_per_page - alone.kv_bytes_per_page, int64_t{24} * 2 * 8 * 64 * 2 * flags.page_size);
+  EXPECT_EQ(both.window_bytes_per_page, alone.window_bytes_per_page);
+  EXPECT_EQ(memory_problem(checkpoint, target, plan, plan.flags)->weight_bytes, alone.weight_bytes)
+      << "a draft among the target's weights";
 }
 
 TEST(SizeString, ChangesItsUnitAtAGibibyte) {

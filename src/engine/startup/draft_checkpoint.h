@@ -1,0 +1,25 @@
+// The separate checkpoint of a draft model: opens it, and checks that its token ids mean what the target's
+// do.
+#pragma once
+
+#include <optional>
+
+#include "fp4moe/status.h"
+#include "io/checkpoint/checkpoint.h"
+#include "io/tokenizer/tokenizer.h"
+#include "model/plan_draft.h"
+
+namespace fp4moe {
+
+// Opens the checkpoint; nothing if `draft` is null or its weights are the target's. Errors name the folder.
+Result<std::optional<Checkpoint>> open_draft(const DraftPlan* draft, const std::string& load_format);
+
+// Compares the tokens of all ids: their bytes, and whether they are special. kUnsupported names the first id
+// that differs, with both tokens.
+Status compare_tokenizers(const Tokenizer& target, const Tokenizer& draft);
+
+// Does the same with the tokenizer in the folder of a draft that is a whole model; OK for other drafts, and
+// null.
+Status check_draft_tokenizer(const Tokenizer& target, const DraftPlan* draft);
+
+}  // namespace fp4moe

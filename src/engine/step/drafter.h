@@ -1,0 +1,30 @@
+// Drafter: proposes tokens that may follow the sequences' last tokens (speculative decoding).
+#pragma once
+
+#include "engine/schedule/dp_scheduler.h"
+#include "fp4moe/status.h"
+
+namespace fp4moe {
+
+// Used by the loop's thread only.
+class Drafter {
+ public:
+  virtual ~Drafter() = default;
+
+  // Called once per step, after the tokens of the step before have been delivered and before the next one is
+  // planned. Sets draft.ids of sequences that decode; other sequences have none.
+  virtual Status draft(DpScheduler& scheduler) = 0;
+  // Called after the forward pass of a planned step and before it is committed.
+  virtual void keep_step(const DpScheduler& /*scheduler*/) {}
+  // Called before a scheduled sequence is removed and deleted.
+  virtual void end(const Sequence& /*sequence*/) {}
+};
+
+// Returns whether the sequence's next step may verify drafts. A sequence with a grammar has none, because
+// masks are filled token by token; neither has one that reports routed experts.
+inline bool may_draft(const Sequence& sequence) {
+  return sequence.num_output_tokens() > 0 && sequence.num_pending() == 1 &&
+         sequence.grammar.matcher == nullptr && sequence.experts.from < 0;
+}
+
+}  // namespace fp4moe

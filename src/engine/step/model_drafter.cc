@@ -1,0 +1,289 @@
+#include "engine/step/model_drafter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "base/check.h"
+
+namespace fp4moe {
+namespace {
+
+// Returns how many of the sequence's tokens have draft keys and values: the drafts that were chained and then
+// accepted have them too.
+int64_t num_draft_cached(const Sequence& sequence) {
+  const SequenceDraft& draft = sequence.draft;
+  int64_t num_cached = draft.num_cached;
+  for (int64_t i = 0; i < draft.num_chained && num_cached < sequence.num_known_tokens(); ++i, ++num_cached)
+    if (sequence.token_ids[static_cast<size_t>(num_cached)] != draft.ids[static_cast<size_t>(i)]) break;
+  return num_cached;
+}
+
+}  // namespace
+
+ModelDrafter::ModelDrafter(Executor& executor, int64_t max_drafts, bool shares_pages)
+    : executor_(executor),
+      shape_(executor.draft_shape()),
+      max_drafts_(max_drafts),
+      shares_pages_(shares_pages),
+      page_size_(executor.page_size()) {
+  FP4MOE_CHECK(shape_.vocab_size > 0, "the executor has no draft model");
+  const auto num_groups = static_cast<size_t>(executor.num_groups());
+  last_.resize(num_groups);
+  passes_.resize(num_groups);
+  const std::vector<int64_t> pages(static_cast<size_t>(executor.num_kv_pages()));
+  written_.assign(num_groups, pages);
+  granted_.assign(num_groups, pages);
+}
+
+// ---- the last step --------------------------------------------------------------------------------
+
+void ModelDrafter::keep_step(const DpScheduler& scheduler) {
+  for (int group = 0; group < scheduler.num_groups(); ++group) {
+    std::vector<Kept>& kept = last_[static_cast<size_t>(group)];
+    kept.clear();
+    int64_t first_row = 0;
+    for (const ScheduledRows& rows : scheduler.step(group)) {
+      kept.push_back({rows.sequence, first_row, rows.sequence->kv.num_cached, {}, {}});
+      first_row += rows.num_rows + rows.num_drafts;
+    }
+  }
+}
+
+// Keeps what is needed to extend its rows: its pages may have been published, but are not reused before the
+// next step is planned.
+void ModelDrafter::end(const Sequence& sequence) {
+  for (std::vector<Kept>& group : last_) {
+    const auto kept = std::ranges::find(group, &sequence, &Kept::sequence);
+    if (kept == group.end()) continue;
+    kept->sequence = nullptr;
+    if (!shares_pages_) return;
+    const auto first = sequence.token_ids.begin();
+    kept->token_ids.assign(first, first + sequence.num_known_tokens());
+    kept->page_table = sequence.kv.tables.full;
+    kept->num_cached = sequence.kv.num_cached;
+    kept->num_draft_cached = num_draft_cached(sequence);
+  }
+}
+
+// ---- the rows to compute --------------------------------------------------------------------------
+
+Status ModelDrafter::draft(DpScheduler& scheduler) {
+  ++call_;
+  std::vector<std::vector<Kept>> last(last_.size());
+  last.swap(last_);
+  std::vector<std::vector<Work>> work(last.size());
+  for (size_t g = 0; g < last.size(); ++g)
+    for (const Kept& kept : last[g])
+      work[g].push_back(kept.sequence == nullptr ? work_of(kept) : work_of(*kept.sequence, kept, scheduler));
+  for (size_t g = 0; g < work.size(); ++g)
+    for (Work& one : work[g]) claim_pages(static_cast<int>(g), one);
+  FP4MOE_RETURN_IF_ERROR(extend(work));
+  FP4MOE_RETURN_IF_ERROR(chain(work));
+  for (std::vector<Work>& group : work)
+    for (Work& one : group) {
+      if (one.sequence == nullptr) continue;
+      SequenceDraft& draft = one.sequence->draft;
+      draft.num_cached = std::max(draft.num_cached, one.end);
+      // The last draft has not been a chained row's token.
+      draft.num_chained = shape_.takes_features ? 0 : std::max<int64_t>(0, std::ssize(one.drafts) - 1);
+      draft.ids = std::move(one.drafts);
+    }
+  return {};
+}
+
+// The rows of a sequence that has ended.
+ModelDrafter::Work ModelDrafter::work_of(const Kept& kept) const {
+  Work work;
+  if (kept.token_ids.empty()) return work;
+  const int64_t num_tokens = std::ssize(kept.token_ids);
+  work.input_ids = std::span(kept.token_ids).subspan(shape_.takes_features ? 1 : 0);
+  work.page_table = kept.page_table;
+  work.next =
+      shape_.takes_features ? std::max(kept.num_draft_cached, kept.first_position) : kept.num_draft_cached;
+  work.end = std::min({kept.num_cached, std::ssize(work.input_ids), shape_.max_positions});
+  work.end = first_foreign_id(work.input_ids, work.end);
+  work.feature_offset = kept.first_row - kept.first_position;
+  FP4MOE_CHECK(work.end <= num_tokens, "rows beyond the tokens");
+  return work;
+}
+
+ModelDrafter::Work ModelDrafter::work_of(Sequence& sequence, const Kept& kept, DpScheduler& scheduler) {
+  if (sequence.kv.num_cached == kept.first_position) return {};  // its row was dropped: the drafts stay valid
+  const bool takes_features = shape_.takes_features;
+  sequence.draft.num_cached = num_draft_cached(sequence);
+  sequence.draft.num_chained = 0;
+  sequence.draft.ids.clear();
+  const auto known = std::span(sequence.token_ids).first(static_cast<size_t>(sequence.num_known_tokens()));
+  Work work{.sequence = &sequence};
+  work.input_ids = known.subspan(takes_features ? 1 : 0);
+  const int64_t num_inputs = std::ssize(work.input_ids);
+  work.end = std::min(num_inputs, sequence.kv.num_cached);
+  if (first_foreign_id(work.input_ids, num_inputs) == num_inputs)
+    work.max_drafts = plan_drafts(sequence, num_inputs - 1, scheduler);
+  if (work.max_drafts > 0) work.end = num_inputs;
+  work.end = first_foreign_id(work.input_ids, std::min(work.end, shape_.max_positions));
+  work.next = takes_features
+                  ? std::max(sequence.draft.num_cached, kept.first_position)
+                  : std::min(sequence.draft.num_cached, work.max_drafts > 0 ? work.end - 1 : work.end);
+  work.feature_offset = kept.first_row - kept.first_position;
+  work.page_table = sequence.kv.tables.full;
+  return work;
+}
+
+// Returns how many tokens to draft after the row at position `last`, and gets the sequence pages for their
+// rows.
+int64_t ModelDrafter::plan_drafts(Sequence& sequence, int64_t last, DpScheduler& scheduler) {
+  if (!may_draft(sequence)) return 0;
+  const int64_t wanted =
+      std::min({max_drafts_, sequence.max_tokens - sequence.num_tokens() - 1, shape_.max_positions - last});
+  if (wanted <= 0) return 0;
+  const std::vector<int32_t>& table = sequence.kv.tables.full;
+  const size_t num_pages = table.size();
+  const int64_t num_positions = scheduler.grow_for_drafts(sequence, last + wanted);
+  for (size_t i = num_pages; i < table.size(); ++i)
+    granted_[static_cast<size_t>(sequence.kv.group)][static_cast<size_t>(table[i])] = call_;
+  return std::max<int64_t>(0, num_positions - last);
+}
+
+// Returns the index of the first of the first `end` ids that the draft model does not have, or `end`.
+int64_t ModelDrafter::first_foreign_id(std::span<const int32_t> input_ids, int64_t end) const {
+  if (shape_.num_input_ids >= executor_.config().vocab_size) return end;
+  const auto ids = input_ids.first(static_cast<size_t>(std::max<int64_t>(0, end)));
+  return std::ranges::find_if(ids, [this](int32_t id) { return id >= shape_.num_input_ids; }) - ids.begin();
+}
+
+// Sequences that computed the same tokens in the last step may share the pages that this has filled: the
+// first of them extends their rows. A page that has just been given to another sequence no longer belongs to
+// one that has ended.
+void ModelDrafter::claim_pages(int group, Work& work) {
+  std::vector<int64_t>& written = written_[static_cast<size_t>(group)];
+  const auto page_at = [&](int64_t position) {
+    return static_cast<size_t>(work.page_table[static_cast<size_t>(page_of(position))]);
+  };
+  if (work.sequence == nullptr && has_granted_pages(group, work)) work.next = work.end;
+  while (work.next < work.end && written[page_at(work.next)] == call_)
+    work.next = (page_of(work.next) + 1) * page_size_;
+  if (work.next >= work.end) work.max_drafts = 0;
+  for (int64_t p = work.next; p < work.end; p = (page_of(p) + 1) * page_size_) written[page_at(p)] = call_;
+}
+
+bool ModelDrafter::has_granted_pages(int group, const Work& work) const {
+  for (int64_t p = work.next; p < work.end; p = (page_of(p) + 1) * page_size_) {
+    const int32_t page = work.page_table[static_cast<size_t>(page_of(p))];
+    if (granted_[static_cast<size_t>(group)][static_cast<size_t>(page)] == call_) return true;
+  }
+  return false;
+}
+
+// ---- passes of the draft model --------------------------------------------------------------------
+
+// Computes all rows up to `end`, and the first draft of each sequence that gets any.
+Status ModelDrafter::extend(std::vector<std::vector<Work>>& work) {
+  for (int64_t num_rows = 1; num_rows > 0;) {
+    num_rows = 0;
+    clear_passes();
+    for (size_t g = 0; g < work.size(); ++g) {
+      Pass& pass = passes_[g];
+      for (Work& one : work[g]) {
+        const int64_t room = shape_.max_batch_tokens - std::ssize(pass.rows.token_ids);
+        const int64_t count = std::min(one.end - one.next, room);
+        if (count <= 0) continue;
+        const auto ids = one.input_ids.subspan(static_cast<size_t>(one.next), static_cast<size_t>(count));
+        add_rows(pass, one, ids, one.next);
+        for (int64_t p = one.next; shape_.takes_features && p < one.next + count; ++p)
+          pass.feature_rows.push_back(p + one.feature_offset);
+        one.next += count;
+        num_rows += count;
+        if (one.next < one.end || one.max_drafts == 0) continue;
+        pass.rows.logit_rows.push_back(one.row);
+        pass.choosing.push_back(&one);
+      }
+    }
+    if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(run_pass(/*chains=*/false));
+  }
+  return {};
+}
+
+// Draft i + 1 is the token after draft i, whose row is at position end - 1 + i.
+Status ModelDrafter::chain(std::vector<std::vector<Work>>& work) {
+  for (int64_t num_rows = 1; num_rows > 0;) {
+    num_rows = 0;
+    clear_passes();
+    for (size_t g = 0; g < work.size(); ++g) {
+      Pass& pass = passes_[g];
+      for (Work& one : work[g]) {
+        const int64_t num_drafts = std::ssize(one.drafts);
+        if (num_drafts == 0 || num_drafts >= one.max_drafts || one.drafts.back() >= shape_.num_input_ids)
+          continue;
+        if (shape_.takes_features) pass.feature_rows.push_back(one.row);
+        add_rows(pass, one, std::span(one.drafts).last(1), one.end - 1 + num_drafts);
+        pass.rows.logit_rows.push_back(one.row);
+        pass.choosing.push_back(&one);
+        ++num_rows;
+      }
+    }
+    if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(run_pass(/*chains=*/true));
+  }
+  return {};
+}
+
+void ModelDrafter::clear_passes() {
+  for (Pass& pass : passes_) {
+    pass.rows.clear();
+    pass.feature_rows.clear();
+    pass.choosing.clear();
+  }
+}
+
+void ModelDrafter::add_rows(Pass& pass, Work& work, std::span<const int32_t> ids, int64_t first_position) {
+  const int64_t first_row = std::ssize(pass.rows.token_ids), count = std::ssize(ids);
+  pass.rows.sequences.push_back({first_row, count, first_position, work.page_table, {}});
+  pass.rows.token_ids.insert(pass.rows.token_ids.end(), ids.begin(), ids.end());
+  for (int64_t p = first_position; p < first_position + count; ++p) pass.rows.positions.push_back(p);
+  work.row = first_row + count - 1;
+}
+
+// Runs the rows of all groups, and appends the token of each row of logits to its sequence's drafts. A row
+// without a token ends them.
+Status ModelDrafter::run_pass(bool chains) {
+  std::vector<Batch> batches;
+  std::vector<Work*> choosing;
+  for (Pass& pass : passes_) {
+    Batch& batch = batches.emplace_back(pass.rows.batch());
+    batch.model = BatchModel::kDraft;
+    batch.feature_rows = pass.feature_rows;
+    batch.chains = chains && shape_.takes_features;
+    choosing.insert(choosing.end(), pass.choosing.begin(), pass.choosing.end());
+  }
+  FP4MOE_RETURN_IF_ERROR(executor_.execute_step(batches));
+  const float* logits = executor_.logits();
+  std::vector<int32_t> ids(choosing.size());
+  executor_.pool().run(std::ssize(choosing), [&](int64_t i, int) {
+    ids[static_cast<size_t>(i)] =
+        choose({logits + i * shape_.vocab_size, static_cast<size_t>(shape_.vocab_size)});
+  });
+  for (size_t i = 0; i < ids.size(); ++i) {
+    Work& one = *choosing[i];
+    if (ids[i] < 0)
+      one.max_drafts = std::ssize(one.drafts);
+    else
+      one.drafts.push_back(ids[i]);
+  }
+  return {};
+}
+
+// Returns the target's id of the most probable token (in a tie, the lowest id of the draft model); -1 if a
+// logit is not finite or the target has no such id.
+int32_t ModelDrafter::choose(std::span<const float> logits) const {
+  size_t best = 0;
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if (!std::isfinite(logits[i])) return -1;
+    if (logits[i] > logits[best]) best = i;
+  }
+  const std::span<const int32_t> target_ids = executor_.draft_token_ids();
+  const int32_t id = target_ids.empty() ? static_cast<int32_t>(best) : target_ids[best];
+  return id < executor_.config().vocab_size ? id : -1;
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,89 @@
+// ModelDrafter: drafts with the executor's draft model, by repeatedly taking its most probable next token.
+//
+// For a sequence with n tokens, of which D more are drafted:
+//
+//   the draft model takes    row p gets                     extend: rows up to   chain: rows after them
+//   tokens alone             token p                        n - 1                D - 1, each with the last
+//   draft features too             token p + 1, and the target's  n - 2                the same, and the
+//   draft model's
+//                            features of row p                                   own features of the row
+//                            before
+//
+// Extension computes the rows of the last step whose tokens are now known, of prompts too, so that the pages
+// of a prefix hold its draft keys and values when another sequence takes them.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/ranks/executor.h"
+#include "engine/step/drafter.h"
+#include "engine/step/group_rows.h"
+
+namespace fp4moe {
+
+class ModelDrafter final : public Drafter {
+ public:
+  // The executor has a draft model and is borrowed. `max_drafts`: per sequence and step. `shares_pages`:
+  // whether other sequences may take the pages of a sequence that has ended.
+  ModelDrafter(Executor& executor, int64_t max_drafts, bool shares_pages);
+
+  Status draft(DpScheduler& scheduler) override;
+  void keep_step(const DpScheduler& scheduler) override;
+  void end(const Sequence& sequence) override;
+
+ private:
+  // A sequence's rows in the last step.
+  struct Kept {
+    Sequence* sequence = nullptr;  // null: it has ended
+    int64_t first_row = 0, first_position = 0;
+    // Only if it has ended, as they were then.
+    std::vector<int32_t> token_ids, page_table;
+    int64_t num_cached = 0, num_draft_cached = 0;
+  };
+  // The draft model's rows of a sequence.
+  struct Work {
+    Sequence* sequence = nullptr;        // null: it has ended
+    std::span<const int32_t> input_ids;  // by position
+    std::span<const int32_t> page_table;
+    int64_t next = 0, end = 0;   // positions to extend
+    int64_t feature_offset = 0;  // the target's row of position p is p + feature_offset
+    int64_t max_drafts = 0;      // 0: the sequence gets none
+    int64_t row = 0;             // its last row in the last pass
+    std::vector<int32_t> drafts;
+  };
+  // One group's rows in a pass.
+  struct Pass {
+    GroupRows rows;
+    std::vector<int64_t> feature_rows;
+    std::vector<Work*> choosing;  // for each row of logits
+  };
+
+  Work work_of(const Kept& kept) const;
+  Work work_of(Sequence& sequence, const Kept& kept, DpScheduler& scheduler);
+  int64_t plan_drafts(Sequence& sequence, int64_t last, DpScheduler& scheduler);
+  int64_t first_foreign_id(std::span<const int32_t> input_ids, int64_t end) const;
+  void claim_pages(int group, Work& work);
+  bool has_granted_pages(int group, const Work& work) const;
+  Status extend(std::vector<std::vector<Work>>& work);
+  Status chain(std::vector<std::vector<Work>>& work);
+  static void add_rows(Pass& pass, Work& work, std::span<const int32_t> ids, int64_t first_position);
+  void clear_passes();
+  Status run_pass(bool chains);
+  int32_t choose(std::span<const float> logits) const;
+  int64_t page_of(int64_t position) const { return position / page_size_; }
+
+  Executor& executor_;
+  const DraftShape shape_;
+  const int64_t max_drafts_;
+  const bool shares_pages_;
+  const int page_size_;
+  std::vector<std::vector<Kept>> last_;  // [dp]
+  std::vector<Pass> passes_;             // [dp]
+  // [dp][pages]: the last call of draft() that extended rows in the page, and that gave it to a sequence.
+  std::vector<std::vector<int64_t>> written_, granted_;
+  int64_t call_ = 0;
+};
+
+}  // namespace fp4moe

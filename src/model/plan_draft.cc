@@ -1,0 +1,60 @@
+#include "model/plan_draft.h"
+
+#include <utility>
+
+namespace fp4moe {
+namespace {
+
+// The target's flags without its choices for experts and their exchange, and without speculative decoding.
+EngineConfig flags_of_draft(const ModelPlan& target, const std::string& folder) {
+  const EngineConfig defaults;
+  EngineConfig flags = target.flags;
+  flags.model_path = folder;
+  flags.device = device_kind_name(target.device());
+  flags.quantization = defaults.quantization;
+  flags.moe_runner_backend = defaults.moe_runner_backend;
+  flags.moe_a2a_backend = defaults.moe_a2a_backend;
+  flags.fp4_compute = defaults.fp4_compute;
+  flags.fp4_act_scales = defaults.fp4_act_scales;
+  flags.deepep_mode = defaults.deepep_mode;
+  flags.deepep_dispatcher_output_dtype = defaults.deepep_dispatcher_output_dtype;
+  flags.flashinfer_dispatcher_output_dtype = defaults.flashinfer_dispatcher_output_dtype;
+  flags.flashinfer_combine_dtype = defaults.flashinfer_combine_dtype;
+  flags.speculative_algorithm = defaults.speculative_algorithm;
+  flags.speculative_draft_model_path = defaults.speculative_draft_model_path;
+  flags.speculative_num_draft_tokens = defaults.speculative_num_draft_tokens;
+  flags.speculative_num_steps = defaults.speculative_num_steps;
+  flags.speculative_eagle_topk = defaults.speculative_eagle_topk;
+  return flags;
+}
+
+Status plan_standalone(const ModelPlan& target, DraftPlan& draft) {
+  draft.folder = target.flags.speculative_draft_model_path;
+  FP4MOE_ASSIGN_OR_RETURN(draft.config, load_model_config(draft.folder));
+  FP4MOE_ASSIGN_OR_RETURN(draft.plan, plan_model(draft.config, flags_of_draft(target, draft.folder)));
+  draft.num_input_ids = draft.config.vocab_size;
+  draft.max_positions = draft.config.max_position_embeddings;
+  return {};
+}
+
+Status refuse(const std::string& algorithm, const std::string& drafter) {
+  return unsupported(
+      "--speculative-algorithm " + algorithm + " drafts with " + drafter +
+      ", which this engine does not run; nearest legal choice: --speculative-algorithm NGRAM or "
+      "STANDALONE on --device cpu");
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const DraftPlan>> plan_draft(const ModelConfig& /*target*/, const ModelPlan& plan) {
+  const std::string& algorithm = plan.flags.speculative_algorithm;
+  if (algorithm == "EAGLE" || algorithm == "NEXTN") return refuse(algorithm, "the model's MTP layer");
+  if (algorithm == "EAGLE3") return refuse(algorithm, "an EAGLE-3 head");
+  if (algorithm != "STANDALONE") return std::shared_ptr<const DraftPlan>();
+  auto draft = std::make_shared<DraftPlan>();
+  if (const Status status = plan_standalone(plan, *draft); !status.ok())
+    return status.with_context("--speculative-draft-model-path " + draft->folder);
+  return std::shared_ptr<const DraftPlan>(std::move(draft));
+}
+
+}  // namespace fp4moe

@@ -1,0 +1,337 @@
+// Drafts by a fake model. A draft model with the target's function is right exactly if its pages hold what
+// the drafter promises, so most tests expect every draft to be correct.
+#include "engine/step/model_drafter.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "engine/fake_grammar.h"
+#include "engine/test_loop.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int64_t kDrafts = 3;
+
+// The most probable token depends on the whole history, and is one of 16 that the tokenizer has.
+void hashed_choice(std::span<const int32_t> history, std::span<float> logits) {
+  hashed_logits(history, logits);
+  const auto best = static_cast<size_t>((logits[0] + 4) * 2);
+  for (float& x : logits) x /= 8;
+  logits[best % logits.size()] += 8;
+}
+
+// A loop whose draft model takes tokens alone, or features.
+class Drafting {
+ public:
+  Drafting(FakeLogits target, FakeLogits draft, LoopShape shape, bool takes_features = false,
+           int64_t draft_vocab = kVocab)
+      : tokens_(fake_config(draft_vocab), draft),
+        features_(fake_config(draft_vocab), draft, static_cast<size_t>(shape.num_groups)) {
+    shape.draft.model = takes_features ? static_cast<Model*>(&features_) : &tokens_;
+    if (shape.max_model_drafts == 0) shape.max_model_drafts = kDrafts;
+    loop_ = std::make_unique<TestLoop>(std::move(target), shape);
+  }
+  TestLoop& operator*() { return *loop_; }
+  TestLoop* operator->() { return loop_.get(); }
+  FakeFeatureDraft& features() { return features_; }
+
+ private:
+  FakeModel tokens_;
+  FakeFeatureDraft features_;
+  std::unique_ptr<TestLoop> loop_;
+};
+
+SamplingParams endless(int64_t num_tokens) {
+  return {.temperature = 0, .max_new_tokens = num_tokens, .ignore_eos = true};
+}
+
+std::vector<int32_t> numbers(int32_t first, int64_t count) {
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < count; ++i) ids.push_back(first + static_cast<int32_t>(i));
+  return ids;
+}
+
+class ModelDraft : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Inputs, ModelDraft, ::testing::Bool(),
+                         [](const auto& which) { return std::string(which.param ? "Features" : "Tokens"); });
+
+TEST_P(ModelDraft, OfTheTargetsFunctionIsAlwaysRight) {
+  for (const int64_t prompt : {1, 2, 15, 16, 17, 33, 60}) {
+    Drafting loop(hashed_choice, hashed_choice, {}, GetParam());
+    const Answer answer = loop->run(numbers(20, prompt), endless(41));
+    EXPECT_EQ(answer.last.spec_verify_ct, 10) << prompt << ": the first token, then 4 in each step";
+    EXPECT_EQ(answer.last.spec_num_correct_drafts, 30) << prompt;
+    TestLoop plain(hashed_choice);
+    EXPECT_EQ(answer.token_ids, plain.run(numbers(20, prompt), endless(41)).token_ids);
+    loop->finish();
+  }
+}
+
+// A draft's number of rows, and no row at or beyond the request's last token.
+TEST_P(ModelDraft, HasNoRowBeyondTheOutput) {
+  for (int64_t most = 1; most <= 12; ++most) {
+    Drafting loop(hashed_choice, hashed_choice, {}, GetParam());
+    int64_t end = 0;
+    loop->executor().on_draft = [&](std::span<const Batch> groups) {
+      for (const int64_t position : groups[0].positions) end = std::max(end, position + 1);
+    };
+    EXPECT_EQ(loop->run({1, 2, 3, 1}, endless(most)).last.completion_tokens, most);
+    EXPECT_LT(end, 4 + most) << most;
+    loop->finish();
+  }
+}
+
+TEST_P(ModelDraft, WrongDraftsChangeNothing) {
+  const auto wrong = certain_logits([](auto history) { return history.back() % 3 + 40; });
+  Drafting loop(hashed_choice, wrong, {}, GetParam());
+  TestLoop plain(hashed_choice);
+  for (const float temperature : {0.0f, 0.7f}) {
+    SamplingParams sampling = endless(60);
+    sampling.temperature = temperature;
+    sampling.seed = 5;
+    const Answer answer = loop->run({1, 2, 3}, sampling);
+    EXPECT_EQ(answer.token_ids, plain.run({1, 2, 3}, sampling).token_ids);
+    EXPECT_GT(answer.last.spec_num_proposed_drafts, 100);
+    EXPECT_LT(answer.last.spec_num_correct_drafts, 20);
+  }
+  loop->finish();
+}
+
+// Logits that are not finite draft nothing: at first, or after some drafts of a chain.
+TEST_P(ModelDraft, EndsAtALogitThatIsNotFinite) {
+  for (const float bad : {std::nanf(""), INFINITY, -INFINITY})
+    for (const size_t period : {1u, 3u}) {
+      const auto draft = [=](std::span<const int32_t> history, std::span<float> logits) {
+        hashed_choice(history, logits);
+        if (history.size() % period == 0) logits[280] = bad;
+      };
+      Drafting loop(hashed_choice, draft, {}, GetParam());
+      TestLoop plain(hashed_choice);
+      const Answer answer = loop->run({1, 2}, endless(50));
+      EXPECT_EQ(answer.token_ids, plain.run({1, 2}, endless(50)).token_ids);
+      EXPECT_EQ(answer.last.spec_num_correct_drafts, answer.last.spec_num_proposed_drafts);
+      EXPECT_EQ(answer.last.spec_num_proposed_drafts > 0, period > 1);
+      loop->finish();
+    }
+}
+
+// Positions from max_positions on have no draft rows; the output goes on.
+TEST_P(ModelDraft, EndsAtItsContext) {
+  LoopShape shape;
+  shape.draft.shape.max_positions = 30;
+  Drafting loop(hashed_choice, hashed_choice, shape, GetParam());
+  TestLoop plain(hashed_choice);
+  const Answer answer = loop->run({1, 2, 3, 4}, endless(60));
+  EXPECT_EQ(answer.token_ids, plain.run({1, 2, 3, 4}, endless(60)).token_ids);
+  EXPECT_GE(answer.last.spec_num_correct_drafts, 18);
+  EXPECT_LE(answer.last.spec_num_correct_drafts, 27);
+  EXPECT_EQ(answer.last.spec_num_correct_drafts, answer.last.spec_num_proposed_drafts);
+  loop->run(numbers(1, 40), endless(9));
+  loop->finish();
+}
+
+// An id that the draft model lacks ends the drafts of its sequence only.
+TEST(ModelDrafter, AVocabularySmallerThanTheTargetsDraftsForItsOwnIds) {
+  LoopShape shape;
+  Drafting loop(hashed_choice, hashed_choice, shape, /*takes_features=*/false, /*draft_vocab=*/50);
+  TestLoop plain(hashed_choice);
+  for (const int32_t id : {49, 50, 299}) {
+    const Answer answer = loop->run({1, id, 2}, endless(41));
+    EXPECT_EQ(answer.token_ids, plain.run({1, id, 2}, endless(41)).token_ids);
+    EXPECT_EQ(answer.last.spec_num_correct_drafts, id == 49 ? 30 : 0) << id;
+  }
+  loop->finish();
+}
+
+// A draft model may have more ids than the target, which are then no drafts.
+TEST_P(ModelDraft, AnIdThatTheTargetLacksIsNoDraft) {
+  const auto foreign = certain_logits([](auto) { return 305; });
+  Drafting loop(hashed_choice, foreign, {}, GetParam(), /*draft_vocab=*/310);
+  EXPECT_EQ(loop->run({1, 2}, endless(20)).last.spec_num_proposed_drafts, 0);
+  loop->finish();
+}
+
+TEST(ModelDrafter, TokenIdsOfThePartialVocabularyAreMapped) {
+  const auto next = [](std::span<const int32_t> history) { return (history.back() + 7) % 64; };
+  // Draft id i is the target's id 63 - i.
+  const auto draft = certain_logits([next](auto history) { return 63 - next(history); });
+  Drafting loop(certain_logits(next), draft, {}, /*takes_features=*/true, /*draft_vocab=*/64);
+  for (int32_t id = 63; id >= 0; --id) loop.features().ids.push_back(id);
+  const Answer answer = loop->run({1, 2}, endless(41));
+  EXPECT_EQ(answer.last.spec_num_correct_drafts, 30);
+  loop->finish();
+}
+
+// In a tie the draft is the lowest id.
+TEST_P(ModelDraft, ATieIsDecidedForTheLowestId) {
+  const auto all_equal = [](std::span<const int32_t>, std::span<float> logits) {
+    std::ranges::fill(logits, 0.5f);
+  };
+  Drafting loop(certain_logits([](auto) { return 0; }), all_equal, {}, GetParam());
+  EXPECT_EQ(loop->run({1, 2}, endless(41)).last.spec_num_correct_drafts, 30);
+  loop->finish();
+}
+
+TEST_P(ModelDraft, SequencesWithGrammarsAndExpertsHaveNone) {
+  LoopShape shape;
+  const auto open = std::make_shared<std::atomic<bool>>(true);
+  shape.grammars = [open] { return std::make_unique<OneTextCompiler>(open); };
+  Drafting loop(hashed_choice, hashed_choice, shape, GetParam());
+  Request request{"", {1, 2}, greedy(30)};
+  request.routed_experts_from = 0;
+  EXPECT_EQ(loop->run(request).last.spec_num_proposed_drafts, 0);
+  request.routed_experts_from = -1;
+  request.sampling.grammar = {GrammarSpec::Kind::kRegex, "abababababababab"};
+  const Answer constrained = loop->run(request);
+  EXPECT_EQ(constrained.text, "abababababababab");
+  EXPECT_EQ(constrained.last.spec_num_proposed_drafts, 0);
+  loop->finish();
+}
+
+// A pass that fails ends the running requests; the next ones are served.
+TEST_P(ModelDraft, AFailedPassEndsTheRunningRequests) {
+  Drafting loop(hashed_choice, hashed_choice, {}, GetParam());
+  loop->executor().draft_failure = does_not_fit("no memory for the draft");
+  const Answer answer = loop->run({1, 2}, endless(20));
+  EXPECT_EQ(answer.reason(), FinishReason::kError);
+  EXPECT_NE(answer.last.error.find("no memory for the draft"), std::string::npos);
+  loop->finish();
+}
+
+// A draft model with a small batch extends a prompt in several passes. (One that takes features gets the rows
+// of one pass of the target, which has the same limit.)
+TEST(ModelDrafter, ExtendsInPassesOfAtMostItsBatch) {
+  LoopShape shape;
+  shape.draft.shape.max_batch_tokens = 8;
+  Drafting loop(hashed_choice, hashed_choice, shape);
+  EXPECT_EQ(loop->run(numbers(20, 60), endless(41)).last.spec_num_correct_drafts, 30);
+  loop->finish();
+}
+
+// A prefix's pages hold the draft's part as well, even if the request before ended with its prompt's step.
+TEST_P(ModelDraft, ReusedPagesHoldItsKeys) {
+  for (const int64_t first_output : {1, 2, 30}) {
+    Drafting loop(hashed_choice, hashed_choice, {}, GetParam());
+    loop->run(numbers(20, 50), endless(first_output));
+    std::vector<int32_t> longer = numbers(20, 50);
+    longer.insert(longer.end(), {7, 8, 9});
+    const Answer answer = loop->run(longer, endless(41));
+    EXPECT_GE(answer.last.cached_tokens, 48);
+    EXPECT_EQ(answer.last.spec_verify_ct, 10) << first_output;
+    EXPECT_EQ(answer.last.spec_num_correct_drafts, 30) << first_output;
+    loop->finish();
+  }
+}
+
+// A request alone in a pool that just holds it: drafts stop at the last page, the output does not.
+TEST_P(ModelDraft, TakesOnlyPagesToSpare) {
+  for (const int64_t num_pages : {8, 9, 10}) {
+    LoopShape shape{.num_pages = num_pages, .context_length = 32};
+    Drafting loop(hashed_choice, hashed_choice, shape, GetParam());
+    TestLoop plain(hashed_choice);
+    const Answer answer = loop->run({1, 2, 3}, endless(29));
+    EXPECT_EQ(answer.token_ids, plain.run({1, 2, 3}, endless(29)).token_ids);
+    EXPECT_GT(answer.last.spec_num_correct_drafts, 10);
+    EXPECT_EQ(answer.last.spec_num_correct_drafts, answer.last.spec_num_proposed_drafts);
+    loop->finish();
+  }
+}
+
+// ---- crowds ---------------------------------------------------------------------------------------
+
+struct CrowdRun {
+  std::vector<std::vector<int32_t>> outputs;
+  EngineStats stats;
+};
+
+// Requests with common prefixes and with equal prompts, greedy or (every third, if `samples`) sampled; some
+// have a twin that is cancelled at its third token.
+class DraftedCrowd {
+ public:
+  DraftedCrowd(int round, bool samples) : random_(static_cast<uint32_t>(round)) {
+    shape_ = {.page_size = 1 + round % 5,
+              .scheduler = {.max_running_requests = 1 + below(8),
+                            .chunked_prefill_size = 1 + below(12),
+                            .max_prefill_tokens = 1 + below(20)},
+              .context_length = 100,
+              .num_groups = 1 + round % 3};
+    shape_.num_pages = (100 + shape_.page_size - 1) / shape_.page_size + below(40);
+    if (round % 2 == 1) {
+      shape_.window = 1 + below(20);
+      const int64_t least = KvWindow{shape_.window, shape_.page_size}.most_pages(1);
+      shape_.num_window_pages = std::min(least + below(20), shape_.num_pages);
+    }
+    shape_.reuses_prefixes = round % 4 != 3;
+    for (int i = 0; i < 12; ++i) {
+      Request request{"", numbers(20 + below(2), 1 + below(30)), endless(1 + below(60))};
+      if (samples && i % 3 == 0) request.sampling.temperature = 0.7f;
+      request.sampling.seed = below(1000);
+      requests_.push_back(request);
+    }
+  }
+
+  CrowdRun run(int64_t max_drafts, bool takes_features) {
+    shape_.max_model_drafts = max_drafts;
+    if (max_drafts > 0) {
+      Drafting loop(hashed_choice, hashed_choice, shape_, takes_features);
+      return run_in(*loop);
+    }
+    TestLoop loop(hashed_choice, shape_);
+    return run_in(loop);
+  }
+
+ private:
+  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
+
+  CrowdRun run_in(TestLoop& loop) {
+    std::vector<Collector> collectors(requests_.size()), twins(requests_.size());
+    for (size_t i = 0; i < requests_.size(); ++i) {
+      EXPECT_TRUE(loop->submit(requests_[i], collectors[i].callback()).ok());
+      if (i % 3 != 0) continue;
+      Request twin = requests_[i];
+      twin.id = "twin " + std::to_string(i);
+      const auto cancel = [&, id = twin.id, collect = twins[i].callback()](const Delta& delta) {
+        if (delta.completion_tokens == 3) loop->cancel(id);
+        collect(delta);
+      };
+      EXPECT_TRUE(loop->submit(twin, cancel).ok());
+    }
+    CrowdRun run;
+    for (Collector& collector : collectors) run.outputs.push_back(collector.wait().token_ids);
+    run.stats = loop.finish();
+    return run;
+  }
+
+  std::mt19937 random_;
+  LoopShape shape_;
+  std::vector<Request> requests_;
+};
+
+// Few pages, window pages, groups, chunks, retracted and cancelled requests, shared and reused pages.
+TEST_P(ModelDraft, OutputsOfACrowdAreThoseWithoutDrafts) {
+  int64_t num_retracted = 0, num_proposed = 0, num_verified = 0, num_cached = 0;
+  for (int round = 0; round < 96; ++round) {
+    const bool samples = round % 2 == 0;
+    DraftedCrowd crowd(round, samples);
+    const CrowdRun plain = crowd.run(0, GetParam()), drafted = crowd.run(1 + round % 6, GetParam());
+    EXPECT_EQ(drafted.outputs, plain.outputs) << "round " << round;
+    const EngineStats& stats = drafted.stats;
+    // A cancelled request's last drafts are not delivered.
+    const int64_t num_lost = stats.num_aborted_requests_total * (1 + round % 6);
+    if (!samples) {
+      EXPECT_GE(stats.spec_correct_drafts_total + num_lost, stats.spec_proposed_drafts_total) << round;
+    }
+    num_retracted += stats.num_retracted_reqs;
+    num_proposed += stats.spec_proposed_drafts_total;
+    num_verified += stats.spec_verify_calls_total;
+    num_cached += stats.cached_tokens_total;
+  }
+  EXPECT_GT(num_retracted, 0);
+  EXPECT_GT(num_cached, 1000);
+  EXPECT_GT(num_proposed, 2 * num_verified);
+}
+
+}  // namespace
+}  // namespace fp4moe
