@@ -5,7 +5,8 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/weight_store.h"
+#include "io/checkpoint/expert_weights.h"
+#include "io/config/quant_config.h"
 #include "model/families.h"
 #include "model/weight_loader.h"
 
@@ -117,14 +118,14 @@ RmsNormArgs MtpHead::input_norm(const Buffer& weight, int64_t num_rows) const {
           .out_act = {normed_, stack_.options().act_dtype, num_rows, config().hidden_size}};
 }
 
-// The plan for the MTP layer's experts. Its transport uses the target's memory, between the target's passes.
-Result<MoePlan> mtp_moe_plan(const Checkpoint& checkpoint, const ModelConfig& layers, int64_t layer,
-                             const ModelOptions& options) {
-  const int64_t heap = transport_heap_bytes(options.moe_plan, options.max_batch_tokens);
-  const int64_t budget = heap > 0 ? heap : options.moe_plan.a2a_settings().memory_budget;
-  auto plan = options.moe_plan.with_format(stored_expert_format(checkpoint, layers, layer), budget);
-  if (!plan.ok()) return plan.status().with_context("the experts of the MTP layer " + layer_prefix(layer));
-  return plan;
+// The plan was made from the declaration, the weights' format is that of the tensors.
+Status check_expert_format(const Checkpoint& checkpoint, const ModelConfig& layers, const MoePlan& plan) {
+  const Fp4Format planned = plan.problem().format;
+  const Fp4Format stored = stored_expert_format(checkpoint, layers, layers.num_layers - 1);
+  if (stored == planned) return {};
+  return unsupported("'" + checkpoint.folder() + "': the experts of '" + layer_prefix(layers.num_layers - 1) +
+                     "' are in " + fp4_format_name(stored) + ", but " + layers.quant.declared_by +
+                     " declares " + fp4_format_name(planned));
 }
 
 }  // namespace
@@ -138,19 +139,28 @@ ModelConfig mtp_config(const ModelConfig& target) {
   return config;
 }
 
-Status check_mtp_layer(const Checkpoint& checkpoint, const ModelConfig& target) {
+bool has_bf16_mtp_experts(const ModelConfig& target) {
+  return target.quant.method == QuantMethod::kNone ||
+         is_excluded(target.quant, layer_prefix(target.num_layers) + "mlp.experts.0.gate_proj");
+}
+
+Status check_mtp_layer(const ModelConfig& target) {
   const std::string declared = "num_nextn_predict_layers = " + std::to_string(target.num_mtp_layers);
   if (target.num_mtp_layers == 0)
-    return unsupported("'" + checkpoint.folder() +
-                       "' has no layer for multi-token prediction (config.json: " + target.model_type +
-                       " with " + declared + ")");
+    return unsupported("the model (" + target.model_type +
+                       ") has no layer for multi-token prediction: config.json has " + declared);
   if (target.num_mtp_layers > 1)
     return unsupported("config.json: " + declared + " layers for multi-token prediction; supported: 1");
+  return {};
+}
+
+Status check_mtp_layer(const Checkpoint& checkpoint, const ModelConfig& target) {
+  FP4MOE_RETURN_IF_ERROR(check_mtp_layer(target));
   const std::string joint = layer_prefix(target.num_layers) + "eh_proj";
   for (const char* suffix : {".weight", ".weight_packed"})
     if (checkpoint.find(joint + suffix) != nullptr) return {};
   return unsupported("'" + checkpoint.folder() + "' has no tensor '" + joint +
-                     ".weight', which config.json's " + declared + " declares");
+                     ".weight' of the layer for multi-token prediction that config.json declares");
 }
 
 Result<std::unique_ptr<Model>> load_mtp_head(const Checkpoint& checkpoint, const ModelOptions& options,
@@ -163,9 +173,9 @@ Result<std::unique_ptr<Model>> load_mtp_head(const Checkpoint& checkpoint, const
   ++layers.num_layers;
   if (!layers.layer_has_experts.empty()) layers.layer_has_experts.push_back(true);
   layers.layer_windows.push_back(0);
+  FP4MOE_RETURN_IF_ERROR(check_expert_format(checkpoint, layers, options.moe_plan));
   ModelOptions mtp = options;
   mtp.features = {.is_final_norm = true, .after_layers = {}};
-  FP4MOE_ASSIGN_OR_RETURN(mtp.moe_plan, mtp_moe_plan(checkpoint, layers, layer, options));
   WeightLoader loader(checkpoint, layers, mtp, pool, progress);
   auto model = std::make_unique<MtpHead>(mtp, loader.ops(), target);
   FP4MOE_RETURN_IF_ERROR(model->load(loader, layer_loader(config.family), layer));

@@ -20,13 +20,18 @@ namespace fp4moe {
 // Returns the configuration of the draft model: the target's with one layer, which has experts.
 ModelConfig mtp_config(const ModelConfig& target);
 
-// kUnsupported, with what the checkpoint has and needs, unless it has exactly one MTP layer: declared by
-// config.json's num_nextn_predict_layers and with tensors "model.layers.N." with N = num_hidden_layers.
+// Whether the MTP layer's experts are bf16 according to the quantization declaration, which leaves the whole
+// layer out in most FP4 exports; else they are in the other layers' format.
+bool has_bf16_mtp_experts(const ModelConfig& target);
+
+// kUnsupported unless config.json's num_nextn_predict_layers is 1.
+Status check_mtp_layer(const ModelConfig& target);
+// Also unless the checkpoint has the tensors "model.layers.N." with N = num_hidden_layers.
 Status check_mtp_layer(const Checkpoint& checkpoint, const ModelConfig& target);
 
-// Loads the target's MTP layer, whose experts are in the checkpoint's FP4 format or bf16. `options` are the
-// target's with the draft model's limits; `target`: loaded with FeatureOptions::is_final_norm alone, outlives
-// the result. The model keeps the final norm of its own rows as features().
+// Loads the target's MTP layer. options.moe_plan has the format of its experts, and options.max_logit_rows is
+// at most the target's. `target`: loaded with FeatureOptions::is_final_norm alone, outlives the result. The
+// model keeps the final norm of its own rows as features().
 Result<std::unique_ptr<Model>> load_mtp_head(const Checkpoint& checkpoint, const ModelOptions& options,
                                              const Model& target, ThreadPool& pool,
                                              const ProgressSink& progress);

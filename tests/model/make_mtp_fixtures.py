@@ -37,7 +37,7 @@ NUM_CHAINED, NUM_GENERATED = 3, 12
 # and FP4 experts.
 FIXTURES = {
     "dsv3_h32_mtp_bf16": dict(
-        classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="modelopt", num_tokens=12, mtp_fp4=False,
+        classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="modelopt", num_tokens=11, mtp_fp4=False,
         config=dict(num_hidden_layers=2, vocab_size=31, hidden_size=32, intermediate_size=16, moe_intermediate_size=32,
                     num_attention_heads=2, num_key_value_heads=2, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16,
                     qk_rope_head_dim=16, v_head_dim=16, n_routed_experts=4, n_group=1, topk_group=1,

@@ -12,7 +12,7 @@
 #include "model/draft_models.h"
 #include "model/kv_cache.h"
 #include "model/model.h"
-#include "model/mtp_head.h"
+#include "model/plan_draft.h"
 #include "model/plan_model.h"
 #include "moe/transport/transport.h"
 
@@ -105,7 +105,8 @@ class Rank {
   bool drafts() const { return s_.run.num_chained > 0; }
 
   Status load_draft(const ModelOptions& options, int64_t pages) {
-    const DraftModelOptions draft{DraftAlgorithm::kMtp, mtp_config(s_.config), options};
+    DraftModelOptions draft{s_.plan.draft->algorithm, s_.plan.draft->config, options};
+    draft.model.moe_plan = s_.plan.draft->plan.moe.at_rank(context_.layout.rank);
     FP4MOE_ASSIGN_OR_RETURN(draft_, load_draft_model(s_.checkpoint, draft, *model_, pool_, {}));
     FP4MOE_ASSIGN_OR_RETURN(draft_kv_, KvCache::make(draft_->config(), s_.plan.kv_dtype, {.full = pages},
                                                      s_.run.page_size, context_.layout));
@@ -188,7 +189,9 @@ Status open_job(Shared& s) {
   JobOptions options;
   options.fabric = "threads";
   options.num_ranks = layout.tp;
-  options.heap_bytes = 2 * aligned(comm) + aligned(transport_heap_bytes(plan, s.run.chunk));
+  int64_t a2a = transport_heap_bytes(plan, s.run.chunk);
+  if (s.plan.draft != nullptr) a2a = std::max(a2a, transport_heap_bytes(s.plan.draft->plan.moe, s.run.chunk));
+  options.heap_bytes = 2 * aligned(comm) + aligned(a2a);
   FP4MOE_ASSIGN_OR_RETURN(s.job, Job::open(options));
   return {};
 }
@@ -199,6 +202,8 @@ Result<std::vector<std::vector<float>>> run_ranks(const RankRun& run,
                                                   const std::vector<std::vector<int32_t>>& prompts) {
   FP4MOE_ASSIGN_OR_RETURN(ModelConfig config, load_model_config(run.folder));
   FP4MOE_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(config, run.flags));
+  if (run.num_chained > 0) plan.flags.speculative_algorithm = "EAGLE";
+  FP4MOE_ASSIGN_OR_RETURN(plan.draft, plan_draft(config, plan));
   FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(run.folder));
   Shared shared{run, prompts, std::move(config), std::move(plan), std::move(checkpoint), nullptr};
   FP4MOE_RETURN_IF_ERROR(open_job(shared));

@@ -234,7 +234,6 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
   FP4MOE_RETURN_IF_ERROR(check_legality(problem, choice));
   MoePlan plan;
   plan.problem_ = problem;
-  plan.choice_ = choice;
   plan.problem_.layout = {choice.tp, resolved_ep(choice), choice.dp, 0};
   FP4MOE_ASSIGN_OR_RETURN(plan.fabric_, make_fabric(choice.fabric, choice.tp));
   FP4MOE_ASSIGN_OR_RETURN(plan.a2a_, choose_a2a(choice));
@@ -268,19 +267,6 @@ MoePlan MoePlan::with_tactics(const DeviceTactics& tactics) const {
   MoePlan plan = *this;
   plan.device_tactics_ = tactics;
   return plan;
-}
-
-Result<MoePlan> MoePlan::with_format(Fp4Format format, int64_t a2a_memory_budget) const {
-  if (format == problem_.format) return *this;
-  MoeProblem problem = problem_;
-  problem.format = format;
-  MoeChoice choice = choice_;
-  choice.a2a_memory_budget = a2a_memory_budget;
-  for (std::string* name : {&choice.runner, &choice.fp4_compute, &choice.act_scales, &choice.deepep_payload,
-                            &choice.flashinfer_payload})
-    *name = "auto";
-  FP4MOE_ASSIGN_OR_RETURN(const MoePlan plan, plan_moe(problem, choice));
-  return plan.at_rank(problem_.layout.rank);
 }
 
 MoePlan MoePlan::at_rank(int rank) const {

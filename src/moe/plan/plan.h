@@ -101,9 +101,6 @@ class MoePlan {
   const std::string& note() const { return note_; }
   // The same plan for another rank of the job.
   MoePlan at_rank(int rank) const;
-  // The plan for more layers of the same ranks, whose experts have another format: with automatic numerics,
-  // payload and runner, and at most a2a_memory_budget bytes for the transport. kUnsupported: no row fits.
-  Result<MoePlan> with_format(Fp4Format format, int64_t a2a_memory_budget) const;
   // The same plan with other tactics; results are bit-identical.
   MoePlan with_tactics(const Tactics& tactics) const;
   const Tactics& tactics() const { return tactics_; }
@@ -123,7 +120,6 @@ class MoePlan {
   friend Result<MoePlan> plan_moe(const MoeProblem&, const MoeChoice&);
   Status choose_runner(const MoeChoice& choice);
   MoeProblem problem_;
-  MoeChoice choice_;
   Numerics numerics_;
   Fabric fabric_;
   const A2aRow* a2a_ = nullptr;
