@@ -22,7 +22,6 @@
 #include "engine/startup/self_test.h"
 #include "engine/startup/startup_lines.h"
 #include "engine/step/step_loop.h"
-#include "io/checkpoint/unused_tensors.h"
 #include "io/jinja/chat_template.h"
 #include "io/write/dummy_checkpoint.h"
 #include "model/plan_draft.h"
@@ -194,7 +193,7 @@ Result<Prepared> prepare(const EngineConfig& given) {
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
                           comm_memory(plan.moe, step_limits(config, plan, flags, options), draft_moe(plan)));
   FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, open_weights(flags.model_path, flags.load_format, config));
-  FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
+  FP4MOE_RETURN_IF_ERROR(check_weights(checkpoint, config, plan));
   FP4MOE_ASSIGN_OR_RETURN(std::optional<Checkpoint> draft, open_draft(plan.draft.get(), flags.load_format));
   const Checkpoint* const draft_weights = draft ? &*draft : nullptr;
   FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem,

@@ -47,6 +47,7 @@ struct DeviceBatch {
   // [num_logit_rows], ascending, padded with 0. If num_logit_rows is num_rows: all rows in order.
   const int64_t* logit_rows = nullptr;
   int64_t num_logit_rows = 0;
+  const int64_t* feature_rows = nullptr;  // [T] for a draft model (Batch::feature_rows), padded with 0
   // Rows of the data-parallel group that has the most of them in this step; the same on all ranks.
   int64_t largest_rows = 0, largest_logit_rows = 0;
 

@@ -1,13 +1,15 @@
 #include "model/draft_models.h"
 
+#include "model/mtp_head.h"
+
 namespace fp4moe {
 
 Result<std::unique_ptr<Model>> load_draft_model(const Checkpoint& draft, const DraftModelOptions& options,
-                                                const Model& /*target*/, ThreadPool& pool,
+                                                const Model& target, ThreadPool& pool,
                                                 const ProgressSink& progress) {
   switch (options.algorithm) {
     case DraftAlgorithm::kMtp:
-      return unsupported("drafts by the target's MTP layer are not supported");
+      return load_mtp_head(draft, options.model, target, pool, progress);
     case DraftAlgorithm::kEagle3:
       return unsupported("drafts by an EAGLE-3 head are not supported");
     case DraftAlgorithm::kStandalone:

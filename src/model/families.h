@@ -1,4 +1,4 @@
-// Layer loaders, one per family.
+// Layer loaders, one per family, and the choice among them.
 #pragma once
 
 #include "model/decoder.h"
@@ -21,5 +21,7 @@ Result<DecoderLayer> load_glm4_moe_layer(WeightLoader& loader, int64_t layer);
 // experts.
 Result<DecoderLayer> load_qwen2_moe_layer(WeightLoader& loader, int64_t layer);
 Result<DecoderLayer> load_qwen3_moe_layer(WeightLoader& loader, int64_t layer);
+
+LayerLoader layer_loader(ModelFamily family);
 
 }  // namespace fp4moe

@@ -42,9 +42,11 @@ Result<std::unique_ptr<MoeLayer>> load_moe(WeightLoader& loader, int64_t layer, 
   FP4MOE_ASSIGN_OR_RETURN(const RouterWeights router, load_router(loader, prefix, names));
   const Shard local = loader.moe_plan().problem().local_experts();
   const bool packs = packs_weights();  // if not, scales and matrices were checked when they were packed
+  const bool is_fp4 = loader.moe_plan().problem().format != Fp4Format::kNone;
   FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView experts,
-                          load_expert_weights(loader.checkpoint(), config, layer,
-                                              {local.first, packs ? local.count : 0}, &loader.pool()));
+                          is_fp4 ? load_expert_weights(loader.checkpoint(), config, layer,
+                                                       {local.first, packs ? local.count : 0}, &loader.pool())
+                                 : load_unquantised_experts(loader.checkpoint(), config, layer));
   FP4MOE_RETURN_IF_ERROR(check_experts_finite(loader.checkpoint(), config, layer, {local.first, local.count},
                                               packs, loader.pool()));
   const bool has_shared = names.shared_expert != nullptr && config.shared_intermediate_size > 0;

@@ -3,8 +3,6 @@
 #include "model/families.h"
 
 namespace fp4moe {
-namespace {
-
 LayerLoader layer_loader(ModelFamily family) {
   switch (family) {
     case ModelFamily::kGptOss:
@@ -20,8 +18,6 @@ LayerLoader layer_loader(ModelFamily family) {
   }
   return nullptr;
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Model>> Model::load(const Checkpoint& checkpoint, const ModelConfig& config,
                                            const ModelOptions& options, ThreadPool& pool,

@@ -19,19 +19,27 @@
 
 namespace fp4moe {
 
+class LmHead;
+
 // What a target's forward pass keeps of each of its rows for a draft model.
 struct FeatureOptions {
-  bool is_final_norm = false;  // the last layer's output after the final norm, [H] act dtype (MTP)
-  std::vector<int64_t>
-      after_layers;  // the residual after each of these layers (0-based), [n, H] f32 (EAGLE-3)
+  bool is_final_norm = false;         // the last layer's output after the final norm, [H] (MTP)
+  std::vector<int64_t> after_layers;  // the residual after each of these layers (0-based), [n, H] (EAGLE-3)
   bool is_empty() const { return !is_final_norm && after_layers.empty(); }
 };
 
-// Rows of a model's last forward pass; null data if it keeps none.
+// Rows of a model's last forward pass in the ops' memory: after_layers in their order, then the final norm.
+// Null data if it keeps none. On a GPU the rows include padding, and a replayed graph has its batch's rows.
 struct Features {
   const void* data = nullptr;  // [num_rows, width] dtype
   DType dtype = DType::kF32;
   int64_t num_rows = 0, width = 0;
+};
+
+// Weights that a draft model may share with its target; null: the model has none to share.
+struct SharedWeights {
+  const bf16* embedding = nullptr;  // [V, H] in the ops' memory
+  const LmHead* lm_head = nullptr;
 };
 
 struct ModelOptions {
@@ -80,6 +88,9 @@ struct Batch {
   ChosenTokens op_chosen() const { return device != nullptr ? device->chosen : ChosenTokens{}; }
   const int64_t* op_positions() const { return device != nullptr ? device->positions : positions.data(); }
   const int64_t* op_logit_rows() const { return device != nullptr ? device->logit_rows : logit_rows.data(); }
+  const int64_t* op_feature_rows() const {
+    return device != nullptr ? device->feature_rows : feature_rows.data();
+  }
 };
 
 class Model {
@@ -102,6 +113,7 @@ class Model {
   virtual Status forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) = 0;
   // Returns the rows of the last pass that ModelOptions::features keeps, the same on all ranks of a group.
   virtual Features features() const { return {}; }
+  virtual SharedWeights shared_weights() const { return {}; }
   // A draft model whose vocabulary is a part of the target's: [vocab_size] the target's id of each of its
   // ids. Empty: the ids are the same.
   virtual std::span<const int32_t> token_ids() const { return {}; }

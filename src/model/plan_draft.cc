@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "model/mtp_head.h"
+
 namespace fp4moe {
 namespace {
 
@@ -37,6 +39,20 @@ Status plan_standalone(const ModelPlan& target, DraftPlan& draft) {
   return {};
 }
 
+// The experts may be in another format than those of the model's other layers.
+Status plan_mtp(const ModelConfig& target, const ModelPlan& plan, DraftPlan& draft) {
+  FP4MOE_RETURN_IF_ERROR(check_mtp_layer(target));
+  draft.algorithm = DraftAlgorithm::kMtp;
+  draft.config = mtp_config(target);
+  ModelConfig planned = draft.config;
+  if (has_bf16_mtp_experts(target)) planned.quant.method = QuantMethod::kNone;
+  FP4MOE_ASSIGN_OR_RETURN(draft.plan, plan_model(planned, flags_of_draft(plan, plan.flags.model_path)));
+  draft.features.is_final_norm = true;
+  draft.num_input_ids = target.vocab_size;
+  draft.max_positions = target.max_position_embeddings;
+  return {};
+}
+
 Status refuse(const std::string& algorithm, const std::string& drafter) {
   return unsupported(
       "--speculative-algorithm " + algorithm + " drafts with " + drafter +
@@ -46,12 +62,16 @@ Status refuse(const std::string& algorithm, const std::string& drafter) {
 
 }  // namespace
 
-Result<std::shared_ptr<const DraftPlan>> plan_draft(const ModelConfig& /*target*/, const ModelPlan& plan) {
+Result<std::shared_ptr<const DraftPlan>> plan_draft(const ModelConfig& target, const ModelPlan& plan) {
   const std::string& algorithm = plan.flags.speculative_algorithm;
-  if (algorithm == "EAGLE" || algorithm == "NEXTN") return refuse(algorithm, "the model's MTP layer");
   if (algorithm == "EAGLE3") return refuse(algorithm, "an EAGLE-3 head");
-  if (algorithm != "STANDALONE") return std::shared_ptr<const DraftPlan>();
   auto draft = std::make_shared<DraftPlan>();
+  if (algorithm == "EAGLE" || algorithm == "NEXTN") {
+    if (const Status status = plan_mtp(target, plan, *draft); !status.ok())
+      return status.with_context("--speculative-algorithm " + algorithm);
+    return std::shared_ptr<const DraftPlan>(std::move(draft));
+  }
+  if (algorithm != "STANDALONE") return std::shared_ptr<const DraftPlan>();
   if (const Status status = plan_standalone(plan, *draft); !status.ok())
     return status.with_context("--speculative-draft-model-path " + draft->folder);
   return std::shared_ptr<const DraftPlan>(std::move(draft));

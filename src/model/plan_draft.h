@@ -25,4 +25,9 @@ struct DraftPlan {
 // run with the default runner and numerics. Errors name --speculative-algorithm or the draft's folder.
 Result<std::shared_ptr<const DraftPlan>> plan_draft(const ModelConfig& target, const ModelPlan& plan);
 
+// Whether the draft model is the target's MTP layer.
+inline bool drafts_with_mtp(const ModelPlan& plan) {
+  return plan.draft != nullptr && plan.draft->algorithm == DraftAlgorithm::kMtp;
+}
+
 }  // namespace fp4moe

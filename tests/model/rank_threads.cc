@@ -9,8 +9,10 @@
 #include "base/check.h"
 #include "comm/job.h"
 #include "io/checkpoint/checkpoint.h"
+#include "model/draft_models.h"
 #include "model/kv_cache.h"
 #include "model/model.h"
+#include "model/plan_draft.h"
 #include "model/plan_model.h"
 #include "moe/transport/transport.h"
 
@@ -58,11 +60,14 @@ class Rank {
                                .max_logit_rows = s_.run.chunk * groups,
                                .dp_lm_head = s_.run.flags.enable_dp_lm_head,
                                .rank = context_,
-                               .dense_quant = s_.plan.dense_quant};
+                               .dense_quant = s_.plan.dense_quant,
+                               .features = {.is_final_norm = drafts(), .after_layers = {}}};
     FP4MOE_ASSIGN_OR_RETURN(model_, Model::load(s_.checkpoint, s_.config, options, pool_, {}));
-    const int64_t pages = std::max<int64_t>(1, (s_.longest() + s_.run.page_size - 1) / s_.run.page_size);
+    const int64_t tokens = s_.longest() + s_.run.num_chained;
+    const int64_t pages = std::max<int64_t>(1, (tokens + s_.run.page_size - 1) / s_.run.page_size);
     FP4MOE_ASSIGN_OR_RETURN(
         kv_, KvCache::make(s_.config, s_.plan.kv_dtype, {.full = pages}, s_.run.page_size, layout));
+    if (drafts()) FP4MOE_RETURN_IF_ERROR(load_draft(options, pages));
     pages_.resize(static_cast<size_t>(pages));
     std::iota(pages_.rbegin(), pages_.rend(), 0);  // not in memory order
     return {};
@@ -70,8 +75,11 @@ class Rank {
 
   Status run() {
     const auto& prompt = s_.prompts[static_cast<size_t>(context_.layout.dp_rank())];
-    for (int64_t first = 0; first < s_.longest(); first += s_.run.chunk)
-      FP4MOE_RETURN_IF_ERROR(step(prompt, first));
+    const int64_t rows = s_.longest() - (drafts() ? 1 : 0);
+    for (int64_t first = 0; first < rows; first += s_.run.chunk)
+      FP4MOE_RETURN_IF_ERROR(drafts() ? draft_step(prompt, first) : step(prompt, first));
+    for (int64_t i = 0; i < s_.run.num_chained; ++i)
+      FP4MOE_RETURN_IF_ERROR(chain(std::ssize(prompt) - 1 + i));
     return {};
   }
 
@@ -92,6 +100,59 @@ class Rank {
                        CommRegion{aligned(world_bytes), kRecordBytes, kStagingBytes, kCommSlots},
                        CommOptions{});
     context_.attention = &*attention_;
+  }
+
+  bool drafts() const { return s_.run.num_chained > 0; }
+
+  Status load_draft(const ModelOptions& options, int64_t pages) {
+    DraftModelOptions draft{s_.plan.draft->algorithm, s_.plan.draft->config, options};
+    draft.model.moe_plan = s_.plan.draft->plan.moe.at_rank(context_.layout.rank);
+    FP4MOE_ASSIGN_OR_RETURN(draft_, load_draft_model(s_.checkpoint, draft, *model_, pool_, {}));
+    FP4MOE_ASSIGN_OR_RETURN(draft_kv_, KvCache::make(draft_->config(), s_.plan.kv_dtype, {.full = pages},
+                                                     s_.run.page_size, context_.layout));
+    return {};
+  }
+
+  // Runs the target for prompt rows, with logits for none, and the MTP layer with their next tokens.
+  Status draft_step(const std::vector<int32_t>& prompt, int64_t first) {
+    const int64_t rows = std::clamp<int64_t>(std::ssize(prompt) - 1 - first, 0, s_.run.chunk);
+    std::vector<int64_t> positions(static_cast<size_t>(rows));
+    std::iota(positions.begin(), positions.end(), first);
+    const SequenceRows sequence{0, rows, first, pages_};
+    const auto ids = [&](int64_t from) {
+      return std::span(prompt).subspan(static_cast<size_t>(rows > 0 ? from : 0), static_cast<size_t>(rows));
+    };
+    Batch batch{ids(first), positions, {&sequence, static_cast<size_t>(rows > 0)}, {}};
+    FP4MOE_RETURN_IF_ERROR(model_->forward_model(batch, kv_, nullptr, pool_));
+    batch.token_ids = ids(first + 1);
+    return draft(batch, rows);
+  }
+
+  // Runs the MTP layer for the choice of the last row, if there is one, with that row's own features.
+  Status chain(int64_t position) {
+    const int64_t v = s_.config.vocab_size;
+    const size_t rows = logits.empty() ? 0 : 1;
+    int32_t id = 0;
+    if (rows > 0)
+      id = static_cast<int32_t>(std::max_element(logits.end() - v, logits.end()) - logits.end() + v);
+    const SequenceRows sequence{0, 1, position, pages_};
+    Batch batch{{&id, rows}, {&position, rows}, {&sequence, rows}, {}};
+    batch.chains = true;
+    return draft(batch, static_cast<int64_t>(rows));
+  }
+
+  // `batch` takes the features of the last rows of the pass before.
+  Status draft(Batch& batch, int64_t rows) {
+    std::vector<int64_t> features(static_cast<size_t>(rows)), logit_rows(features);
+    std::iota(logit_rows.begin(), logit_rows.end(), 0);
+    const Features from = (batch.chains ? *draft_ : *model_).features();
+    std::iota(features.begin(), features.end(), from.num_rows - rows);
+    batch.model = BatchModel::kDraft;
+    batch.feature_rows = features;
+    batch.logit_rows = logit_rows;
+    const size_t at = logits.size();
+    logits.resize(at + logit_rows.size() * static_cast<size_t>(s_.config.vocab_size));
+    return draft_->forward_model(batch, draft_kv_, logits.data() + at, pool_);
   }
 
   Status step(const std::vector<int32_t>& prompt, int64_t first) {
@@ -115,8 +176,8 @@ class Rank {
   RankContext context_;
   ThreadPool pool_{1};
   std::optional<Communicator> world_, attention_;
-  std::unique_ptr<Model> model_;
-  KvCache kv_;
+  std::unique_ptr<Model> model_, draft_;
+  KvCache kv_, draft_kv_;
   std::vector<int32_t> pages_;
 };
 
@@ -128,7 +189,9 @@ Status open_job(Shared& s) {
   JobOptions options;
   options.fabric = "threads";
   options.num_ranks = layout.tp;
-  options.heap_bytes = 2 * aligned(comm) + aligned(transport_heap_bytes(plan, s.run.chunk));
+  int64_t a2a = transport_heap_bytes(plan, s.run.chunk);
+  if (s.plan.draft != nullptr) a2a = std::max(a2a, transport_heap_bytes(s.plan.draft->plan.moe, s.run.chunk));
+  options.heap_bytes = 2 * aligned(comm) + aligned(a2a);
   FP4MOE_ASSIGN_OR_RETURN(s.job, Job::open(options));
   return {};
 }
@@ -139,6 +202,8 @@ Result<std::vector<std::vector<float>>> run_ranks(const RankRun& run,
                                                   const std::vector<std::vector<int32_t>>& prompts) {
   FP4MOE_ASSIGN_OR_RETURN(ModelConfig config, load_model_config(run.folder));
   FP4MOE_ASSIGN_OR_RETURN(ModelPlan plan, plan_model(config, run.flags));
+  if (run.num_chained > 0) plan.flags.speculative_algorithm = "EAGLE";
+  FP4MOE_ASSIGN_OR_RETURN(plan.draft, plan_draft(config, plan));
   FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(run.folder));
   Shared shared{run, prompts, std::move(config), std::move(plan), std::move(checkpoint), nullptr};
   FP4MOE_RETURN_IF_ERROR(open_job(shared));

@@ -18,6 +18,10 @@ struct RankRun {
   bool last_row_only = false;    // compute logits only for each step's last row instead of all rows
   int short_rank = -1;           // this rank gets one token fewer than its group
   bool first_rank_only = false;  // only the first rank of each group computes logits
+  // > 0: returns the logits of the target's MTP layer instead. The target runs all tokens of a prompt but the
+  // last; the MTP layer runs the rows with the next tokens after each step, then this many rows more, each
+  // with the choice of the row before it.
+  int64_t num_chained = 0;
 };
 
 // Returns logits [rows, V] of each group's prompt, step by step. A group whose prompt is empty or has

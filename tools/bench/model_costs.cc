@@ -4,6 +4,7 @@
 #include <string>
 
 #include "engine/startup/memory_plan.h"
+#include "io/checkpoint/mtp_layers.h"
 
 namespace fp4moe {
 namespace {
@@ -29,6 +30,7 @@ ModelCosts model_costs(const Checkpoint& checkpoint, const ModelConfig& config, 
   costs.num_experts = static_cast<double>(config.num_experts);
   costs.top_k = static_cast<double>(config.top_k);
   for (const TensorEntry& tensor : checkpoint.tensors()) {
+    if (is_mtp_tensor(config, checkpoint, tensor.name)) continue;
     const bool is_embedding = has(tensor.name, "embed_tokens");
     const auto num_bytes =
         static_cast<double>(is_embedding ? head_bytes(tensor, quant) : held_bytes(tensor, quant));

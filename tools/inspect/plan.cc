@@ -75,7 +75,7 @@ Report draft_report(const ModelPlan& plan, const Checkpoint* checkpoint, const M
   const KvCounts page_bytes = KvCache::bytes_per_page(draft.config, draft.plan.kv_dtype, plan.flags.page_size,
                                                       draft.plan.moe.problem().layout);
   return {
-      {"model", draft.folder},
+      {"model", draft.folder.empty() ? "by the MTP layer" : draft.folder},
       {"architecture", draft.config.architecture},
       {"moe", summary(draft.plan.moe)},
       {"weight_bytes", checkpoint == nullptr ? 0 : rank_weight_bytes(*checkpoint, draft.config, draft.plan)},
@@ -108,7 +108,7 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
   const bool has_weights = Checkpoint::has_weights(flags.model_path);
   const std::string load_format = flags.load_format == "auto" && !has_weights ? "dummy" : flags.load_format;
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_weights(flags.model_path, load_format, config));
-  FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, flags.allow_unused_tensors));
+  FP4MOE_RETURN_IF_ERROR(check_weights(checkpoint, config, plan));
   FP4MOE_ASSIGN_OR_RETURN(const std::optional<Checkpoint> draft,
                           open_draft_headers(plan.draft.get(), flags.load_format));
   const Checkpoint* const draft_weights = draft ? &*draft : nullptr;
@@ -118,7 +118,7 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
   FP4MOE_ASSIGN_OR_RETURN(const MemoryPlan memory, plan_memory(problem, flags));
   FP4MOE_ASSIGN_OR_RETURN(Report ranks, ranks_report(checkpoint, config, plan, comm, memory));
   const KvCounts page_bytes = KvCache::bytes_per_page(config, plan.kv_dtype, flags.page_size);
-  const UnusedTensors unused = find_unused_tensors(checkpoint, config);
+  const UnusedTensors unused = find_unused_tensors(checkpoint, config, drafts_with_mtp(plan));
   return Report{{"model", flags.model_path},
                 {"architecture", config.architecture},
                 {"quantization", quantization_name(config.quant)},

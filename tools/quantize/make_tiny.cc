@@ -61,6 +61,8 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
   size("--num-dense-layers", o.num_dense_layers, "number of layers without experts (deepseek, glm, kimi)");
   size("--num-groups", o.num_groups, "number of expert groups (deepseek, glm, kimi)");
   size("--top-k-groups", o.top_k_groups, "expert groups per token (deepseek, glm, kimi)");
+  size("--num-nextn-predict-layers", o.num_mtp_layers,
+       "number of layers for multi-token prediction (deepseek, glm, kimi)");
   subcommand.callback([flags, &exit_code] {
     const Status status = make_tiny(flags->folder, flags->options);
     if (!status.ok()) {

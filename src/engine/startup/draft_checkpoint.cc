@@ -5,6 +5,7 @@
 #include "base/printable.h"
 #include "io/checkpoint/unused_tensors.h"
 #include "io/write/dummy_checkpoint.h"
+#include "model/mtp_head.h"
 
 namespace fp4moe {
 namespace {
@@ -20,6 +21,13 @@ Status of_draft(const Status& status, const DraftPlan& draft) {
 }
 
 }  // namespace
+
+Status check_weights(const Checkpoint& target, const ModelConfig& config, const ModelPlan& plan) {
+  if (drafts_with_mtp(plan))
+    FP4MOE_RETURN_IF_ERROR(check_mtp_layer(target, config)
+                               .with_context("--speculative-algorithm " + plan.flags.speculative_algorithm));
+  return check_unused_tensors(target, config, plan.flags.allow_unused_tensors, drafts_with_mtp(plan));
+}
 
 Result<std::optional<Checkpoint>> open_draft(const DraftPlan* draft, const std::string& load_format) {
   if (draft == nullptr || draft->folder.empty()) return std::optional<Checkpoint>();

@@ -1,5 +1,5 @@
-// The separate checkpoint of a draft model: opens it, and checks that its token ids mean what the target's
-// do.
+// The weights of a draft model: checks those that are the target's; opens a separate checkpoint, and checks
+// that its token ids mean what the target's do.
 #pragma once
 
 #include <optional>
@@ -10,6 +10,9 @@
 #include "model/plan_draft.h"
 
 namespace fp4moe {
+
+// Checks the target's checkpoint: tensors that no model uses, and the MTP layer, if plan.draft is that.
+Status check_weights(const Checkpoint& target, const ModelConfig& config, const ModelPlan& plan);
 
 // Opens the checkpoint; nothing if `draft` is null or its weights are the target's. Errors name the folder.
 Result<std::optional<Checkpoint>> open_draft(const DraftPlan* draft, const std::string& load_format);

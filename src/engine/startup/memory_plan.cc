@@ -190,7 +190,8 @@ int64_t shard_bytes(const Checkpoint& checkpoint, const ModelConfig& config, con
   int64_t sum = 0;
   for (const TensorEntry& tensor : checkpoint.tensors()) {
     const std::string_view name = tensor.name;
-    if (!is_counted(name) || is_mtp_tensor(config, checkpoint, name)) continue;
+    if (!is_counted(name) || is_mtp_copy(config, name)) continue;
+    if (!drafts_with_mtp(plan) && is_mtp_tensor(config, checkpoint, name)) continue;
     const auto has = [&name](std::string_view part) { return name.find(part) != name.npos; };
     const int64_t num_bytes = held_bytes(tensor, quant);
     if (has(".experts.")) {
@@ -204,7 +205,8 @@ int64_t shard_bytes(const Checkpoint& checkpoint, const ModelConfig& config, con
     } else if (plan.moe.a2a_settings().deterministic && has(".mlp.")) {  // stored whole, but applied to only
                                                                          // some of the rows
       sum += num_bytes;
-    } else if (has("_proj") && !has("_a_proj")) {  // MLA's down-projections are replicated
+    } else if (has("_proj") && !has("_a_proj") && !has("eh_proj")) {  // MLA's down-projections and an MTP
+                                                                      // layer's projection are replicated
       sum += num_bytes / layout.attention_tp();
     } else {
       sum += num_bytes;

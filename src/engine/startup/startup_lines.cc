@@ -79,7 +79,7 @@ std::vector<std::string> draft_lines(const StartupFacts& facts) {
   const DraftPlan& draft = *facts.plan.draft;
   const DraftBytes bytes = facts.ranks.draft_bytes();
   std::ostringstream line;
-  line << "draft      " << (draft.folder.empty() ? "of the model" : draft.folder) << ": "
+  line << "draft      " << (draft.folder.empty() ? "the MTP layer" : draft.folder) << ": "
        << draft.config.architecture << ", " << draft.config.num_layers << " layer"
        << (draft.config.num_layers == 1 ? "" : "s") << ", hidden size " << draft.config.hidden_size
        << "; weights " << size_string(bytes.weights) << " and KV pages " << size_string(bytes.kv)
@@ -164,7 +164,7 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
   lines.push_back("MoE        " + summary(facts.plan.moe));
   add_rank_lines(facts, lines);
   for (std::string& line : draft_lines(facts)) lines.push_back(std::move(line));
-  if (facts.model.num_mtp_layers > 0)
+  if (facts.model.num_mtp_layers > 0 && !drafts_with_mtp(facts.plan))
     lines.push_back("MTP        " + std::to_string(facts.model.num_mtp_layers) +
                     " layer(s) of multi-token prediction in the checkpoint, skipped");
   if (const std::string text = kv_cache_text(facts.plan, facts.model.quant); !text.empty())

@@ -97,10 +97,24 @@ Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const M
   return load_per_expert(checkpoint, config, prefix, local, pool);
 }
 
+Fp4Format stored_expert_format(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer) {
+  const QuantMethod method = config.quant.method;
+  if (method == QuantMethod::kMxfp4GptOss) return Fp4Format::kMxfp4;
+  for (const char* module : {"0.gate_proj", "gate_up_proj"})
+    if (has_fp4_tensors(checkpoint, method, experts_prefix(layer) + module))
+      return is_mxfp4(method) ? Fp4Format::kMxfp4 : Fp4Format::kNvfp4;
+  return Fp4Format::kNone;
+}
+
+Result<MoeWeightsView> load_unquantised_experts(const Checkpoint& checkpoint, const ModelConfig& config,
+                                                int64_t layer) {
+  return load_bf16_experts(checkpoint, config, experts_prefix(layer));
+}
+
 Status check_experts_finite(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer,
                             ExpertRange local, bool with_matrices, ThreadPool& pool) {
   const std::string prefix = experts_prefix(layer);
-  const bool is_bf16 = config.quant.method == QuantMethod::kNone && with_matrices;
+  const bool is_bf16 = with_matrices && stored_expert_format(checkpoint, config, layer) == Fp4Format::kNone;
   if (config.family == ModelFamily::kGptOss)
     for (const char* name : {"gate_up_proj_bias", "down_proj_bias"})
       FP4MOE_RETURN_IF_ERROR(check_fused_finite(checkpoint, prefix + name, local, pool));

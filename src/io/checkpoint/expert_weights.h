@@ -99,6 +99,13 @@ struct ExpertRange {
 Result<MoeWeightsView> load_expert_weights(const Checkpoint& checkpoint, const ModelConfig& config,
                                            int64_t layer, ExpertRange local = {}, ThreadPool* pool = nullptr);
 
+// Returns the format of a layer's routed experts according to their tensors; kNone: not in FP4.
+Fp4Format stored_expert_format(const Checkpoint& checkpoint, const ModelConfig& config, int64_t layer);
+// Loads bf16 experts, whatever the declaration says about them (an MTP layer that it leaves unquantised);
+// errors as above.
+Result<MoeWeightsView> load_unquantised_experts(const Checkpoint& checkpoint, const ModelConfig& config,
+                                                int64_t layer);
+
 // kDataLoss if a bf16 value of the `local` experts is not finite (finite_check.h): always checks the biases,
 // and with `with_matrices` also the matrices of experts that are not FP4. Precondition: load_expert_weights()
 // succeeded for the layer.

@@ -43,10 +43,20 @@ bool is_mtp_tensor(const ModelConfig& config, const Checkpoint& checkpoint, std:
   return checkpoint.find(joint) != nullptr || checkpoint.find(joint + "_packed") != nullptr;
 }
 
-std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& checkpoint) {
+bool is_mtp_copy(const ModelConfig& config, std::string_view name) {
+  const std::string prefix = "model.layers." + std::to_string(config.num_layers) + ".";
+  return name == prefix + "embed_tokens.weight" || name == prefix + "shared_head.head.weight";
+}
+
+std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& checkpoint, bool is_loaded) {
+  if (is_loaded)
+    return describe_skipped(
+        checkpoint, [&](std::string_view name) { return is_mtp_copy(config, name); },
+        "of the layer for multi-token prediction, whose embedding and LM head are the model's");
   return describe_skipped(
       checkpoint, [&](std::string_view name) { return is_mtp_tensor(config, checkpoint, name); },
-      "for multi-token prediction");
+      config.num_mtp_layers == 1 ? "for multi-token prediction, which --speculative-algorithm EAGLE loads"
+                                 : "for multi-token prediction");
 }
 
 }  // namespace fp4moe

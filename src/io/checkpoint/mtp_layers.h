@@ -1,4 +1,5 @@
-// Multi-token prediction layers: present in the checkpoint and declared, but not used.
+// Multi-token prediction layers: present in the checkpoint and declared. Only drafts use them
+// (model/mtp_head.h).
 #pragma once
 
 #include <string>
@@ -18,7 +19,12 @@ bool is_mtp_name(const ModelConfig& config, std::string_view name);
 // exists in no other layer. A layer N without it is an ordinary layer that num_hidden_layers does not count.
 bool is_mtp_tensor(const ModelConfig& config, const Checkpoint& checkpoint, std::string_view name);
 
-// Returns a log line about the skipped tensors (describe_skipped()).
-std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& checkpoint);
+// Whether the tensor is an MTP layer's copy of the embedding or the LM head, which are not read.
+bool is_mtp_copy(const ModelConfig& config, std::string_view name);
+
+// Returns a log line about the skipped tensors (describe_skipped()): those of the MTP layers or, if the layer
+// is loaded, its copies.
+std::string describe_skipped_mtp(const ModelConfig& config, const Checkpoint& checkpoint,
+                                 bool is_loaded = false);
 
 }  // namespace fp4moe

@@ -118,10 +118,12 @@ bool is_vision_tensor(const ModelConfig& config, std::string_view name) {
   return !config.text_prefix.empty() && is_vision_name(name);
 }
 
-bool is_known(const Checkpoint& checkpoint, const ModelConfig& config, const TensorEntry& tensor) {
+bool is_known(const Checkpoint& checkpoint, const ModelConfig& config, const TensorEntry& tensor,
+              bool loads_mtp) {
+  const bool is_mtp =
+      loads_mtp ? is_mtp_copy(config, tensor.name) : is_mtp_tensor(config, checkpoint, tensor.name);
   return tensor.name.ends_with("rotary_emb.inv_freq") || is_vision_tensor(config, tensor.name) ||
-         is_kv_scale(tensor.name) || is_mtp_tensor(config, checkpoint, tensor.name) ||
-         is_copy_of_embedding(checkpoint, config, tensor);
+         is_kv_scale(tensor.name) || is_mtp || is_copy_of_embedding(checkpoint, config, tensor);
 }
 
 // Returns a tensor name from a file, escaped and cut for a log line.
@@ -157,11 +159,11 @@ const TensorEntry* find_undeclared_fp4(const UnusedTensors& unused, const ModelC
 
 }  // namespace
 
-UnusedTensors find_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& config) {
+UnusedTensors find_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& config, bool loads_mtp) {
   const UsedNames used(checkpoint, config);
   UnusedTensors unused;
   for (const TensorEntry& tensor : checkpoint.tensors()) {
-    if (used.contains(tensor.name) || is_known(checkpoint, config, tensor)) continue;
+    if (used.contains(tensor.name) || is_known(checkpoint, config, tensor, loads_mtp)) continue;
     const bool in_model = tensor.name.starts_with("model.") || tensor.name.starts_with("lm_head.");
     (in_model ? unused.in_model : unused.elsewhere).push_back(&tensor);
   }
@@ -182,8 +184,9 @@ std::string describe_unused_tensors(const std::vector<const TensorEntry*>& tenso
   return key.empty() ? line : line + " (config.json: " + key + ")";
 }
 
-Status check_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& config, bool allow) {
-  const UnusedTensors unused = find_unused_tensors(checkpoint, config);
+Status check_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& config, bool allow,
+                            bool loads_mtp) {
+  const UnusedTensors unused = find_unused_tensors(checkpoint, config, loads_mtp);
   if (const TensorEntry* fp4 = find_undeclared_fp4(unused, config); fp4 != nullptr)
     return undeclared_fp4(fp4->name);
   if (!unused.in_model.empty()) {
@@ -195,7 +198,8 @@ Status check_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& con
     log_warning(line);
   }
   if (!unused.elsewhere.empty()) log_warning(describe_unused_tensors(unused.elsewhere, config));
-  if (const std::string mtp = describe_skipped_mtp(config, checkpoint); !mtp.empty()) log_info(mtp);
+  if (const std::string mtp = describe_skipped_mtp(config, checkpoint, loads_mtp); !mtp.empty())
+    log_info(mtp);
   const auto is_vision = [&](std::string_view name) { return is_vision_tensor(config, name); };
   const std::string vision = describe_skipped(checkpoint, is_vision, "of the vision model, which is not run");
   if (!vision.empty()) log_info(vision);

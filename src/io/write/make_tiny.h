@@ -27,6 +27,9 @@ struct MakeTinyOptions {
   std::optional<int64_t> num_heads, num_kv_heads, head_dim, vocab_size, sliding_window,
       max_position_embeddings;
   std::optional<int64_t> dense_intermediate_size, num_dense_layers, num_groups, top_k_groups;  // DeepSeek
+  // DeepSeek: layers for multi-token prediction; 0 by default. modelopt leaves them in bf16, as NVIDIA's
+  // exports do.
+  std::optional<int64_t> num_mtp_layers;
 };
 
 std::vector<std::string> make_tiny_shapes();

@@ -197,6 +197,11 @@ Status override_sizes(Json& config, const MakeTinyOptions& options) {
       {"top_k_groups", {"topk_group"}, options.top_k_groups},
   };
   for (const Row& row : rows) FP4MOE_RETURN_IF_ERROR(override_size(config, row.option, row.keys, row.value));
+  if (options.num_mtp_layers.has_value()) {
+    if (!config.contains("first_k_dense_replace"))
+      return invalid_argument("num_mtp_layers does not exist in " + config["model_type"].get<std::string>());
+    config["num_nextn_predict_layers"] = *options.num_mtp_layers;
+  }
   if (!options.dense_intermediate_size.has_value()) return {};
   if (!config.contains("moe_intermediate_size"))
     return invalid_argument("dense_intermediate_size does not exist in " +
@@ -211,6 +216,15 @@ void set_old_rope(Json& config) {
   config["rope_theta"] = scaling["rope_theta"];
   scaling.erase("rope_theta");
   config["rope_scaling"] = scaling["rope_type"] == "default" ? Json() : scaling;
+}
+
+// Returns patterns for the layers of multi-token prediction.
+Patterns mtp_modules(const Json& config) {
+  const int64_t num_layers = config["num_hidden_layers"], count = config.value("num_nextn_predict_layers", 0);
+  Patterns patterns;
+  for (int64_t i = 0; i < count; ++i)
+    patterns.push_back("model.layers." + std::to_string(num_layers + i) + "*");
+  return patterns;
 }
 
 // Returns GPT-2's printable stand-in for a byte, in UTF-8: the byte itself if it is printable, otherwise the
@@ -325,7 +339,7 @@ Result<MakeTinyFiles> make_tiny_files(const MakeTinyOptions& options) {
     config["quantization_config"] =
         declare_compressed(dialect == "compressed-mxfp4", {}, dialect == "compressed-nvfp4");
   else if (dialect == "modelopt")
-    files.hf_quant = declare_modelopt({}, true);
+    files.hf_quant = declare_modelopt(mtp_modules(text), true);
   files.generation = {{"eos_token_id", eos},
                       {"bos_token_id", first_special},
                       {"pad_token_id", first_special},

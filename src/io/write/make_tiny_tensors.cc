@@ -66,16 +66,8 @@ class TensorList {
     const int64_t hidden = config_.hidden_size;
     // Embeddings have standard deviation 1; the next layer normalises them anyway.
     add("model.embed_tokens.weight", {config_.vocab_size, hidden}, TinyContent::kNormal, 1);
-    for (int64_t layer = 0; layer < config_.num_layers; ++layer) {
-      prefix_ = "model.layers." + std::to_string(layer) + ".";
-      add("input_layernorm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
-      if (config_.mla.kv_lora_rank > 0)
-        add_latent_attention();
-      else
-        add_attention();
-      add("post_attention_layernorm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
-      add_mlp(layer);
-    }
+    for (int64_t layer = 0; layer < config_.num_layers; ++layer) add_layer(layer);
+    for (int64_t i = 0; i < config_.num_mtp_layers; ++i) add_mtp_layer(config_.num_layers + i);
     prefix_.clear();
     add("model.norm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
     if (!config_.tie_word_embeddings) add_matrix("lm_head", config_.vocab_size, hidden);
@@ -88,6 +80,26 @@ class TensorList {
     tensors_.push_back({.spec = {.name = prefix_ + name, .dtype = dtype, .shape = std::move(shape)},
                         .content = content,
                         .level = level});
+  }
+
+  void add_layer(int64_t layer) {
+    const int64_t hidden = config_.hidden_size;
+    prefix_ = "model.layers." + std::to_string(layer) + ".";
+    add("input_layernorm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
+    if (config_.mla.kv_lora_rank > 0)
+      add_latent_attention();
+    else
+      add_attention();
+    add("post_attention_layernorm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
+    add_mlp(layer);
+  }
+
+  void add_mtp_layer(int64_t layer) {
+    const int64_t hidden = config_.hidden_size;
+    add_layer(layer);
+    for (const char* norm : {"enorm.weight", "hnorm.weight", "shared_head.norm.weight"})
+      add(norm, {hidden}, TinyContent::kNearOne, kWeightLevel);
+    add_matrix("eh_proj", hidden, 2 * hidden);
   }
 
   // Adds a matrix in bf16, or in FP8 if the declaration says so.
@@ -150,7 +162,7 @@ class TensorList {
       add_gpt_oss("mlp.experts.down_proj", hidden, config_.intermediate_size);
       return;
     }
-    if (!config_.layer_has_experts[static_cast<size_t>(layer)])
+    if (layer < config_.num_layers && !config_.layer_has_experts[static_cast<size_t>(layer)])
       return add_mlp_projections("mlp", config_.dense_intermediate_size);
     add("mlp.gate.weight", {experts, hidden});
     if (config_.router.has_correction_bias)

@@ -26,7 +26,8 @@ struct TinyTensor {
   float level = 1;
 };
 
-// Returns all tensors of the model in layer order, with the dialect's names.
+// Returns all tensors of the model in layer order, with the dialect's names. The layers for multi-token
+// prediction that the config declares are included, without copies of the embedding and the LM head.
 std::vector<TinyTensor> list_tiny_tensors(const ModelConfig& config);
 // Pushes the tensor's data, which depends only on `tensor` and `seed`.
 Status fill_tiny_tensor(const TinyTensor& tensor, uint64_t seed, const ByteSink& sink);
