@@ -100,8 +100,9 @@ struct EngineConfig {
   bool abort_on_priority_when_disabled = false;
   uint64_t random_seed = 0;  // seeds requests that have no seed
 
-  // Speculative decoding on CPU ranks: each step also computes draft tokens, and keeps those that sampling
-  // would have chosen anyway, so the output does not change.
+  // Speculative decoding: each step also computes draft tokens, and keeps those that sampling would have
+  // chosen anyway, so the output does not change; on a GPU only with enable_deterministic_inference, because
+  // otherwise the last bits of logits depend on the number of rows.
   // none | NGRAM (drafts from the request's own tokens) | STANDALONE (from a smaller model) | EAGLE or NEXTN
   // (from the model's MTP layer) | EAGLE3 (from an EAGLE-3 head)
   std::string speculative_algorithm = "none";
@@ -112,6 +113,7 @@ struct EngineConfig {
   // Drafts continue the latest earlier occurrence of the last tokens, if at least min of them match; the
   // occurrence that matches the most of the last max tokens is used.
   int speculative_ngram_min_match_window_size = 2, speculative_ngram_max_match_window_size = 12;
+  DraftSource draft_source;  // with NGRAM: proposes all drafts instead; empty: repetitions
 
   // Seconds; 0: no limit. A request past its limit ends with kUnavailable if queued, kDeadline if running.
   double req_waiting_timeout = 0;  // from submission to the first computed token
@@ -137,8 +139,8 @@ struct EngineConfig {
 
   // GPU: decode batch sizes that are captured as CUDA graphs.
   bool disable_cuda_graph = false;     // launch every kernel of every step
-  int64_t cuda_graph_max_bs = 0;       // largest captured size, in rows; 0: the largest of all sizes
-  std::vector<int64_t> cuda_graph_bs;  // sizes, in rows; empty: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, ...
+  int64_t cuda_graph_max_bs = 0;       // largest captured size, in requests; 0: the largest of all sizes
+  std::vector<int64_t> cuda_graph_bs;  // sizes, in requests; empty: 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, ...
 
   // SGLang's flags that have no field above, as given ("--name", value or empty), and the SGLANG_*
   // environment variables that are set. Each is applied, refused, or ignored with a log line.

@@ -1,9 +1,11 @@
-// Callbacks that pass log lines and loading progress to the host program.
+// Callbacks of the host program: for log lines, loading progress and draft tokens.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
+#include <vector>
 
 namespace fp4moe {
 
@@ -14,5 +16,10 @@ using LogSink = std::function<void(LogLevel, const std::string&)>;
 
 // Loading progress, in bytes of weights. Called from the loading thread.
 using ProgressSink = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
+
+// Returns at most max_tokens ids in the vocabulary that may follow token_ids, which are a request's prompt
+// and its output so far. Called on the engine's thread.
+using DraftSource =
+    std::function<std::vector<int32_t>(std::span<const int32_t> token_ids, int64_t max_tokens)>;
 
 }  // namespace fp4moe

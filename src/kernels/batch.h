@@ -30,11 +30,13 @@ struct ChosenTokens {
 // which a graph was recorded: rows after those of the last sequence (row_sequence -1) are padding, for which
 // kernels write only zeros to their outputs. The batch is complete before the step's first kernel lets the
 // next kernel start, so kernels may read it (and, in decode, the K/V rows of earlier steps) before the
-// preceding kernels are done.
+// preceding kernels are done. If shares_pages, some rows are consecutive tokens of one sequence, presented as
+// sequences of one row with the same pages: a row then attends to K/V rows that this step writes.
 struct DeviceBatch {
   int64_t num_rows = 0;                        // T, padded
   int64_t num_sequences = 0;                   // padded: sequences past the last have no rows
   int64_t max_rows = 0;                        // the most of any sequence; 1: decode
+  bool shares_pages = false;                   // decode only
   int64_t max_pages = 0;                       // columns of page_table
   const int32_t* token_ids = nullptr;          // [T]
   ChosenTokens chosen;                         // the only data here that another kernel writes

@@ -129,7 +129,7 @@ class Resolver {
       if (algorithm == known)
         return unsupported(given +
                            " drafts a block of tokens at a time, which this engine does not; nearest legal "
-                           "choice: --speculative-algorithm NGRAM on --device cpu");
+                           "choice: --speculative-algorithm NGRAM");
     FP4MOE_RETURN_IF_ERROR(check_word("--speculative-algorithm", algorithm,
                                       {"none", "NGRAM", "EAGLE", "NEXTN", "EAGLE3", "STANDALONE"}));
     FP4MOE_RETURN_IF_ERROR(check_draft_path());
@@ -140,10 +140,11 @@ class Resolver {
       note_unused_drafts();
       return {};
     }
-    if (device_ != DeviceKind::kCpu)
-      return unsupported(given +
-                         " is not supported on device=cuda, where the next step starts before the "
-                         "tokens of the last one are known; nearest legal choice: --device cpu");
+    if (device_ != DeviceKind::kCpu && algorithm != "NGRAM")
+      return unsupported(
+          given +
+          " is not supported on device=cuda, which runs no draft model; nearest legal choices: "
+          "--speculative-algorithm NGRAM, --device cpu");
     if (given_.disaggregation_mode != "null")
       return unsupported(given + " is not supported with --disaggregation-mode " +
                          given_.disaggregation_mode + "; nearest legal choice: leave one of them out");

@@ -2,91 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <future>
-#include <random>
 #include <thread>
-#include <vector>
 
-#include "engine/demo_engine.h"
+#include "engine/speculative_crowd.h"
 
 namespace fp4moe {
 namespace {
-
-struct Output {
-  std::string text;
-  std::vector<int32_t> token_ids;
-  std::vector<float> logprobs;  // of each token: its own, then those of the listed ids
-  bool operator==(const Output&) const = default;
-};
-
-std::future<Output> submit(Engine& engine, Request request) {
-  struct State {
-    Output output;
-    std::promise<Output> done;
-  };
-  const auto state = std::make_shared<State>();
-  auto output = state->done.get_future();
-  const auto id = engine.submit(std::move(request), [state](const Delta& delta) {
-    Output& out = state->output;
-    out.text += delta.text;
-    out.token_ids.insert(out.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
-    for (const PositionLogprobs& position : delta.logprobs) {
-      out.logprobs.push_back(position.chosen.logprob);
-      for (const TokenLogprob& listed : position.top) out.logprobs.push_back(listed.logprob);
-    }
-    if (delta.finish_reason == FinishReason::kNone) return;
-    EXPECT_NE(delta.finish_reason, FinishReason::kError) << delta.error;
-    state->done.set_value(out);
-  });
-  EXPECT_TRUE(id.ok()) << id.status().to_string();
-  return output;
-}
-
-// A third of the requests is greedy. The prompts repeat themselves, and so do many outputs.
-std::vector<Request> requests(const Engine& engine) {
-  std::mt19937 random(7);
-  const Result<std::vector<int32_t>> words = engine.tokenize(
-      "Question: Tom has 3 apples and buys 4 apples. How many apples does Tom have? Answer:", false);
-  EXPECT_TRUE(words.ok());
-  std::vector<Request> list;
-  for (uint64_t i = 0; i < 32; ++i) {
-    Request request;
-    for (uint64_t copy = 0; copy <= i % 3; ++copy)
-      request.input_ids.insert(request.input_ids.end(), words->begin(),
-                               words->end() - static_cast<std::ptrdiff_t>(random() % 5));
-    constexpr float kTemperatures[] = {0, 0.7f, 1};
-    request.sampling = {.temperature = kTemperatures[i % 3],
-                        .seed = i,
-                        .max_new_tokens = static_cast<int64_t>(40 + random() % 40),
-                        .ignore_eos = true,
-                        .top_logprobs = 3};
-    if (i % 5 == 4) request.sampling.frequency_penalty = 0.5f;
-    list.push_back(std::move(request));
-  }
-  return list;
-}
-
-struct Crowd {
-  std::vector<Output> outputs;
-  EngineStats stats;
-};
-
-Crowd run_crowd(const EngineConfig& config) {
-  Crowd run;
-  const auto engine = make_engine(config);
-  if (engine == nullptr) return run;
-  std::vector<std::future<Output>> crowd;
-  {
-    const Hold hold(*engine);
-    for (Request& request : requests(*engine)) crowd.push_back(submit(*engine, std::move(request)));
-  }
-  for (auto& output : crowd) run.outputs.push_back(output.get());
-  engine->drain(60);
-  run.stats = engine->stats();
-  EXPECT_EQ(run.stats.num_used_tokens, 0);
-  EXPECT_EQ(run.stats.num_leaked_pages, 0);
-  return run;
-}
 
 class Speculation : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Demos, Speculation, ::testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
@@ -116,16 +37,6 @@ EngineConfig layout_config(const std::string& model, const Layout& layout) {
   return config;
 }
 
-void expect_plain(const Crowd& drafted, const Crowd& plain, const std::string& what) {
-  ASSERT_EQ(plain.outputs.size(), 32u);
-  ASSERT_EQ(drafted.outputs.size(), 32u);
-  for (size_t i = 0; i < plain.outputs.size(); ++i)
-    EXPECT_EQ(drafted.outputs[i], plain.outputs[i]) << "request " << i << " " << what;
-  EXPECT_EQ(plain.stats.spec_verify_calls_total, 0);
-  EXPECT_GT(drafted.stats.spec_correct_drafts_total, 100) << what;
-  EXPECT_GT(drafted.stats.spec_proposed_drafts_total, drafted.stats.spec_correct_drafts_total) << what;
-}
-
 const char* other_demo(const std::string& model) {
   return model == "demo-dsv3-nvfp4" ? "demo-gptoss-mxfp4" : "demo-dsv3-nvfp4";
 }
@@ -135,12 +46,8 @@ std::string demo_path(const std::string& model) { return std::string(FP4MOE_MODE
 TEST_P(Speculation, OutputsAreThoseOfPlainDecoding) {
   for (const Layout& layout : {Layout{}, Layout{.kv_dtype = "fp8_e4m3"}, Layout{.max_total_tokens = 640},
                                Layout{.tp = 2}, Layout{.tp = 2, .dp = 2}}) {
-    EngineConfig config = layout_config(GetParam(), layout);
-    const Crowd plain = run_crowd(config);
-    config.speculative_algorithm = "NGRAM";
-    config.speculative_num_draft_tokens = 6;
-    config.speculative_ngram_min_match_window_size = 1;
-    const Crowd drafted = run_crowd(config);
+    const EngineConfig config = layout_config(GetParam(), layout);
+    const Crowd plain = run_crowd(config), drafted = run_crowd(with_ngrams(config));
     expect_plain(drafted, plain, "NGRAM " + layout.text());
     if (layout.max_total_tokens == 640) {
       EXPECT_GT(drafted.stats.num_retracted_reqs, 0);
@@ -189,6 +96,48 @@ TEST_P(Speculation, AModelThatDraftsForItselfIsAlwaysRight) {
         EXPECT_GT(after.cached_tokens_total, before.cached_tokens_total);
       }
     }
+  }
+}
+
+// Drafts of any kind leave the outputs as they are; right ones save steps.
+TEST_P(Speculation, DraftsComeFromTheSourceIfThereIsOne) {
+  EngineConfig config = config_of(GetParam());
+  config.device = "cpu";
+  config.max_total_tokens = 8192;
+  const Crowd plain = run_crowd(config);
+  std::vector<std::vector<int32_t>> whole;  // prompts and outputs
+  {
+    const auto engine = make_engine(config);
+    ASSERT_NE(engine, nullptr);
+    for (const Request& request : requests(*engine)) {
+      whole.push_back(request.input_ids);
+      const std::vector<int32_t>& output = plain.outputs[whole.size() - 1].token_ids;
+      whole.back().insert(whole.back().end(), output.begin(), output.end());
+    }
+  }
+  for (const std::string kind : {"right", "wrong", "illegal"}) {
+    config.draft_source = [&](std::span<const int32_t> ids, int64_t max_tokens) {
+      std::vector<int32_t> draft;
+      for (const std::vector<int32_t>& all : whole) {
+        if (all.size() < ids.size() || !std::equal(ids.begin(), ids.end(), all.begin())) continue;
+        for (size_t i = ids.size(); i < all.size() && i < ids.size() + 9; ++i)
+          draft.push_back(kind == "right" ? all[i] : kind == "wrong" ? 7 : i % 2 == 0 ? -1 : 1 << 30);
+        break;
+      }
+      EXPECT_EQ(max_tokens, 5);
+      return draft;
+    };
+    const Crowd drafted = run_crowd(with_ngrams(config));
+    ASSERT_EQ(drafted.outputs, plain.outputs) << kind;
+    const double length = drafted.stats.spec_accept_length();
+    if (kind == "right") {
+      EXPECT_GT(length, 4.5) << "of at most 6 tokens a step";
+    }
+    if (kind == "wrong") {
+      EXPECT_LT(length, 1.2);
+      EXPECT_GT(drafted.stats.spec_proposed_drafts_total, 1000);
+    }
+    EXPECT_EQ(drafted.stats.spec_proposed_drafts_total > 0, kind != "illegal");
   }
 }
 

@@ -289,7 +289,7 @@ TEST(ResolveFlags, GivenForeignFlagsEndInNotesOrARefusal) {
   EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
 }
 
-TEST(ResolveFlags, DraftsAreForCpuRanksThatDoNotHandOverPages) {
+TEST(ResolveFlags, DraftsAreForRanksThatDoNotHandOverPages) {
   EngineConfig flags;
   EXPECT_EQ(rows_per_request(flags), 1);
   flags.speculative_num_draft_tokens = 7;
@@ -300,9 +300,14 @@ TEST(ResolveFlags, DraftsAreForCpuRanksThatDoNotHandOverPages) {
   EXPECT_EQ(rows_per_request(flags), 7);
   EXPECT_EQ(dispatch_tokens_per_rank(flags), num_plain + 6 * flags.max_running_requests);
   EXPECT_TRUE(resolved(flags).notes.empty());
-  const auto on_gpu = resolve_flags(flags, Fp4Format::kMxfp4, DeviceKind::kCuda);
-  EXPECT_EQ(on_gpu.status().code(), StatusCode::kUnsupported);
-  EXPECT_NE(on_gpu.status().message().find("device=cuda"), std::string::npos);
+  EXPECT_TRUE(resolve_flags(flags, Fp4Format::kMxfp4, DeviceKind::kCuda).ok());
+  EngineConfig with_model = flags;
+  with_model.speculative_algorithm = "STANDALONE";
+  with_model.speculative_draft_model_path = "folder";
+  EXPECT_TRUE(resolve_flags(with_model, Fp4Format::kMxfp4, DeviceKind::kCpu).ok());
+  const Status on_gpu = resolve_flags(with_model, Fp4Format::kMxfp4, DeviceKind::kCuda).status();
+  EXPECT_EQ(on_gpu.code(), StatusCode::kUnsupported);
+  EXPECT_NE(on_gpu.message().find("STANDALONE is not supported on device=cuda"), std::string::npos);
   flags.disaggregation_mode = "prefill";
   EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
 }

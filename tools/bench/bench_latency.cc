@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
+#include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -13,6 +14,7 @@
 #include "bench/bench_limit.h"
 #include "bench/bench_spread.h"
 #include "bench/busy_processes.h"
+#include "bench/synthetic_drafts.h"
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 #include "subcommand.h"
@@ -32,7 +34,10 @@ struct BenchOptions {
   int busy = 0;
   int64_t cold_mib = 0;
   bool no_warmup = false;
+  double synthetic_acceptance = -1;  // of SyntheticDrafts; < 0: none
   std::string output = "md";
+
+  bool has_drafts() const { return engine.speculative_algorithm != "none"; }
 };
 
 // One row of the table. Each request of a batch either has n_prompt prompt ids, or generates n_gen tokens
@@ -62,6 +67,7 @@ struct Measured {
   double read_gbps = 0, limit = 0;
   double accept_length = 0;  // tokens per request and decode step; 0: no speculative decoding
   double of_alone = 1;       // median rate relative to the same test without busy processes
+  double of_plain = 0;       // median rate relative to the same test without drafts; 0: unknown
 
   double median_rate() const { return spread_of(rates).median; }
   double mean() const {
@@ -83,24 +89,29 @@ struct Measured {
 // extra tokens, so that all timed steps have the whole batch. If that is too few, or the KV pool does not
 // hold all requests at once, decode is timed until the last request ends or batch x n_gen tokens are
 // generated, and num_together() is less than the batch.
+//
+// With `synthetic` drafts all outputs are random and are recorded there; otherwise they are greedy.
 class Batch {
  public:
-  Batch(Engine& engine, const Case& c, int64_t num_ahead)
-      : engine_(engine), case_(c), num_ahead_(num_ahead) {}
+  Batch(Engine& engine, const Case& c, int64_t num_ahead, SyntheticDrafts* synthetic)
+      : engine_(engine), case_(c), num_ahead_(num_ahead), synthetic_(synthetic) {}
 
   Result<double> run(uint64_t seed) {
     std::mt19937_64 random(seed);
     const Clock::time_point start = Clock::now();
     int64_t submitted = 0;
     Status refused;
-    for (int64_t b = 0; b < case_.batch; ++b) {
+    outputs_.resize(static_cast<size_t>(case_.batch));
+    for (Output& output : outputs_) {
       Request request;
       request.input_ids.resize(static_cast<size_t>(case_.num_ids()));
       for (int32_t& id : request.input_ids) id = static_cast<int32_t>(random() % vocabulary());
-      request.sampling.temperature = 0;
+      request.sampling.temperature = synthetic_ != nullptr ? 1 : 0;
+      request.sampling.seed = static_cast<uint64_t>(request.input_ids[0]);  // equal prompts: equal outputs
       request.sampling.ignore_eos = true;
       request.sampling.max_new_tokens = num_new_tokens();
-      auto id = engine_.submit(std::move(request), [this](const Delta& delta) { on_delta(delta); });
+      output.prompt = request.input_ids;
+      auto id = engine_.submit(std::move(request), [&](const Delta& delta) { on_delta(delta, output.ids); });
       if (id.ok()) ++submitted;
       if (!id.ok()) refused = id.status();
     }
@@ -108,6 +119,8 @@ class Batch {
     news_.wait(lock, [&] { return ended_ == submitted; });
     if (!refused.ok()) return refused;
     if (!status_.ok()) return status_;
+    if (synthetic_ != nullptr)
+      for (Output& output : outputs_) synthetic_->record(output.prompt, std::move(output.ids));
     const Clock::time_point from = case_.n_gen > 0 ? all_started_at_ : start;
     const Clock::time_point to = case_.n_gen > 0 ? timed_until_ : all_started_at_;
     return std::chrono::duration<double>(to - from).count();
@@ -128,8 +141,9 @@ class Batch {
     return case_.n_gen + 1 + std::clamp<int64_t>(room, 0, num_ahead_);
   }
 
-  void on_delta(const Delta& delta) {
+  void on_delta(const Delta& delta, std::vector<int32_t>& output) {
     std::lock_guard<std::mutex> lock(mutex_);
+    output.insert(output.end(), delta.token_ids.begin(), delta.token_ids.end());
     const auto made = static_cast<int64_t>(delta.token_ids.size());
     tokens_ += made;
     if (started_ < case_.batch) most_ahead_ = std::max(most_ahead_, delta.completion_tokens - 1);
@@ -152,6 +166,11 @@ class Batch {
   Engine& engine_;
   const Case case_;
   const int64_t num_ahead_;
+  SyntheticDrafts* const synthetic_;  // or null
+  struct Output {
+    std::vector<int32_t> prompt, ids;
+  };
+  std::vector<Output> outputs_;
   std::mutex mutex_;
   std::condition_variable news_;
   int64_t started_ = 0, ended_ = 0, tokens_ = 0, tokens_at_start_ = 0, num_timed_ = 0, num_together_ = 0,
@@ -168,12 +187,13 @@ double limit_of(const Case& c, const LatencyLimit& limit, double read_gbps) {
   return tokens / limit.step_seconds(tokens, batch, read_gbps);
 }
 
-Status run_once(Engine& engine, Measured& m, int repeat) {
+Status run_once(Engine& engine, Measured& m, int repeat, SyntheticDrafts* synthetic) {
   BusyProcesses neighbours;
   Status status = neighbours.start(m.what.busy);
   if (!status.ok()) return status;
-  Batch batch(engine, m.what, m.num_ahead);
-  const auto seconds = batch.run(static_cast<uint64_t>(repeat + 1));
+  if (synthetic != nullptr) synthetic->start_run();
+  Batch batch(engine, m.what, m.num_ahead, synthetic);
+  const auto seconds = batch.run(synthetic != nullptr ? 0 : static_cast<uint64_t>(repeat + 1));
   if (!seconds.ok()) return seconds.status().with_context(m.what.name());
   m.num_together = batch.num_together();
   constexpr int64_t kSpare = 2;  // extra tokens: requests do not join at the same step in every run
@@ -191,17 +211,24 @@ double accept_length(const EngineStats& before, const EngineStats& after) {
 
 // Runs the case alone and, with --beside-busy, alternates it with runs next to busy processes.
 Result<std::vector<Measured>> measure(Engine& engine, const Case& c, const BenchOptions& options,
-                                      LatencyLimit* limit) {
+                                      LatencyLimit* limit, SyntheticDrafts* synthetic) {
   std::vector<Measured> rows = {{.what = c}};
   if (options.busy > 0) {
     rows.push_back(rows[0]);
     rows[1].what.busy = options.busy;
   }
   double read_gbps = limit != nullptr ? limit->read_gbps() : 0;
-  const EngineStats before = engine.stats();
-  for (int r = options.no_warmup ? 0 : -1; r < options.repeat; ++r)
+  if (synthetic != nullptr) synthetic->start_case(c.num_ids());
+  EngineStats before;
+  constexpr int kSyntheticWarmups = 3;  // see SyntheticDrafts
+  for (int r = synthetic != nullptr ? -kSyntheticWarmups
+               : options.no_warmup  ? 0
+                                    : -1;
+       r < options.repeat; ++r) {
+    if (r == 0) before = engine.stats();
     for (Measured& m : rows)
-      if (Status status = run_once(engine, m, r); !status.ok()) return status;
+      if (Status status = run_once(engine, m, r, synthetic); !status.ok()) return status;
+  }
   if (limit != nullptr) read_gbps = std::max(read_gbps, limit->read_gbps());
   for (Measured& m : rows) {
     m.accept_length = accept_length(before, engine.stats());
@@ -230,7 +257,15 @@ std::string layout_text(const EngineConfig& config) {
   return text;
 }
 
-json to_json(const Measured& m, const ModelInfo& info, const EngineConfig& config) {
+// "NGRAM" or "synthetic 0.80"; "none" for a row without drafts.
+std::string drafts_text(const Measured& m, const BenchOptions& options) {
+  if (m.accept_length == 0) return "none";
+  return options.synthetic_acceptance < 0 ? options.engine.speculative_algorithm
+                                          : fmt::format("synthetic {:.2f}", options.synthetic_acceptance);
+}
+
+json to_json(const Measured& m, const ModelInfo& info, const BenchOptions& options) {
+  const EngineConfig& config = options.engine;
   json samples = json::array();
   for (const double rate : m.rates) samples.push_back(rate);
   json row = {{"model", info.name},
@@ -253,9 +288,10 @@ json to_json(const Measured& m, const ModelInfo& info, const EngineConfig& confi
               {"avg_ts", m.mean()},
               {"stddev_ts", m.stddev()},
               {"samples_ts", std::move(samples)}};
-  if (m.accept_length > 0) {
-    row["speculative_algorithm"] = info.speculative_algorithm;
+  if (options.has_drafts()) {
+    row["speculative_algorithm"] = drafts_text(m, options);
     row["spec_accept_length"] = m.accept_length;
+    row["of_plain"] = m.of_plain;
   }
   if (m.limit > 0) {
     row["read_gbps"] = m.read_gbps;
@@ -272,12 +308,12 @@ std::string limit_cells(const Measured& m) {
 // Prints each row as soon as it is measured and, for JSON, the enclosing brackets.
 class Table {
  public:
-  Table(std::string form, const EngineConfig& config) : form_(std::move(form)), config_(config) {
+  Table(std::string form, const BenchOptions& options) : form_(std::move(form)), options_(options) {
     if (form_ == "json") fmt::print("[");
   }
 
   void add(const Measured& m, const ModelInfo& info) {
-    const json row = to_json(m, info, config_);
+    const json row = to_json(m, info, options_);
     if (form_ == "md") {
       const bool limited = m.limit > 0;
       if (rows_ == 0)
@@ -285,15 +321,15 @@ class Table {
             "| model | size | quant | backend | threads | test | t/s |{}\n"
             "| --- | ---: | --- | --- | ---: | ---: | ---: |{}\n",
             limited ? " read GB/s | limit t/s | of the limit |" : "", limited ? " ---: | ---: | ---: |" : "");
-      const std::string of_alone =
+      std::string compared =
           m.what.busy > 0 ? fmt::format(", {:.0f} % of the rate alone", 100 * m.of_alone) : "";
-      const std::string drafts =
-          m.accept_length > 0
-              ? fmt::format(", {}, accept len {:.2f}", info.speculative_algorithm, m.accept_length)
-              : "";
+      if (m.of_plain > 0) compared += fmt::format(", {:.2f}x plain decoding", m.of_plain);
+      const std::string drafts = m.accept_length > 0 ? fmt::format(", {}, accept len {:.2f}",
+                                                                   drafts_text(m, options_), m.accept_length)
+                                                     : "";
       fmt::print("| {} | {} | {} | {}{}{} | {} | {} | {:.2f} ± {:.2f}{} |{}\n", info.name,
-                 size_text(info.weight_bytes), info.quantization, info.backend, layout_text(config_), drafts,
-                 m.what.threads, m.what.name(), m.mean(), m.stddev(), of_alone,
+                 size_text(info.weight_bytes), info.quantization, info.backend, layout_text(options_.engine),
+                 drafts, m.what.threads, m.what.name(), m.mean(), m.stddev(), compared,
                  limited ? limit_cells(m) : "");
     } else if (form_ == "csv") {
       std::string names, values;
@@ -318,7 +354,7 @@ class Table {
 
  private:
   const std::string form_;
-  const EngineConfig& config_;  // as given
+  const BenchOptions& options_;  // as given
   int rows_ = 0;
 };
 
@@ -337,36 +373,71 @@ std::vector<Case> cases(const BenchOptions& options, int threads) {
   return list;
 }
 
-// For a list of --threads, each process of a job loads one engine after another.
-int bench_latency(const BenchOptions& options) {
-  const bool follows = Engine::is_follower(options.engine);
-  Table table(follows ? "none" : options.output, options.engine);
-  for (const int threads : options.threads) {
-    EngineConfig config = options.engine;
+// Loads one engine after another, in each process of a job: for each of --threads, with drafts also one
+// without them, whose decode tests run first.
+class LatencyBench {
+ public:
+  explicit LatencyBench(const BenchOptions& options)
+      : options_(options),
+        synthetic_(options.synthetic_acceptance),
+        table_(Engine::is_follower(options.engine) ? "none" : options.output, options) {}
+
+  int run() {
+    for (const int threads : options_.threads) {
+      const EngineConfig config = engine_config(threads);
+      EngineConfig plain = config;
+      plain.speculative_algorithm = "none";
+      plain.speculative_num_draft_tokens = EngineConfig().speculative_num_draft_tokens;
+      if (options_.has_drafts())
+        if (const int code = run_engine(plain, threads); code != kExitOk) return code;
+      if (const int code = run_engine(config, threads); code != kExitOk) return code;
+    }
+    table_.finish();
+    return kExitOk;
+  }
+
+ private:
+  EngineConfig engine_config(int threads) const {
+    EngineConfig config = options_.engine;
     config.threads = threads;
-    const int64_t most = *std::max_element(options.batch.begin(), options.batch.end());
+    const int64_t most = *std::max_element(options_.batch.begin(), options_.batch.end());
     config.max_running_requests = std::max(config.max_running_requests, static_cast<int>(most));
     config.max_queued_requests = std::max(config.max_queued_requests, static_cast<int>(most));
-    if (follows) {
-      if (const int code = follow(config); code != kExitOk) return code;
-      continue;
-    }
+    if (is_synthetic()) config.draft_source = synthetic_.source();
+    return config;
+  }
+  bool is_synthetic() const { return options_.synthetic_acceptance >= 0; }
+
+  int run_engine(const EngineConfig& config, int threads) {
+    if (Engine::is_follower(config)) return follow(config);
     auto engine = Engine::make(config);
     if (!engine.ok()) return report_error(engine.status());
     const int used = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
-    const auto limit = LatencyLimit::make(config, used, options.cold_mib);
+    const auto limit = LatencyLimit::make(config, used, options_.cold_mib);
     if (!limit.ok()) return report_error(limit.status());
     // With speculative decoding a step is not a token per request.
-    LatencyLimit* limited = (*engine)->info().speculative_algorithm.empty() ? limit->get() : nullptr;
-    for (const Case& c : cases(options, used)) {
-      const auto measured = measure(**engine, c, options, limited);
+    LatencyLimit* limited = options_.has_drafts() ? nullptr : limit->get();
+    const bool is_compared = options_.has_drafts() && config.speculative_algorithm == "none";
+    for (const Case& c : cases(options_, used)) {
+      if (is_compared && c.n_gen == 0) continue;
+      auto measured = measure(**engine, c, options_, limited, is_synthetic() ? &synthetic_ : nullptr);
       if (!measured.ok()) return report_error(measured.status());
-      for (const Measured& row : *measured) table.add(row, (*engine)->info());
+      for (Measured& row : *measured) {
+        const std::string name = std::to_string(threads) + " " + row.what.name();
+        if (is_compared) plain_rates_[name] = row.median_rate();
+        if (!is_compared && plain_rates_.contains(name))
+          row.of_plain = row.median_rate() / plain_rates_[name];
+        table_.add(row, (*engine)->info());
+      }
     }
+    return kExitOk;
   }
-  table.finish();
-  return kExitOk;
-}
+
+  const BenchOptions& options_;
+  SyntheticDrafts synthetic_;
+  Table table_;
+  std::map<std::string, double> plain_rates_;  // tokens per second without drafts, by threads and test
+};
 
 }  // namespace
 
@@ -403,7 +474,16 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
       ->capture_default_str();
   subcommand->add_flag_callback(
       "--json", [options] { options->output = "json"; }, "the same as -o json");
-  subcommand->callback([options, &exit_code] { exit_code = bench_latency(*options); });
+  subcommand
+      ->add_option(
+          "--speculative-synthetic-acceptance", options->synthetic_acceptance,
+          "draft from the output of an earlier run, which is random, with this probability that a draft "
+          "is right if the one before it is; implies --speculative-algorithm NGRAM")
+      ->check(CLI::Range(0.0, 1.0));
+  subcommand->callback([options, &exit_code] {
+    if (options->synthetic_acceptance >= 0) options->engine.speculative_algorithm = "NGRAM";
+    exit_code = LatencyBench(*options).run();
+  });
 }
 
 }  // namespace fp4moe

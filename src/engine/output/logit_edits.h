@@ -41,7 +41,8 @@ class LogitEdits {
   std::unordered_map<int32_t, size_t> places_;  // token id -> index in entries_
 };
 
-// Upper limit on the edits in a step of num_rows rows whose sequences have num_tokens tokens in total.
+// Upper limit on the edits in a step of num_rows rows; the sequences of all these rows together have
+// num_tokens tokens, where a sequence counts once for each of its rows.
 int64_t max_logit_edits(int64_t num_rows, int64_t num_tokens, int64_t num_eos_ids);
 
 // Applies `edit` to logit x.

@@ -44,7 +44,7 @@ T* BatchStage::take(int64_t count, const T** on_device) {
 
 DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   const int64_t t = std::ssize(batch.token_ids);
-  const bool decode = is_decode(batch);
+  const bool decode = decodes(batch);
   DeviceBatch out;
   out.num_rows = num_rows;
   out.num_sequences = decode ? num_rows : std::ssize(batch.sequences);
@@ -74,15 +74,19 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   std::fill(row_sequence, row_sequence + num_rows, -1);
   std::fill(first_row, first_row + out.num_sequences + 1, static_cast<int32_t>(t));
   std::fill(first_position, first_position + out.num_sequences, 0);
-  used_pages_ = 0;
-  used_page_rows_ = std::ssize(batch.sequences);
-  for (int64_t s = 0; s < std::ssize(batch.sequences); ++s) {
-    const SequenceRows& rows = batch.sequences[static_cast<size_t>(s)];
+  used_pages_ = used_page_rows_ = 0;
+  const auto add = [&](const SequenceRows& rows) {
+    const int64_t s = used_page_rows_++;
     std::fill_n(row_sequence + rows.first_row, rows.num_rows, static_cast<int32_t>(s));
     first_row[s] = static_cast<int32_t>(rows.first_row);
     first_position[s] = static_cast<int32_t>(rows.first_position);
     out.max_rows = std::max(out.max_rows, rows.num_rows);
     write_tables(rows, s);
+  };
+  for (const SequenceRows& rows : batch.sequences) {
+    if (!decode) add(rows);
+    for (int64_t i = 0; decode && i < rows.num_rows; ++i)
+      add({rows.first_row + i, 1, rows.first_position + i, rows.page_table, rows.window_page_table});
   }
   out.max_rows = std::max<int64_t>(out.max_rows, 1);
   for (int64_t i = 0; i < out.num_logit_rows; ++i)
@@ -123,19 +127,26 @@ DeviceBatch BatchStage::put(const Batch& batch, int64_t num_rows) {
   return out;
 }
 
-bool is_decode(const Batch& batch) {
-  return batch.token_ids.size() == batch.sequences.size() &&
-         batch.logit_rows.size() == batch.sequences.size();
+bool BatchStage::decodes(const Batch& batch) const {
+  return batch.logit_rows.size() == batch.token_ids.size() &&
+         std::ranges::all_of(batch.sequences, [this](const SequenceRows& rows) {
+           return rows.num_rows <= limits_.rows_per_request;
+         });
 }
 
-std::vector<int64_t> decode_buckets(int64_t max_rows, std::span<const int64_t> given) {
+std::vector<int64_t> decode_buckets(int64_t max_requests, std::span<const int64_t> given,
+                                    int64_t rows_per_request) {
+  const int64_t max_rows = max_requests * rows_per_request;
   std::vector<int64_t> buckets;
   if (!given.empty()) {
     buckets.assign(given.begin(), given.end());
+    for (const int64_t requests : given) buckets.push_back(requests * rows_per_request);
   } else {
     buckets = {1, 2, 4, 8, 12, 16, 24, 32, 48, 64};
-    for (int64_t rows = 96; rows < max_rows; rows += 32) buckets.push_back(rows);
-    buckets.push_back(max_rows);
+    for (int64_t rows = 96; rows < max_rows;
+         rows += rows < max_requests ? 32 : std::max<int64_t>(rows / 8 / 32 * 32, 32))
+      buckets.push_back(rows);
+    buckets.insert(buckets.end(), {max_requests, max_rows});
   }
   std::erase_if(buckets, [max_rows](int64_t rows) { return rows < 1 || rows > max_rows; });
   std::sort(buckets.begin(), buckets.end());

@@ -15,6 +15,7 @@ namespace fp4moe {
 // Upper limits for one step.
 struct StageLimits {
   int64_t max_rows = 0, max_sequences = 0, max_logit_rows = 0;
+  int64_t rows_per_request = 1;   // most rows of a decoding sequence: its last token and drafts
   int64_t max_pages = 0;          // per sequence; also the number of columns in every step's page table
   bool has_window_pages = false;  // window layers have a second page table
 };
@@ -24,14 +25,18 @@ class BatchStage {
   // put() writes to `host` memory; the batches that it returns point into `device` memory.
   static Result<BatchStage> make(const StageLimits& limits, MemoryResource& host, MemoryResource& device);
 
-  // Returns the batch padded to num_rows >= T rows. If every sequence has one row and one logit row, the
-  // sequences and logit rows are padded to num_rows too. Enqueues the copies on the current stream. Host
+  // Returns the batch padded to num_rows >= T rows. In a decode step (decodes()) every row becomes a sequence
+  // of one row with a copy of its sequence's page table, so that kernels compute it as in a step without
+  // drafts; the sequences and logit rows are padded to num_rows too. Enqueues the copies on the current
+  // stream. Host
   // memory alternates between two buffers, so the copies for the step before last must have completed. Device
   // addresses depend only on sizes.
   DeviceBatch put(const Batch& batch, int64_t num_rows);
   // Does the same as put() but without the copies: the data stays in host memory. For tests.
   DeviceBatch write(const Batch& batch, int64_t num_rows);
   const StageLimits& limits() const { return limits_; }
+  // Returns whether all rows have logits and no sequence has more than rows_per_request rows.
+  bool decodes(const Batch& batch) const;
 
  private:
   template <class T>
@@ -50,12 +55,12 @@ class BatchStage {
   int64_t used_page_rows_ = 0;
 };
 
-// Returns whether every sequence has one row and one logit row.
-bool is_decode(const Batch& batch);
-
-// Returns the sizes that decode steps are padded to, ascending and at most max_rows: `given` if not empty,
-// otherwise 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, then every multiple of 32, and max_rows itself.
-std::vector<int64_t> decode_buckets(int64_t max_rows, std::span<const int64_t> given);
+// Returns the sizes that decode steps of up to max_requests requests are padded to, ascending and at most
+// max_requests * rows_per_request: `given`, and these sizes times rows_per_request, if not empty; otherwise
+// 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, then every multiple of 32 up to max_requests and steps of an eighth
+// above, and both max_requests and the limit itself.
+std::vector<int64_t> decode_buckets(int64_t max_requests, std::span<const int64_t> given,
+                                    int64_t rows_per_request = 1);
 // Returns the first bucket >= num_rows, or num_rows if there is none.
 int64_t bucket_for(std::span<const int64_t> buckets, int64_t num_rows);
 

@@ -196,6 +196,7 @@ Status GpuGroup::execute_step(std::span<const Batch> batches) {
   for (const Group& group : groups_) {
     const GpuStep own = ranks_[0]->step_of(group.batch);
     step.decodes &= own.decodes;
+    step.verifies |= own.verifies;
     step.rows = std::max(step.rows, own.rows);
     step.logit_rows = std::max(step.logit_rows, own.logit_rows);
   }

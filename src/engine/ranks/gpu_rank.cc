@@ -16,6 +16,7 @@
 #include "engine/startup/memory_plan.h"
 #include "kernels/device_copy.h"
 #include "model/lm_head.h"
+#include "model/resolve_flags.h"
 
 namespace fp4moe {
 namespace {
@@ -106,11 +107,13 @@ Status GpuRank::group_failure() const {
 Status GpuRank::allocate(const RankSetup& setup) {
   const RankGroupOptions& options = setup.options;
   max_logit_rows_ = options.max_logit_rows / rank_.layout().dp;
+  const int64_t per_request = rows_per_request(setup.flags);
   const int64_t pool_tokens = rank_.kv().num_pages() * page_size();
   const int64_t context = options.context_length > 0 ? options.context_length : pool_tokens;
   const StageLimits limits{.max_rows = options.max_batch_tokens,
                            .max_sequences = std::max<int64_t>(max_logit_rows_, 1),
                            .max_logit_rows = max_logit_rows_,
+                           .rows_per_request = per_request,
                            .max_pages = (context + page_size() - 1) / page_size(),
                            .has_window_pages = num_window_pages() > 0};
   FP4MOE_ASSIGN_OR_RETURN(stage_, BatchStage::make(limits, pinned_memory(), device_memory()));
@@ -128,7 +131,7 @@ Status GpuRank::allocate(const RankSetup& setup) {
   const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};
   FP4MOE_ASSIGN_OR_RETURN(sampled_, Buffer::make(sample_bytes, device_memory()));
   const int64_t edit_bytes =
-      max_logit_edits(max_logit_rows_, pool_tokens, std::ssize(config().eos_token_ids)) *
+      max_logit_edits(max_logit_rows_, pool_tokens * per_request, std::ssize(config().eos_token_ids)) *
       int64_t{sizeof(LogitEdit)};
   FP4MOE_ASSIGN_OR_RETURN(edits_, Buffer::make(edit_bytes, device_memory()));
   const int64_t mask_bytes = (config().vocab_size + 31) / 32 * int64_t{sizeof(uint32_t)};
@@ -150,8 +153,23 @@ Status GpuRank::allocate(const RankSetup& setup) {
     FP4MOE_ASSIGN_OR_RETURN(buffers.staged, Event::make());
     FP4MOE_ASSIGN_OR_RETURN(buffers.sampled, Event::make());
   }
-  buckets_ = decode_buckets(max_logit_rows_, setup.flags.cuda_graph_bs);
+  buckets_ = decode_buckets(std::max<int64_t>(max_logit_rows_ / per_request, 1), setup.flags.cuda_graph_bs,
+                            per_request);
+  stores_keys_apart_ = setup.flags.enable_deterministic_inference || config().mla.kv_lora_rank > 0;
   return {};
+}
+
+// The graphs to record, largest first. Steps without drafts have at most a row for each request.
+std::vector<GpuRank::GraphKey> GpuRank::decode_graphs() const {
+  const int64_t per_request = stage_.limits().rows_per_request;
+  const int64_t largest_plain =
+      stores_keys_apart_ ? max_logit_rows_ : bucket_for(buckets_, max_logit_rows_ / per_request);
+  std::vector<GraphKey> graphs;
+  for (auto rows = buckets_.rbegin(); rows != buckets_.rend(); ++rows) {
+    if (!stores_keys_apart_ && per_request > 1 && *rows > 1) graphs.push_back({*rows, true});
+    if (*rows <= largest_plain) graphs.push_back({*rows, false});
+  }
+  return graphs;
 }
 
 // Runs steps of doubling sizes, so that each kernel and each tactic of a layer runs for at least one of them.
@@ -179,8 +197,8 @@ Status GpuRank::rehearse() {
     if (rows == most) break;
   }
   const StreamScope scope(stream_);
-  for (const int64_t rows : buckets_) {
-    FP4MOE_RETURN_IF_ERROR(run_batch(put({}, rows)));
+  for (const auto& [rows, shares_pages] : decode_graphs()) {
+    FP4MOE_RETURN_IF_ERROR(run_batch(put({}, rows, shares_pages)));
     FP4MOE_RETURN_IF_ERROR(wait("the rehearsal of " + std::to_string(rows) + " decode rows"));
   }
   rehearse_groups(false);
@@ -205,18 +223,20 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
   if (flags.disable_cuda_graph || cuda_sync_is_on()) return {};
   const auto started = std::chrono::steady_clock::now();
   FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo before, device_memory_info(stream_.device().ordinal()));
-  const int64_t largest = flags.cuda_graph_max_bs > 0 ? flags.cuda_graph_max_bs : buckets_.back();
+  const int64_t largest = flags.cuda_graph_max_bs > 0
+                              ? flags.cuda_graph_max_bs * stage_.limits().rows_per_request
+                              : buckets_.back();
   const StreamScope scope(stream_);
-  for (auto size = buckets_.rbegin(); size != buckets_.rend(); ++size) {
-    if (*size > largest) continue;
-    const DeviceBatch batch = put({}, *size);
+  for (const GraphKey& key : decode_graphs()) {
+    if (key.rows > largest) continue;
+    const DeviceBatch batch = put({}, key.rows, key.shares_pages);
     if (!has_peers()) FP4MOE_RETURN_IF_ERROR(run_batch(batch));  // otherwise rehearse() has run it
-    FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(*size) + " rows"));
+    FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(key.rows) + " rows"));
     Result<Graph> graph = Graph::capture(stream_, [&] { return run_batch(batch); });
     if (!graph.ok())
-      return graph.status().with_context("CUDA graph of " + std::to_string(*size) +
+      return graph.status().with_context("CUDA graph of " + std::to_string(key.rows) +
                                          " decode rows (--disable-cuda-graph skips recording graphs)");
-    graphs_.emplace(*size, std::move(*graph));
+    graphs_.emplace(key, std::move(*graph));
   }
   FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo after, device_memory_info(stream_.device().ordinal()));
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
@@ -224,8 +244,8 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
   std::snprintf(took, sizeof took, "%.2f s", seconds.count());
   FP4MOE_RETURN_IF_ERROR(wait("recording graphs"));
   if (rank_.layout().rank != 0) return {};  // rank 0 logs this line for all
-  log_info("graphs     " + std::to_string(graphs_.size()) + " decode sizes up to " + std::to_string(largest) +
-           " rows in " + took + ", " +
+  log_info("graphs     " + std::to_string(graphs_.size()) + " of decode steps of up to " +
+           std::to_string(largest) + " rows in " + took + ", " +
            size_string(std::max<int64_t>(0, before.free_bytes - after.free_bytes)));
   return {};
 }
@@ -234,12 +254,24 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
 
 int64_t GpuRank::padded_rows(const Batch& batch) const {
   const int64_t rows = std::ssize(batch.token_ids);
-  return is_decode(batch) ? bucket_for(buckets_, rows) : rows;
+  return stage_.decodes(batch) ? bucket_for(buckets_, rows) : rows;
 }
 
 GpuStep GpuRank::step_of(const Batch& batch) const {
   const int64_t rows = padded_rows(batch);
-  return {is_decode(batch), rows, is_decode(batch) ? rows : std::ssize(batch.logit_rows)};
+  const bool decodes = stage_.decodes(batch);
+  return {.decodes = decodes,
+          .verifies = decodes && batch.sequences.size() < batch.token_ids.size(),
+          .rows = rows,
+          .logit_rows = decodes ? rows : std::ssize(batch.logit_rows)};
+}
+
+// Returns null if no graph of this size was recorded. A graph for rows that share pages serves all rows.
+const Graph* GpuRank::graph_of(const GpuStep& step) const {
+  if (!step.decodes) return nullptr;
+  auto graph = graphs_.find({step.rows, step.verifies && !stores_keys_apart_});
+  if (graph == graphs_.end()) graph = graphs_.find({step.rows, true});
+  return graph == graphs_.end() ? nullptr : &graph->second;
 }
 
 Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
@@ -248,14 +280,13 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
   const Event& staged = host_buffers_[num_steps_ % 2].staged;
   if (const Status status = staged.synchronize(); !status.ok()) return wait(step_);
   const int64_t padded = step.decodes ? step.rows : padded_rows(batch);
-  DeviceBatch on_device = put(batch, padded);
+  DeviceBatch on_device = put(batch, padded, step.verifies);
   on_device.largest_rows = step.rows;
   on_device.largest_logit_rows = step.logit_rows;
   host_buffers_[num_steps_++ % 2].staged.record(stream_);
-  const auto graph = step.decodes ? graphs_.find(padded) : graphs_.end();
-  if (graph != graphs_.end()) {
+  if (const Graph* graph = graph_of(step); graph != nullptr) {
     step_ = "the graph of " + std::to_string(padded) + " decode rows";
-    graph->second.launch(stream_);
+    graph->launch(stream_);
   } else {
     step_ = "a step of " + std::to_string(padded) + " rows";
     FP4MOE_RETURN_IF_ERROR(run_batch(on_device));
@@ -290,8 +321,9 @@ Status GpuRank::take_experts(const Batch& batch, int64_t num_rows) {
   return {};
 }
 
-DeviceBatch GpuRank::put(const Batch& batch, int64_t num_rows) {
+DeviceBatch GpuRank::put(const Batch& batch, int64_t num_rows, bool shares_pages) {
   DeviceBatch on_device = stage_.put(batch, num_rows);
+  on_device.shares_pages = shares_pages;
   on_device.chosen = {&sampled_rows()->token_id, int64_t{sizeof(SampledRow) / sizeof(int32_t)}};
   return on_device;
 }

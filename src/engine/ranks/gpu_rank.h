@@ -2,6 +2,10 @@
 // size as one graph launch, and samples tokens on the device. Shared experts may run on a second stream. If
 // there are several ranks, each runs on a separate thread (gpu_group.cc), and all of them enqueue the same
 // steps.
+//
+// A step that verifies drafts is a decode step with a row for each draft (BatchStage::decodes()). If decode's
+// attention stores new keys itself, such steps have separate graphs, in which rows that share pages first
+// store their keys (DeviceBatch::shares_pages).
 #pragma once
 
 #include <map>
@@ -27,6 +31,7 @@ namespace fp4moe {
 // The sizes of a step, which all ranks know.
 struct GpuStep {
   bool decodes = true;               // all groups decode, so all ranks run the graph of the same size
+  bool verifies = false;             // rows of a group share pages
   int64_t rows = 0, logit_rows = 0;  // of the group with the most rows, padded
 };
 
@@ -70,14 +75,21 @@ class GpuRank {
   const Rank& rank() const { return rank_; }
 
  private:
+  struct GraphKey {
+    int64_t rows = 0;
+    bool shares_pages = false;
+    auto operator<=>(const GraphKey&) const = default;
+  };
   Status allocate(const RankSetup& setup);
   Status make_side_stream();
   Status rehearse_sampling(int64_t num_rows);
   Status make_groups(const RankSetup& setup, const PeerHeap& heap);
   bool has_peers() const { return group_ != nullptr || world_ != nullptr; }
   void rehearse_groups(bool on);
-  DeviceBatch put(const Batch& batch, int64_t num_rows);
+  DeviceBatch put(const Batch& batch, int64_t num_rows, bool shares_pages);
   int64_t padded_rows(const Batch& batch) const;
+  std::vector<GraphKey> decode_graphs() const;
+  const Graph* graph_of(const GpuStep& step) const;
   Status run_batch(const DeviceBatch& batch);
   const ModelConfig& config() const { return rank_.model().config(); }
   int64_t page_size() const { return rank_.kv().page_size(); }
@@ -126,8 +138,9 @@ class GpuRank {
   Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, with padding; host_experts_
                                    // is pinned
   int64_t max_logit_rows_ = 0;
-  std::vector<int64_t> buckets_;  // decode_buckets()
-  std::map<int64_t, Graph> graphs_;
+  std::vector<int64_t> buckets_;   // decode_buckets()
+  bool stores_keys_apart_ = true;  // attention never fuses rope, so one graph of each size is enough
+  std::map<GraphKey, Graph> graphs_;
   std::string step_ = "loading";  // description of the last step, for errors
   const bool wants_logits_;
   // For KV pages that other threads read and write.

@@ -12,6 +12,7 @@
 #include "device/event.h"
 #include "engine/ranks/batch_stage.h"
 #include "engine/startup/fastest.h"
+#include "model/resolve_flags.h"
 #include "moe/device/device_experts.h"
 #include "moe/table.h"
 
@@ -171,8 +172,9 @@ Result<std::vector<float>> DeviceLayerTimer::output(size_t tactic, int64_t num_t
 }  // namespace
 
 std::vector<int64_t> tactic_buckets(const EngineConfig& flags) {
-  const int64_t most = flags.max_prefill_tokens + flags.max_running_requests;
-  std::vector<int64_t> buckets = decode_buckets(flags.max_running_requests, flags.cuda_graph_bs);
+  const int64_t rows = rows_per_request(flags);
+  const int64_t most = flags.max_prefill_tokens + flags.max_running_requests * rows;
+  std::vector<int64_t> buckets = decode_buckets(flags.max_running_requests, flags.cuda_graph_bs, rows);
   int64_t tokens = 1;
   for (; tokens < most; tokens *= 2) buckets.push_back(tokens);
   buckets.push_back(most);

@@ -14,6 +14,7 @@
 #include "engine/ranks/rank_config.h"
 #include "io/checkpoint/mtp_layers.h"
 #include "kernels/cuda/layout/tile_layout.h"
+#include "kernels/device_sampler.h"
 #include "model/kv_cache.h"
 #include "model/plan_draft.h"
 #include "model/resolve_flags.h"
@@ -82,7 +83,7 @@ int64_t window_pages_for(const MemoryProblem& problem, const EngineConfig& flags
 }
 
 int64_t pool_bytes(const MemoryProblem& problem, const EngineConfig& flags, int64_t num_pages) {
-  return num_pages * problem.kv_bytes_per_page +
+  return num_pages * (problem.kv_bytes_per_page + problem.edit_bytes_per_page) +
          window_pages_for(problem, flags, num_pages) * problem.window_bytes_per_page;
 }
 
@@ -248,9 +249,10 @@ void add_work(const ModelConfig& c, const EngineConfig& flags, MemoryProblem& pr
   const int64_t shared = c.shared_intermediate_size > 0 ? 8 * c.hidden_size : 0;
   problem.work_bytes_per_token =
       22 * c.hidden_size + 2 * query + std::max({attention, experts + mlp + shared, int64_t{4} * mlp / 3});
-  const int64_t tokens = flags.max_prefill_tokens + flags.max_running_requests;
+  const int64_t num_decode_rows = flags.max_running_requests * rows_per_request(flags);
+  const int64_t tokens = flags.max_prefill_tokens + num_decode_rows;
   problem.work_bytes = kFixed + tokens * problem.work_bytes_per_token +
-                       flags.max_running_requests * c.vocab_size * int64_t{2 * sizeof(float)};
+                       num_decode_rows * c.vocab_size * int64_t{2 * sizeof(float)};
 }
 
 }  // namespace
@@ -307,6 +309,8 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
       problem.available_bytes = rank == 0 ? free_bytes : std::min(problem.available_bytes, free_bytes);
     }
     add_pages(config, plan, flags, 1, problem);
+    problem.edit_bytes_per_page =
+        (rows_per_request(flags) - 1) * flags.page_size * int64_t{sizeof(LogitEdit)};
     add_work(config, flags, problem);
     return problem;
   }

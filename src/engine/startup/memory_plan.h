@@ -21,6 +21,7 @@ struct MemoryProblem {
   // Separate pages of window layers (model/kv_window.h); 0 without them. Then kv_bytes_per_page is that of
   // the full layers.
   int64_t window_bytes_per_page = 0;
+  int64_t edit_bytes_per_page = 0;      // GPU: of the logit edits that drafts add (max_logit_edits())
   int64_t least_window_pages = 0;       // those of one request in decode
   int64_t wanted_window_pages = 0;      // for --max-running-requests and --max-prefill-tokens
   int64_t comm_bytes = 0;               // the ranks' heaps

@@ -46,8 +46,8 @@ std::unique_ptr<Drafter> make_drafter(Executor& executor, const StepLoopOptions&
 Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Tokenizer& tokenizer,
                                                  const StepLoopOptions& options,
                                                  std::unique_ptr<GrammarCompiler> compiler) {
-  if (executor.samples() && (options.drafts.max_tokens > 0 || options.max_model_drafts > 0))
-    return unsupported("an executor that samples does not verify draft tokens");
+  if (executor.samples() && options.max_model_drafts > 0)
+    return unsupported("an executor that samples does not run a draft model");
   if (executor.samples())
     FP4MOE_RETURN_IF_ERROR(
         executor.set_masked_ids(ids_without_token(tokenizer, executor.config().vocab_size)));
@@ -79,7 +79,8 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                   .page_size = executor.page_size(),
                   .num_window_pages = executor.num_window_pages(),
                   .window = executor.window().tokens}),
-      rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size)),
+      rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size),
+            /*has_drafts=*/options.drafts.max_tokens > 0 || options.max_model_drafts > 0),
       drafter_(make_drafter(executor, options)),
       delivery_({executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(),
                  remote_prefill_.get(), drafter_.get()}),
@@ -154,7 +155,7 @@ void StepLoop::expire_requests() {
   }
 }
 
-// Starts the next step and delivers the tokens of the current one. If the executor samples, these are two
+// Starts the next step and delivers the tokens of the current one. If the loop runs ahead, these are two
 // different steps: the executor computes the next one meanwhile. Otherwise they are the same step (see the
 // table in step_rows.h).
 void StepLoop::run_step() {
@@ -173,8 +174,8 @@ void StepLoop::run_step() {
   if (grammars_ != nullptr) grammars_->set_step_duration(Clock::now() - started);
 }
 
-// Plans, computes and samples the next step, if any sequence has rows. If the executor samples, it only
-// enqueues the computation and the sampling.
+// Plans, computes and samples the next step, if any sequence has rows. If the loop runs ahead, the executor
+// only enqueues the computation and the sampling.
 Status StepLoop::plan_and_start_step() {
   watchdog_.enter("planning");
   if (grammars_ != nullptr) {

@@ -1,7 +1,7 @@
 // StepLoop: the engine's thread. Takes input from the inbox and runs one step after another: schedule,
-// forward, sample, deliver. If the executor samples, the loop runs one step ahead: it plans the next step as
-// if no sequence had ended, and enqueues it before the host reads the tokens; rows of sequences that did end
-// are dropped.
+// forward, sample, deliver. If the executor samples and no tokens are drafted, the loop runs one step ahead:
+// it plans the next step as if no sequence had ended, and enqueues it before the host reads the tokens; rows
+// of sequences that did end are dropped.
 //
 //   part             does                                                        threads
 //   RequestIntake    Request -> Sequence                                         any

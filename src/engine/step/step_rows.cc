@@ -7,8 +7,9 @@
 
 namespace fp4moe {
 
-StepRows::StepRows(Executor& executor, std::vector<int32_t> masked_ids)
+StepRows::StepRows(Executor& executor, std::vector<int32_t> masked_ids, bool has_drafts)
     : executor_(executor),
+      runs_ahead_(executor.samples() && !has_drafts),
       sampler_(executor.config().vocab_size, std::move(masked_ids)),
       groups_(static_cast<size_t>(executor.num_groups())) {}
 
@@ -63,11 +64,13 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
 // ---- sampling -------------------------------------------------------------------------------------
 
 Status StepRows::sample() {
-  if (executor_.samples())
+  if (executor_.samples()) {
     FP4MOE_RETURN_IF_ERROR(start_on_executor());
-  else
+    if (!runs_ahead_) FP4MOE_RETURN_IF_ERROR(take_from_executor(next_));
+  } else {
     sample_on_host();
-  drop_wrong_drafts();
+  }
+  if (!runs_ahead_) drop_wrong_drafts();
   for (size_t r = 0; r < next_.size(); ++r) {
     if (next_[r].is_scored || next_[r].sequence == nullptr) continue;
     next_[r].sequence->token_ids.push_back(~static_cast<int32_t>(r));
@@ -149,7 +152,7 @@ SampleRowParams StepRows::params_of(LogitRow& row) {
     logprob_ids_.push_back(id);
     row.token.ids.push_back({id, 0, {}});
   }
-  return {.random = token_random(sequence.request.seed, sequence.num_tokens()),
+  return {.random = token_random(sequence.request.seed, sequence.num_tokens() + row.depth),
           .temperature = sampling.temperature,
           .top_p = sampling.top_p,
           .top_k = sampling.top_k,
@@ -164,17 +167,23 @@ SampleRowParams StepRows::params_of(LogitRow& row) {
 }
 
 Status StepRows::take_sampled() {
-  if (!executor_.samples()) advance();
-  if (!executor_.samples() || current_.empty()) return {};
-  sampled_.resize(current_.size());
+  if (runs_ahead_) return take_from_executor(current_);
+  advance();
+  return {};
+}
+
+// Fills in the tokens of the earliest rows whose sampling was enqueued.
+Status StepRows::take_from_executor(std::span<LogitRow> rows) {
+  if (rows.empty()) return {};
+  sampled_.resize(rows.size());
   size_t num_ids = 0;
-  for (const LogitRow& row : current_) num_ids += row.token.ids.size();
+  for (const LogitRow& row : rows) num_ids += row.token.ids.size();
   id_logprobs_.resize(num_ids);
   FP4MOE_RETURN_IF_ERROR(executor_.take_sampled(sampled_, id_logprobs_));
   size_t next_id = 0;
-  for (size_t i = 0; i < current_.size(); ++i) {
+  for (size_t i = 0; i < rows.size(); ++i) {
     const SampledRow& sampled = sampled_[i];
-    LogitRow& row = current_[i];
+    LogitRow& row = rows[i];
     if (sampled.status == SampleStatus::kBadLogits) row.status = bad_logits();
     if (sampled.status == SampleStatus::kNoToken) row.status = no_token();
     row.token.token_id = sampled.token_id;

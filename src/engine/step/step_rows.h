@@ -1,7 +1,7 @@
 // StepRows: holds the rows of logits of the step in flight (current) and of the step enqueued after it
 // (next), and runs their forward pass and sampling.
 //
-//              an executor that samples (GPU)       sampling on the host
+//              an executor that samples (GPU)       sampling on the host, or drafts
 //              next              current            next              current
 //   forward    step n + 1        step n             step n            empty
 //   sample     enqueued          enqueued           tokens chosen
@@ -35,15 +35,16 @@ struct LogitRow {
 // Used by the loop's thread only. The executor is borrowed.
 class StepRows {
  public:
-  // masked_ids: as in Sampler.
-  StepRows(Executor& executor, std::vector<int32_t> masked_ids);
+  // masked_ids: as in Sampler. has_drafts: rows may follow drafts, so that the next step depends on the
+  // tokens of this one; then sample() waits for an executor that samples.
+  StepRows(Executor& executor, std::vector<int32_t> masked_ids, bool has_drafts);
 
   // Runs the model on the planned step's rows; next() then holds those with logits.
   Status forward(const DpScheduler& scheduler);
-  // Chooses the tokens of next(), or enqueues their sampling if the executor samples. Appends an unknown
-  // token ~r to the sequence of each row r that chooses a token.
+  // Chooses the tokens of next(), or enqueues their sampling if the loop runs ahead. Appends an unknown token
+  // ~r to the sequence of each row r that chooses a token.
   Status sample();
-  // Makes current() the rows whose tokens are to be delivered. Waits for the executor if it samples.
+  // Makes current() the rows whose tokens are to be delivered. Waits for the executor if the loop runs ahead.
   Status take_sampled();
   void advance();
 
@@ -60,9 +61,11 @@ class StepRows {
   void append_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const;
   void drop_wrong_drafts();
   Status start_on_executor();
+  Status take_from_executor(std::span<LogitRow> rows);
   SampleRowParams params_of(LogitRow& row);
 
   Executor& executor_;
+  const bool runs_ahead_;  // a step is enqueued before the tokens of the step before it are known
   Sampler sampler_;
   std::vector<GroupRows> groups_;  // [dp]
   std::vector<LogitRow> current_, next_;

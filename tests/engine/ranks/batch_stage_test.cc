@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "base/memory.h"
 
 namespace fp4moe {
@@ -29,6 +31,7 @@ class Stage {
     b.logit_rows = on_host(b.logit_rows);
     return b;
   }
+  bool decodes(const Batch& batch) const { return stage_.decodes(batch); }
 
  private:
   struct Memory final : MemoryResource {
@@ -95,6 +98,56 @@ TEST(BatchStage, WindowLayersHaveASecondPageTable) {
   EXPECT_EQ(Stage().write({}, 2).window_page_table, nullptr);
 }
 
+// Rows of drafts are presented as decoding sequences with copies of their sequence's page tables.
+TEST(BatchStage, EveryRowOfAStepThatVerifiesIsASequence) {
+  StageLimits limits = with_window();
+  limits.rows_per_request = 3;
+  Stage stage(limits);
+  const std::vector<int32_t> ids = {11, 12, 13, 14}, full0 = {7, 8, 9}, full1 = {3, 4}, window0 = {0, 0, 5},
+                             window1 = {6};
+  const std::vector<int64_t> positions = {20, 21, 22, 5}, logit_rows = {0, 1, 2, 3};
+  const std::vector<SequenceRows> sequences = {{0, 3, 20, full0, window0}, {3, 1, 5, full1, window1}};
+  const DeviceBatch b = stage.write({ids, positions, sequences, logit_rows}, 4);
+  EXPECT_EQ(b.num_sequences, 4);
+  EXPECT_EQ(b.num_logit_rows, 4);
+  EXPECT_EQ(b.max_rows, 1);
+  EXPECT_EQ(values(b.token_ids, 4), (Values{11, 12, 13, 14}));
+  EXPECT_EQ(values(b.positions, 4), (Values{20, 21, 22, 5}));
+  EXPECT_EQ(values(b.row_sequence, 4), (Values{0, 1, 2, 3}));
+  EXPECT_EQ(values(b.first_row, 5), (Values{0, 1, 2, 3, 4}));
+  EXPECT_EQ(values(b.first_position, 4), (Values{20, 21, 22, 5}));
+  EXPECT_EQ(values(b.logit_rows, 4), (Values{0, 1, 2, 3}));
+  for (int row = 0; row < 3; ++row) {
+    EXPECT_EQ(values(b.page_table + 5 * row, 3), (Values{7, 8, 9})) << row;
+    EXPECT_EQ(values(b.window_page_table + 5 * row, 3), (Values{0, 0, 5})) << row;
+  }
+  EXPECT_EQ(values(b.page_table + 15, 2), (Values{3, 4}));
+  EXPECT_EQ(values(b.window_page_table + 15, 1), (Values{6}));
+}
+
+TEST(BatchStage, AStepDecodesIfAllRowsHaveLogitsAndNoSequenceHasTooMany) {
+  StageLimits limits = with_window();
+  limits.rows_per_request = 2;
+  Stage drafted(limits), plain(with_window());
+  const std::vector<int32_t> ids(4), pages = {7, 8};
+  const std::vector<int64_t> positions = {0, 1, 2, 0}, logit_rows = {0, 1, 2, 3};
+  const std::vector<SequenceRows> three = {{0, 3, 0, pages}, {3, 1, 0, pages}},
+                                  two = {{0, 2, 0, pages}, {2, 1, 2, pages}, {3, 1, 0, pages}},
+                                  one = {
+                                      {0, 1, 0, pages}, {1, 1, 1, pages}, {2, 1, 2, pages}, {3, 1, 0, pages}};
+  const auto decodes = [&](Stage& stage, std::span<const SequenceRows> sequences, size_t num_logit_rows) {
+    return stage.decodes({ids, positions, sequences, std::span(logit_rows).first(num_logit_rows)});
+  };
+  EXPECT_FALSE(decodes(drafted, three, 4));
+  EXPECT_TRUE(decodes(drafted, two, 4));
+  EXPECT_FALSE(decodes(drafted, two, 3));
+  EXPECT_TRUE(decodes(drafted, one, 4));
+  EXPECT_FALSE(decodes(plain, two, 4));
+  EXPECT_TRUE(decodes(plain, one, 4));
+  EXPECT_FALSE(decodes(plain, one, 3));
+  EXPECT_TRUE(plain.decodes({}));
+}
+
 TEST(BatchStage, AMixedStepKeepsItsRowsAndWantsSomeLogits) {
   Stage stage;
   const std::vector<int32_t> ids = {1, 2, 3, 4, 5, 6}, pages = {9};
@@ -137,6 +190,20 @@ TEST(DecodeBuckets, CoverEverySizeUpToTheLargest) {
   EXPECT_EQ(decode_buckets(160, {}), (Values{1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160}));
   const Values given = {32, 4, 4, 100, 0};
   EXPECT_EQ(decode_buckets(64, given), (Values{4, 32}));
+}
+
+// Sizes of verified drafts: each request has several rows.
+TEST(DecodeBuckets, GoUpToTheRowsOfAllDrafts) {
+  EXPECT_EQ(decode_buckets(1, {}, 4), (Values{1, 2, 4}));
+  EXPECT_EQ(decode_buckets(3, {}, 3), (Values{1, 2, 3, 4, 8, 9}));
+  EXPECT_EQ(decode_buckets(64, {}, 4),
+            (Values{1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256}));
+  const std::vector<int64_t> many = decode_buckets(256, {}, 4);
+  EXPECT_EQ(many.back(), 1024);
+  EXPECT_EQ(std::ranges::count(many, 256), 1);
+  for (size_t i = 1; i < many.size(); ++i)
+    EXPECT_LE(many[i] - many[i - 1], std::max<int64_t>(32, many[i - 1] / 8)) << many[i];
+  EXPECT_EQ(decode_buckets(8, Values{2, 8, 40}, 4), (Values{2, 8, 32}));
 }
 
 TEST(DecodeBuckets, ARowCountGoesToTheNextBucketOrStaysAsItIs) {

@@ -8,7 +8,7 @@
 #include "device/device.h"
 #include "device/device_info.h"
 #include "engine/demo_engine.h"
-#include "engine/ranks/growing.h"
+#include "engine/ranks/growing_drafts.h"
 
 namespace fp4moe {
 namespace {
@@ -150,6 +150,12 @@ TEST_P(GpuGroups, RecordedStepsHaveTheBitsOfLaunchedOnes) {
   }
 }
 
+TEST_P(GpuGroups, RecordedStepsThatVerifyDraftsHaveTheBitsOfLaunchedOnes) {
+  Growing recorded(GetParam().model, with_drafts(flags_of(GetParam(), true))),
+      launched(GetParam().model, with_drafts(flags_of(GetParam(), false)));
+  expect_equal_bits_with_drafts(recorded, launched);
+}
+
 // w4a4 quantises a row exactly as its source rank does before it sends the row.
 class GpuNvfp4Rows : public GpuLayouts {};
 INSTANTIATE_TEST_SUITE_P(Layouts, GpuNvfp4Rows,
@@ -201,6 +207,19 @@ TEST_P(DeterministicGpuGroups, HaveTheBitsOfOneRank) {
     const auto next = best_of(expected);
     expected = one.step(next);
     actual = group.step(next);
+  }
+}
+
+// Some drafts are right and some are wrong; the steps are recorded, or launched kernel by kernel.
+TEST_P(DeterministicGpuGroups, VerifyDraftsWithTheBitsOfPlainDecoding) {
+  Case layout = GetParam(), alone{.model = layout.model, .scheme = layout.scheme};
+  alone.dense_quant = layout.dense_quant;
+  layout.deterministic = alone.deterministic = true;
+  for (const bool graphs : {true, false}) {
+    Growing drafted(layout.model, with_drafts(flags_of(layout, graphs))),
+        one(alone.model, flags_of(alone, true));
+    compare_with_plain(
+        drafted, one, [](const auto& a, const auto& b, const std::string& what) { EXPECT_EQ(a, b) << what; });
   }
 }
 

@@ -16,7 +16,7 @@
 #include "device/device_memory.h"
 #include "engine/demo_engine.h"
 #include "engine/output/sampler.h"
-#include "engine/ranks/growing.h"
+#include "engine/ranks/growing_drafts.h"
 #include "engine/startup/autotune.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/file.h"
@@ -70,6 +70,48 @@ TEST_P(GpuRanks, DecodeContinuesWhatPrefillWouldSay) {
 TEST_P(GpuRanks, TheSameStepAgainGivesTheSameBits) {
   Growing first(GetParam(), true), second(GetParam(), true);
   EXPECT_EQ(first.step(kPrompts), second.step(kPrompts));
+}
+
+TEST_P(GpuRanks, DraftsAreVerifiedWithTheBitsOfPlainDecodingIfItIsDeterministic) {
+  EngineConfig flags;
+  flags.device = "cuda";
+  flags.enable_deterministic_inference = true;
+  for (const char* kv : {"auto", "fp8_e4m3"})
+    for (const bool graphs : {true, false}) {
+      flags.kv_cache_dtype = kv;
+      flags.disable_cuda_graph = !graphs;
+      Growing drafted(GetParam(), with_drafts(flags)), plain(GetParam(), flags);
+      compare_with_plain(drafted, plain, [&](const auto& a, const auto& b, const std::string& what) {
+        EXPECT_EQ(a, b) << what << ", KV " << kv << (graphs ? " by graphs" : "");
+      });
+    }
+}
+
+// Otherwise the rows of drafts change the last bits. If rounding routes a token to another expert, its row
+// and those after it have a larger error.
+TEST_P(GpuRanks, VerifiedRowsAgreeWithPlainDecoding) {
+  EngineConfig flags;
+  flags.device = "cuda";
+  for (const char* kv : {"auto", "fp8_e4m3"}) {
+    flags.kv_cache_dtype = kv;
+    Growing drafted(GetParam(), with_drafts(flags)), plain(GetParam(), flags);
+    std::vector<double> errors;
+    compare_with_plain(drafted, plain, [&](const auto& a, const auto& b, const std::string&) {
+      errors.push_back(relative_l2(a, b));
+    });
+    std::ranges::sort(errors);
+    EXPECT_LT(errors[errors.size() / 2], 2e-2) << kv;
+    EXPECT_LT(errors.back(), 1.0) << kv;
+  }
+}
+
+TEST_P(GpuRanks, ARecordedStepThatVerifiesDraftsGivesTheBitsOfALaunchedOne) {
+  EngineConfig flags;
+  flags.device = "cuda";
+  Growing recorded(GetParam(), with_drafts(flags));
+  flags.disable_cuda_graph = true;
+  Growing launched(GetParam(), with_drafts(flags));
+  expect_equal_bits_with_drafts(recorded, launched);
 }
 
 // Decode steps of three rows run padded to four. The last layer runs only the rows with logits.

@@ -16,6 +16,7 @@
 #include "io/checkpoint/checkpoint.h"
 #include "io/file.h"
 #include "model/plan_model.h"
+#include "model/resolve_flags.h"
 #include "moe/table.h"
 
 namespace fp4moe {
@@ -88,13 +89,32 @@ class Growing {
   // Appends the tokens and runs them; experts() then returns this step's experts. Data-parallel group g of n
   // has the sequences g, g + n, ...
   Logits step(const std::vector<std::vector<int32_t>>& more) {
+    Logits logits;
+    for (Logits& rows : run(more, /*all_logits=*/false)) logits.push_back(std::move(rows.back()));
+    return logits;
+  }
+  // The same with the logits of every row: sequence by sequence, [rows, V].
+  std::vector<Logits> verify(const std::vector<std::vector<int32_t>>& more) {
+    return run(more, /*all_logits=*/true);
+  }
+  // Forgets a sequence's last tokens; a later step writes to their places.
+  void drop_last(size_t s, size_t count) { tokens_[s].resize(tokens_[s].size() - count); }
+
+ private:
+  struct Rows {  // one group's batch
+    std::vector<int32_t> ids;
+    std::vector<int64_t> positions, logit_rows;
+    std::vector<SequenceRows> sequences;
+  };
+
+  std::vector<Logits> run(const std::vector<std::vector<int32_t>>& more, bool all_logits) {
     const auto num_groups = static_cast<size_t>(ranks_->num_groups());
     std::vector<Rows> groups(num_groups);
     std::vector<size_t> order;  // sequence to which each row of logits belongs
     for (size_t g = 0; g < num_groups; ++g)
       for (size_t s = g; s < 3; s += num_groups) {
-        append(groups[g], s, more[s]);
-        order.push_back(s);
+        append(groups[g], s, more[s], all_logits);
+        order.insert(order.end(), all_logits ? more[s].size() : 1, s);
       }
     experts_.assign(groups[0].ids.size() * static_cast<size_t>(config_.num_layers * config_.top_k), -1);
     std::vector<Batch> batches;
@@ -103,29 +123,24 @@ class Growing {
                          wants_experts && batches.empty() ? experts_.data() : nullptr});
     const Status status = ranks_->execute_step(batches);
     EXPECT_TRUE(status.ok()) << status.to_string();
-    Logits logits(3);
+    std::vector<Logits> logits(3);
     for (size_t i = 0; i < order.size(); ++i) {
       const float* row = ranks_->logits() + static_cast<int64_t>(i) * vocab_size();
-      logits[order[i]].assign(row, row + vocab_size());
+      logits[order[i]].emplace_back(row, row + vocab_size());
     }
     return logits;
   }
 
- private:
-  struct Rows {  // one group's batch
-    std::vector<int32_t> ids;
-    std::vector<int64_t> positions, logit_rows;
-    std::vector<SequenceRows> sequences;
-  };
-  void append(Rows& rows, size_t s, const std::vector<int32_t>& more) {
+  void append(Rows& rows, size_t s, const std::vector<int32_t>& more, bool all_logits) {
     const auto first_row = std::ssize(rows.ids), first = std::ssize(tokens_[s]);
     for (const int32_t id : more) {
       rows.positions.push_back(std::ssize(tokens_[s]));
       tokens_[s].push_back(id);
       rows.ids.push_back(id);
+      if (all_logits || rows.ids.size() == static_cast<size_t>(first_row) + more.size())
+        rows.logit_rows.push_back(std::ssize(rows.ids) - 1);
     }
     rows.sequences.push_back({first_row, std::ssize(more), first, pages_[s]});
-    rows.logit_rows.push_back(std::ssize(rows.ids) - 1);
   }
 
   void make(const std::string& model, EngineConfig flags, std::optional<uint8_t> tactic) {
@@ -137,7 +152,9 @@ class Growing {
     if (tactic) plan.moe = plan.moe.with_tactics(fitting(plan.moe, *tactic));
     const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
     if (plan.moe.runner()->device_ops != nullptr) num_tactics_ = plan.moe.device_ops().tactics.size();
-    auto made = RankGroup::make(checkpoint, config_, plan, plan.flags, kOptions);
+    RankGroupOptions options = kOptions;
+    options.max_logit_rows *= rows_per_request(plan.flags);
+    auto made = RankGroup::make(checkpoint, config_, plan, plan.flags, options);
     if (!made.ok()) throw std::runtime_error(made.status().to_string());
     ranks_ = std::move(*made);
     for (int32_t s = 0; s < 3; ++s)
@@ -170,6 +187,11 @@ inline std::vector<std::vector<int32_t>> best_of(const Logits& logits) {
   return next;
 }
 
+inline const std::vector<std::vector<int32_t>> kPrompts = {
+    {5, 17, 300, 42, 7},
+    {9, 8, 7, 6, 5, 4, 3, 30, 31},
+    {100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110}};
+
 // Relative L2 error of each sequence, ascending. If rounding routes a token to another expert, its sequence
 // has a larger error, so tests check the median.
 inline std::vector<double> sorted_errors(const Logits& actual, const Logits& expected) {
@@ -178,10 +200,5 @@ inline std::vector<double> sorted_errors(const Logits& actual, const Logits& exp
   std::sort(errors.begin(), errors.end());
   return errors;
 }
-
-inline const std::vector<std::vector<int32_t>> kPrompts = {
-    {5, 17, 300, 42, 7},
-    {9, 8, 7, 6, 5, 4, 3, 30, 31},
-    {100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110}};
 
 }  // namespace fp4moe

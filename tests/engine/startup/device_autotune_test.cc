@@ -49,6 +49,9 @@ TEST(DeviceTactics, BucketsAreDecodeStepsAndPowersOfTwo) {
   EXPECT_EQ(tactic_buckets(flags), (std::vector<int64_t>{1, 2, 4, 8, 12, 16, 32, 64, 112}));
   flags.cuda_graph_bs = {3, 6};
   EXPECT_EQ(tactic_buckets(flags), (std::vector<int64_t>{1, 2, 3, 4, 6, 8, 16, 32, 64, 112}));
+  flags.speculative_algorithm = "NGRAM";
+  flags.speculative_num_draft_tokens = 4;
+  EXPECT_EQ(tactic_buckets(flags), (std::vector<int64_t>{1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 148}));
 }
 
 TEST(ChooseDeviceTactics, TheFastestThatFitsWinsInEveryBucket) {

@@ -5,6 +5,7 @@
 #include "device/absent_gpu.h"
 #include "io/write/dummy_checkpoint.h"
 #include "io/write/make_tiny_files.h"
+#include "kernels/device_sampler.h"
 #include "model/plan_draft.h"
 
 namespace fp4moe {
@@ -306,6 +307,43 @@ TEST(MemoryProblem, CountsADraftModel) {
   EXPECT_EQ(both.window_bytes_per_page, alone.window_bytes_per_page);
   EXPECT_EQ(memory_problem(checkpoint, target, plan, plan.flags)->weight_bytes, alone.weight_bytes)
       << "a draft among the target's weights";
+}
+
+// Rows of drafts have activations and logits, and their edits grow with the pool.
+TEST(MemoryPlanOnAGpu, DraftsTakeTheMemoryOfTheirRows) {
+  const auto files = make_tiny_files({.like = "gpt-oss-20b"});
+  ASSERT_TRUE(files.ok());
+  const auto config = parse_model_config(files->config.dump(), "", "");
+  ASSERT_TRUE(config.ok()) << config.status().message();
+  const auto checkpoint = dummy_checkpoint(*config, "folder");
+  ASSERT_TRUE(checkpoint.ok());
+  EngineConfig flags;
+  flags.device = "cuda";
+  const auto problem_of = [&] {
+    const auto plan = plan_model(*config, flags, absent_gpu("h200", 0).value());
+    EXPECT_TRUE(plan.ok()) << plan.status().message();
+    return memory_problem(*checkpoint, *config, *plan, plan->flags).value();
+  };
+  const MemoryProblem plain = problem_of();
+  flags.speculative_algorithm = "NGRAM";
+  flags.speculative_num_draft_tokens = 5;
+  const MemoryProblem drafted = problem_of();
+  const int64_t more_rows = 64 * 4;
+  EXPECT_EQ(drafted.work_bytes - plain.work_bytes,
+            more_rows * (plain.work_bytes_per_token + config->vocab_size * 8));
+  EXPECT_EQ(plain.edit_bytes_per_page, 0);
+  EXPECT_EQ(drafted.edit_bytes_per_page, 4 * flags.page_size * int64_t{sizeof(LogitEdit)});
+  EngineConfig all = flags;
+  all.mem_fraction_static = 0.9;
+  all.max_running_requests = 1 << 20;  // the pool takes all that is left
+  const auto memory = plan_memory(drafted, all);
+  ASSERT_TRUE(memory.ok()) << memory.status().message();
+  const int64_t used = memory->num_kv_pages * (drafted.kv_bytes_per_page + drafted.edit_bytes_per_page) +
+                       memory->num_window_pages * drafted.window_bytes_per_page + drafted.weight_bytes +
+                       drafted.work_bytes;
+  EXPECT_LE(used, memory->budget_bytes);
+  EXPECT_GT(used + drafted.kv_bytes_per_page + drafted.edit_bytes_per_page + drafted.window_bytes_per_page,
+            memory->budget_bytes);
 }
 
 TEST(SizeString, ChangesItsUnitAtAGibibyte) {

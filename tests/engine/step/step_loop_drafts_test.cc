@@ -11,10 +11,17 @@ namespace {
 
 constexpr NgramLimits kDrafts{.max_tokens = 3, .min_match = 1, .max_match = 4};
 
-LoopShape with_drafts(LoopShape shape = {}) {
-  shape.drafts = kDrafts;
-  return shape;
-}
+// The parameter: whether the executor samples.
+class StepLoopDrafts : public testing::TestWithParam<bool> {
+ protected:
+  static LoopShape with_drafts(LoopShape shape = {}) {
+    shape.drafts = kDrafts;
+    shape.samples = GetParam();
+    return shape;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Sampling, StepLoopDrafts, testing::Bool(),
+                         [](const auto& p) { return p.param ? "on_the_executor" : "on_the_host"; });
 
 // A model that mostly continues a short cycle, but chooses another token after one of five histories. The
 // whole history counts, so that a wrong key or value anywhere changes the output.
@@ -44,7 +51,7 @@ void expect_equal(const Answer& drafted, const Answer& plain, const std::string&
   }
 }
 
-TEST(StepLoopDrafts, AllDraftsOfACycleAreKept) {
+TEST_P(StepLoopDrafts, AllDraftsOfACycleAreKept) {
   TestLoop loop(certain_logits([](auto history) { return history.back() % 3 + 1; }), with_drafts());
   const Answer answer = loop.run({1, 2, 3, 1}, greedy(41));
   EXPECT_EQ(answer.token_ids.size(), 41u);
@@ -60,7 +67,7 @@ TEST(StepLoopDrafts, AllDraftsOfACycleAreKept) {
 }
 
 // The last token of an output needs no row, and a draft beyond it none either.
-TEST(StepLoopDrafts, NoRowIsBeyondTheOutput) {
+TEST_P(StepLoopDrafts, NoRowIsBeyondTheOutput) {
   TestLoop loop(certain_logits([](auto history) { return history.back() % 3 + 1; }), with_drafts());
   int64_t end = 0;  // after the last row's position
   loop.executor().on_step = [&](std::span<const Batch> groups) {
@@ -75,7 +82,7 @@ TEST(StepLoopDrafts, NoRowIsBeyondTheOutput) {
 }
 
 // The output alternates between one token and ever new ones, so what followed it before is always wrong.
-TEST(StepLoopDrafts, WrongDraftsAreDropped) {
+TEST_P(StepLoopDrafts, WrongDraftsAreDropped) {
   std::vector<int32_t> said;
   for (int32_t i = 0; i < 40; ++i) said.insert(said.end(), {7, 20 + i});
   TestLoop loop(says(said), with_drafts());
@@ -87,7 +94,7 @@ TEST(StepLoopDrafts, WrongDraftsAreDropped) {
   loop.finish();
 }
 
-TEST(StepLoopDrafts, OutputsEndInsideADraft) {
+TEST_P(StepLoopDrafts, OutputsEndInsideADraft) {
   const FakeLogits logits = says("abcabcabcabcabcabcabcabcabc");
   TestLoop plain(logits), drafted(logits, with_drafts());
   int64_t num_correct = 0;
@@ -115,7 +122,7 @@ TEST(StepLoopDrafts, OutputsEndInsideADraft) {
 }
 
 // Only a row that the output reaches can fail a request.
-TEST(StepLoopDrafts, BadLogitsCountOnlyWhereTheyAreReached) {
+TEST_P(StepLoopDrafts, BadLogitsCountOnlyWhereTheyAreReached) {
   for (const bool is_reached : {false, true}) {
     TestLoop loop(
         [&](std::span<const int32_t> history, std::span<float> logits) {
@@ -132,7 +139,7 @@ TEST(StepLoopDrafts, BadLogitsCountOnlyWhereTheyAreReached) {
   }
 }
 
-TEST(StepLoopDrafts, SequencesWithGrammarsAndExpertsHaveNone) {
+TEST_P(StepLoopDrafts, SequencesWithGrammarsAndExpertsHaveNone) {
   LoopShape shape = with_drafts();
   const auto open = std::make_shared<std::atomic<bool>>(true);
   shape.grammars = [open] { return std::make_unique<OneTextCompiler>(open); };
@@ -156,14 +163,25 @@ TEST(StepLoopDrafts, SequencesWithGrammarsAndExpertsHaveNone) {
   loop.finish();
 }
 
-TEST(StepLoopDrafts, AnExecutorThatSamplesIsRefused) {
-  LoopShape shape = with_drafts();
-  FakeModel model(fake_config(kVocab));
-  shape.samples = true;
-  FakeExecutor executor(model, shape);
-  const Tokenizer tokenizer = fake_tokenizer();
-  const auto loop = StepLoop::make(executor, tokenizer, {.context_length = 16, .drafts = kDrafts});
-  EXPECT_EQ(loop.status().code(), StatusCode::kUnsupported);
+// Every step is sampled before the next one is planned, whose rows depend on the tokens.
+TEST_P(StepLoopDrafts, NoStepIsAheadOfTheTokens) {
+  TestLoop loop(nearly_periodic_logits, with_drafts());
+  loop.executor().on_step = [](std::span<const Batch> groups) {
+    for (const int32_t id : groups[0].token_ids) EXPECT_GE(id, 0) << "a token that is not known yet";
+  };
+  const Answer answer = loop.run({1, 2}, greedy(60));
+  EXPECT_EQ(answer.token_ids.size(), 60u);
+  EXPECT_GT(answer.last.spec_num_correct_drafts, 0);
+  loop.finish();
+}
+
+TEST_P(StepLoopDrafts, AnExecutorThatFailsToSampleEndsTheRequests) {
+  TestLoop loop(nearly_periodic_logits, with_drafts());
+  loop.executor().sample_failure = internal_error("no tokens");
+  const Answer answer = loop.run({1, 2}, greedy(60));
+  EXPECT_EQ(answer.reason(), GetParam() ? FinishReason::kError : FinishReason::kLength);
+  EXPECT_EQ(answer.last.error, GetParam() ? "no tokens" : "");
+  loop.finish();
 }
 
 // ---- crowds ---------------------------------------------------------------------------------------
@@ -188,8 +206,9 @@ class Crowd {
   }
 
   // Some requests have a twin that is cancelled at its third token.
-  std::vector<Answer> run(const NgramLimits& drafts, EngineStats& stats) {
+  std::vector<Answer> run(const NgramLimits& drafts, bool samples, EngineStats& stats) {
     shape_.drafts = drafts;
+    shape_.samples = samples;
     TestLoop loop(nearly_periodic_logits, shape_);
     loop.executor().on_step = [&](std::span<const Batch> groups) { check_sizes(groups, drafts); };
     std::vector<Collector> collectors(requests_.size()), twins(requests_.size());
@@ -248,14 +267,14 @@ class Crowd {
 };
 
 // Few pages, window pages, groups, chunks, penalties, stop strings, log-probabilities and cancelled requests.
-TEST(StepLoopDrafts, OutputsOfACrowdAreThoseWithoutDrafts) {
+TEST_P(StepLoopDrafts, OutputsOfACrowdAreThoseWithoutDrafts) {
   int64_t num_retracted = 0, num_proposed = 0, num_correct = 0;
   for (int round = 0; round < 96; ++round) {
     Crowd crowd(round);
     EngineStats stats, drafted_stats;
-    const std::vector<Answer> plain = crowd.run({}, stats);
+    const std::vector<Answer> plain = crowd.run({}, false, stats);
     const NgramLimits drafts{.max_tokens = 1 + round % 7, .min_match = 1 + round % 2, .max_match = 5};
-    const std::vector<Answer> drafted = crowd.run(drafts, drafted_stats);
+    const std::vector<Answer> drafted = crowd.run(drafts, GetParam(), drafted_stats);
     for (size_t i = 0; i < plain.size(); ++i)
       expect_equal(drafted[i], plain[i], "round " + std::to_string(round) + " request " + std::to_string(i));
     EXPECT_EQ(stats.spec_verify_calls_total, 0);

@@ -91,7 +91,9 @@ void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
   const RopeArgs& q = args.rope.q;
   AttentionParams p = make_params(args.attention);
   if (p.num_rows == 0) return;
-  if (!is_decode(args.attention, p) || !fuses_rope(q)) {
+  // Decode's blocks load cached keys before any block has stored a new one.
+  const bool reads_new_keys = args.attention.device_batch->shares_pages;
+  if (!is_decode(args.attention, p) || !fuses_rope(q) || reads_new_keys) {
     rope_kv(args.rope, pool);
     return attention(args.attention, pool);
   }

@@ -2,6 +2,7 @@
 // ops of kernels/ref, for pages of bf16 and of E4M3 codes. Pages hold NaN where no token was written.
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "device/stream.h"
 #include "formats/e4m3.h"
@@ -22,6 +23,7 @@ struct Case {
   bool sinks = false;
   int64_t padding = 0;
   DType kv = DType::kBF16;
+  bool shares_pages = false;  // the new tokens are presented as sequences of one row with the same pages
 
   int64_t rows() const { return std::ssize(contexts) * new_tokens; }
   int64_t stride() const { return (num_q + 2 * num_kv) * head_dim + 2; }
@@ -57,6 +59,22 @@ struct Data {
     first_position.resize(static_cast<size_t>(columns));
     positions.resize(static_cast<size_t>(padded));
     row_sequence.resize(static_cast<size_t>(padded), -1);
+  }
+
+  // Presents every row as a sequence with a copy of its page table.
+  void split_sequences(const Case& c) {
+    const std::vector<int32_t> tables = std::exchange(page_table, {});
+    for (int32_t t = 0; t < c.rows() + c.padding; ++t) {
+      const auto row = static_cast<size_t>(t);
+      const int64_t s = t < c.rows() ? row_sequence[row] : std::ssize(c.contexts);
+      const auto table = tables.begin() + std::min(s * c.max_pages(), std::ssize(tables) - c.max_pages());
+      page_table.insert(page_table.end(), table, table + c.max_pages());
+      if (t < c.rows()) row_sequence[row] = t;
+    }
+    first_row.clear();
+    for (int64_t t = 0; t <= c.rows() + c.padding; ++t)
+      first_row.push_back(static_cast<int32_t>(std::min(t, c.rows())));
+    first_position.assign(positions.begin(), positions.end());
   }
 
   static constexpr float kKeyScale = 0.02f, kValueScale = 1.7f;  // of codes
@@ -131,7 +149,7 @@ class RopeAttention : public testing::TestWithParam<DType> {
     c.kv = GetParam();
     SCOPED_TRACE(std::to_string(c.num_q) + "/" + std::to_string(c.num_kv) + " heads of " +
                  std::to_string(c.head_dim) + ", window " + std::to_string(c.window));
-    const Data in(c);
+    Data in(c);
     const int64_t cols = int64_t{c.num_q} * c.head_dim, padded = c.rows() + c.padding;
     std::vector<float> x = in.qkv, expected(static_cast<size_t>(padded * cols));
     std::vector<uint8_t> k = in.k, v = in.v;
@@ -144,6 +162,7 @@ class RopeAttention : public testing::TestWithParam<DType> {
                     DType::kF32, c.rows(), c.sinks ? in.sinks.data() : nullptr});
     args.rope.kv.sequences = args.attention.sequences = sequences;
     ref_dense_ops().rope_attention(args, pool_);
+    if (c.shares_pages) in.split_sequences(c);
 
     const DeviceArray<float> qkv(in.qkv), freq(in.inv_freq), sinks(in.sinks);
     const DeviceArray<uint8_t> device_k(in.k), device_v(in.v);
@@ -153,7 +172,8 @@ class RopeAttention : public testing::TestWithParam<DType> {
         first_position(in.first_position);
     const DeviceBatch batch{.num_rows = padded,
                             .num_sequences = std::ssize(in.first_position),
-                            .max_rows = c.new_tokens,
+                            .max_rows = c.shares_pages ? 1 : c.new_tokens,
+                            .shares_pages = c.shares_pages,
                             .max_pages = c.max_pages(),
                             .positions = positions.data(),
                             .row_sequence = sequence.data(),
@@ -221,6 +241,20 @@ TEST_P(RopeAttention, SeveralTokensOfASequence) {
   expect_matches_ref({16, 2, 64, 64, {0, 5, 100}, 3});
   expect_matches_ref({16, 2, 64, 64, {0, 5, 100}, 40, 32, true});
   expect_matches_ref({24, 2, 128, 64, {0, 5, 100}, 40});
+}
+
+// Drafts: rows attend to keys that other rows of the same step store. Pages hold NaN until then.
+TEST_P(RopeAttention, RowsThatSharePagesAttendToEachOther) {
+  for (const int dim : {64, 128, 96})
+    for (const int64_t window : {0, 1, 3, 40})
+      for (const int64_t padding : {0, 3}) {
+        Case c{16, 2, dim, dim, {0, 1, 5, 14, 100, 250}, 6, window, window != 3, padding};
+        c.shares_pages = true;
+        expect_matches_ref(c);
+      }
+  Case long_context{8, 1, 64, 64, {2047, 5000}, 4};
+  long_context.shares_pages = true;
+  for (int repeat = 0; repeat < 20; ++repeat) expect_matches_ref(long_context);
 }
 
 INSTANTIATE_TEST_SUITE_P(Pages, RopeAttention, testing::Values(DType::kBF16, DType::kF8E4M3),

@@ -1,0 +1,91 @@
+// The whole engine on GPUs with drafts, with deterministic inference: texts and log-probabilities have the
+// bits of plain decoding, in graphs and launched kernel by kernel, on one rank and on several that share a
+// GPU.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "device/device.h"
+#include "device/device_info.h"
+#include "engine/speculative_crowd.h"
+
+namespace fp4moe {
+namespace {
+
+// Set before the first use of a GPU, which reads the variable; a value from outside stays.
+const bool environment_is_set = [] {
+  setenv("FP4MOE_RANKS_PER_GPU", "4", 0);
+  return true;
+}();
+
+class GpuSpeculation : public ::testing::TestWithParam<const char*> {
+ protected:
+  struct Layout {
+    int tp = 1, ep = 1, dp = 1;
+    const char* a2a = "none";
+    const char* kv_dtype = "auto";
+    int64_t max_total_tokens = 8192;  // few: some requests are retracted
+    bool disable_cuda_graph = false;
+    bool disable_hybrid_swa_memory = false;
+  };
+  static EngineConfig config_for(const Layout& layout) {
+    EngineConfig config = config_of(GetParam());
+    config.device = "cuda";
+    config.enable_deterministic_inference = true;
+    config.tp_size = layout.tp;
+    config.ep_size = layout.ep;
+    config.dp_size = layout.dp;
+    config.enable_dp_attention = layout.dp > 1;
+    config.moe_a2a_backend = layout.a2a;
+    config.kv_cache_dtype = layout.kv_dtype;
+    config.max_total_tokens = layout.max_total_tokens;
+    config.schedule_conservativeness = 0;
+    config.disable_cuda_graph = layout.disable_cuda_graph;
+    config.disable_hybrid_swa_memory = layout.disable_hybrid_swa_memory;
+    config.comm_timeout = 20;
+    return config;
+  }
+  static void expect_outputs_of_plain_decoding(const Layout& layout, const std::string& what) {
+    const EngineConfig config = config_for(layout);
+    const Crowd plain = run_crowd(config), drafted = run_crowd(with_ngrams(config));
+    expect_plain(drafted, plain, what);
+    if (layout.max_total_tokens == 640) {
+      EXPECT_GT(drafted.stats.num_retracted_reqs, 0);
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Demos, GpuSpeculation, ::testing::Values("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"),
+                         demo_name);
+
+TEST_P(GpuSpeculation, OutputsAreThoseOfPlainDecoding) {
+  expect_outputs_of_plain_decoding({}, "one rank");
+  expect_outputs_of_plain_decoding({.disable_cuda_graph = true}, "without graphs");
+  expect_outputs_of_plain_decoding({.kv_dtype = "fp8_e4m3"}, "FP8 pages");
+  expect_outputs_of_plain_decoding({.max_total_tokens = 640}, "few pages");
+  expect_outputs_of_plain_decoding({.disable_hybrid_swa_memory = true}, "without window pages");
+}
+
+TEST_P(GpuSpeculation, SeveralRanksHaveThemToo) {
+  if (!device_info(gpu_of_rank(3)).ok())
+    GTEST_SKIP() << "4 ranks at " << ranks_per_gpu() << " ranks per GPU need GPU " << gpu_of_rank(3);
+  expect_outputs_of_plain_decoding({.tp = 2}, "tp 2");
+  expect_outputs_of_plain_decoding({.tp = 4, .ep = 4, .dp = 2}, "tp 4, ep 4, dp 2");
+  expect_outputs_of_plain_decoding({.tp = 4, .ep = 4, .dp = 2, .a2a = "deepep"}, "deepep");
+  expect_outputs_of_plain_decoding({.tp = 2, .ep = 2, .dp = 2, .a2a = "flashinfer"}, "flashinfer");
+}
+
+// Without deterministic inference the rows of drafts change the last bits, as any other batch does.
+TEST_P(GpuSpeculation, OtherwiseMostTextsAreThoseOfPlainDecoding) {
+  EngineConfig config = config_for({});
+  config.enable_deterministic_inference = false;
+  const Crowd plain = run_crowd(config), drafted = run_crowd(with_ngrams(config));
+  ASSERT_EQ(plain.outputs.size(), drafted.outputs.size());
+  int64_t num_equal = 0;
+  for (size_t i = 0; i < plain.outputs.size(); ++i)
+    num_equal += drafted.outputs[i].text == plain.outputs[i].text ? 1 : 0;
+  EXPECT_GT(num_equal, 8) << "of " << plain.outputs.size();
+  EXPECT_GT(drafted.stats.spec_correct_drafts_total, 100);
+}
+
+}  // namespace
+}  // namespace fp4moe

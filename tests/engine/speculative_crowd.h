@@ -1,0 +1,110 @@
+// A crowd of requests to an engine on a demo checkpoint, for comparisons of outputs with and without drafts.
+// Sources that include this header need the definition FP4MOE_MODELS.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <future>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/demo_engine.h"
+
+namespace fp4moe {
+
+struct Output {
+  std::string text;
+  std::vector<int32_t> token_ids;
+  std::vector<float> logprobs;  // of each token: its own, then those of the listed ids
+  bool operator==(const Output&) const = default;
+};
+
+inline std::future<Output> submit(Engine& engine, Request request) {
+  struct State {
+    Output output;
+    std::promise<Output> done;
+  };
+  const auto state = std::make_shared<State>();
+  auto output = state->done.get_future();
+  const auto id = engine.submit(std::move(request), [state](const Delta& delta) {
+    Output& out = state->output;
+    out.text += delta.text;
+    out.token_ids.insert(out.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
+    for (const PositionLogprobs& position : delta.logprobs) {
+      out.logprobs.push_back(position.chosen.logprob);
+      for (const TokenLogprob& listed : position.top) out.logprobs.push_back(listed.logprob);
+    }
+    if (delta.finish_reason == FinishReason::kNone) return;
+    EXPECT_NE(delta.finish_reason, FinishReason::kError) << delta.error;
+    state->done.set_value(out);
+  });
+  EXPECT_TRUE(id.ok()) << id.status().to_string();
+  return output;
+}
+
+// A third of the requests is greedy. The prompts repeat themselves, and so do many outputs.
+inline std::vector<Request> requests(const Engine& engine) {
+  std::mt19937 random(7);
+  const Result<std::vector<int32_t>> words = engine.tokenize(
+      "Question: Tom has 3 apples and buys 4 apples. How many apples does Tom have? Answer:", false);
+  EXPECT_TRUE(words.ok());
+  std::vector<Request> list;
+  for (uint64_t i = 0; i < 32; ++i) {
+    Request request;
+    for (uint64_t copy = 0; copy <= i % 3; ++copy)
+      request.input_ids.insert(request.input_ids.end(), words->begin(),
+                               words->end() - static_cast<std::ptrdiff_t>(random() % 5));
+    constexpr float kTemperatures[] = {0, 0.7f, 1};
+    request.sampling = {.temperature = kTemperatures[i % 3],
+                        .seed = i,
+                        .max_new_tokens = static_cast<int64_t>(40 + random() % 40),
+                        .ignore_eos = true,
+                        .top_logprobs = 3};
+    if (i % 5 == 4) request.sampling.frequency_penalty = 0.5f;
+    list.push_back(std::move(request));
+  }
+  return list;
+}
+
+struct Crowd {
+  std::vector<Output> outputs;
+  EngineStats stats;
+};
+
+inline Crowd run_crowd(const EngineConfig& config) {
+  Crowd run;
+  const auto engine = make_engine(config);
+  if (engine == nullptr) return run;
+  std::vector<std::future<Output>> crowd;
+  {
+    const Hold hold(*engine);
+    for (Request& request : requests(*engine)) crowd.push_back(submit(*engine, std::move(request)));
+  }
+  for (auto& output : crowd) run.outputs.push_back(output.get());
+  engine->drain(60);
+  run.stats = engine->stats();
+  EXPECT_EQ(run.stats.num_used_tokens, 0);
+  EXPECT_EQ(run.stats.num_leaked_pages, 0);
+  return run;
+}
+
+inline EngineConfig with_ngrams(EngineConfig config) {
+  config.speculative_algorithm = "NGRAM";
+  config.speculative_num_draft_tokens = 6;
+  config.speculative_ngram_min_match_window_size = 1;
+  return config;
+}
+
+inline void expect_plain(const Crowd& drafted, const Crowd& plain, const std::string& what) {
+  ASSERT_EQ(plain.outputs.size(), 32u);
+  ASSERT_EQ(drafted.outputs.size(), 32u);
+  for (size_t i = 0; i < plain.outputs.size(); ++i)
+    EXPECT_EQ(drafted.outputs[i], plain.outputs[i]) << "request " << i << " " << what;
+  EXPECT_EQ(plain.stats.spec_verify_calls_total, 0);
+  EXPECT_GT(drafted.stats.spec_correct_drafts_total, 100) << what;
+  EXPECT_GT(drafted.stats.spec_proposed_drafts_total, drafted.stats.spec_correct_drafts_total) << what;
+}
+
+}  // namespace fp4moe
