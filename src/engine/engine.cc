@@ -229,7 +229,8 @@ Status test_experts(const Prepared& prepared) {
   FP4MOE_RETURN_IF_ERROR(run_self_test(prepared.checkpoint, prepared.config, prepared.plan));
   if (!prepared.draft || prepared.plan.draft->config.num_experts == 0) return {};
   const DraftPlan& draft = *prepared.plan.draft;
-  return run_self_test(*prepared.draft, draft.config, draft.plan).with_context("draft model");
+  return run_self_test(*prepared.draft, draft.config, draft.plan, "the draft model's ")
+      .with_context("draft model");
 }
 
 Status check_disaggregation(const ModelPlan& plan) {

@@ -114,7 +114,8 @@ Result<SelfTestReport> self_test(const Checkpoint& checkpoint, const ModelConfig
   return report;
 }
 
-Status run_self_test(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
+Status run_self_test(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
+                     const std::string& whose) {
   if (plan.flags.self_test == "off") return {};
   if (plan.moe.problem().format == Fp4Format::kNone) {
     log_info("self-test: no FP4 experts to test");
@@ -127,7 +128,7 @@ Status run_self_test(const Checkpoint& checkpoint, const ModelConfig& config, co
   char time[32];
   std::snprintf(time, sizeof time, "%.2f s", seconds.count());
   log_info("self-test " + plan.flags.self_test + ": " + std::to_string(report.num_experts) + " experts of " +
-           std::to_string(report.num_layers) + " layers run by " + runner_name(plan.moe) +
+           whose + std::to_string(report.num_layers) + " layers run by " + runner_name(plan.moe) +
            " against the oracle, largest error " + text(report.worst_error) + ", budget " +
            text(self_test_budget(plan.moe.numerics())) + ", " + time);
   return {};

@@ -40,7 +40,8 @@ Status compare_with_oracle(const MoePlan& plan, const MoeWeightsView& tested, co
 Result<SelfTestReport> self_test(const Checkpoint& checkpoint, const ModelConfig& config,
                                  const ModelPlan& plan, ThreadPool& pool);
 
-// Runs self_test() unless --self-test is off, and logs one line.
-Status run_self_test(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);
+// Runs self_test() unless --self-test is off, and logs one line about `whose` experts.
+Status run_self_test(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
+                     const std::string& whose = "");
 
 }  // namespace fp4moe
