@@ -13,6 +13,8 @@
 namespace fp4moe {
 namespace {
 
+constexpr const char* kNearest = "; nearest legal choice: --speculative-algorithm NGRAM";
+
 class MtpHead final : public Model {
  public:
   MtpHead(const ModelOptions& options, const DenseOps& ops, const Model& target)
@@ -148,9 +150,10 @@ Status check_mtp_layer(const ModelConfig& target) {
   const std::string declared = "num_nextn_predict_layers = " + std::to_string(target.num_mtp_layers);
   if (target.num_mtp_layers == 0)
     return unsupported("the model (" + target.model_type +
-                       ") has no layer for multi-token prediction: config.json has " + declared);
+                       ") has no layer for multi-token prediction: config.json has " + declared + kNearest);
   if (target.num_mtp_layers > 1)
-    return unsupported("config.json: " + declared + " layers for multi-token prediction; supported: 1");
+    return unsupported("config.json: " + declared + " layers for multi-token prediction; supported: 1" +
+                       kNearest);
   return {};
 }
 
@@ -160,7 +163,7 @@ Status check_mtp_layer(const Checkpoint& checkpoint, const ModelConfig& target) 
   for (const char* suffix : {".weight", ".weight_packed"})
     if (checkpoint.find(joint + suffix) != nullptr) return {};
   return unsupported("'" + checkpoint.folder() + "' has no tensor '" + joint +
-                     ".weight' of the layer for multi-token prediction that config.json declares");
+                     ".weight' of the layer for multi-token prediction that config.json declares" + kNearest);
 }
 
 Result<std::unique_ptr<Model>> load_mtp_head(const Checkpoint& checkpoint, const ModelOptions& options,

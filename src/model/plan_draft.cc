@@ -56,7 +56,7 @@ Status plan_mtp(const ModelConfig& target, const ModelPlan& plan, DraftPlan& dra
 Status refuse(const std::string& algorithm, const std::string& drafter) {
   return unsupported(
       "--speculative-algorithm " + algorithm + " drafts with " + drafter +
-      ", which this engine does not run; nearest legal choice: --speculative-algorithm NGRAM or "
+      ", which this engine does not run; nearest legal choice: --speculative-algorithm NGRAM, EAGLE or "
       "STANDALONE on --device cpu");
 }
 

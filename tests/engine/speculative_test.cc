@@ -2,9 +2,17 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <map>
 #include <thread>
 
+#include "base/check.h"
 #include "engine/speculative_crowd.h"
+#include "io/checkpoint/checkpoint.h"
+#include "io/checkpoint/safetensors.h"
+#include "io/small_model.h"
+#include "io/temp_folder.h"
 
 namespace fp4moe {
 namespace {
@@ -69,32 +77,115 @@ TEST_P(Speculation, OutputsWithADraftModelAreThoseOfPlainDecoding) {
   }
 }
 
-// The draft is then always right: also after a prompt in chunks, and after a prompt whose pages are reused.
-TEST_P(Speculation, AModelThatDraftsForItselfIsAlwaysRight) {
+// Expects each of kSteps drafts in each step to be right: after a prompt in chunks, and after one whose pages
+// are reused.
+void expect_all_right(EngineConfig config, const std::string& what) {
   constexpr int64_t kSteps = 3, kOutput = 1 + 10 * (1 + kSteps);
+  config.chunked_prefill_size = 7;
+  config.speculative_num_steps = kSteps;
+  const auto engine = make_engine(config);
+  ASSERT_NE(engine, nullptr);
+  for (int64_t copy = 0; copy < 3; ++copy) {
+    const EngineStats before = engine->stats();
+    Request request = requests(*engine)[2];
+    // One token: the sequence ends before its prompt's last rows have been extended.
+    request.sampling = {.temperature = 0, .max_new_tokens = copy == 0 ? 1 : kOutput, .ignore_eos = true};
+    submit(*engine, std::move(request)).get();
+    EngineStats after = engine->stats();
+    for (; after.num_requests_total == before.num_requests_total; after = engine->stats())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const int64_t num_steps = copy == 0 ? 0 : 10;
+    EXPECT_EQ(after.spec_verify_calls_total - before.spec_verify_calls_total, num_steps) << what;
+    EXPECT_EQ(after.spec_correct_drafts_total - before.spec_correct_drafts_total, num_steps * kSteps) << what;
+    if (copy > 0) {
+      EXPECT_GT(after.cached_tokens_total, before.cached_tokens_total);
+    }
+  }
+}
+
+TEST_P(Speculation, AModelThatDraftsForItselfIsAlwaysRight) {
   for (const Layout& layout : {Layout{}, Layout{.tp = 4}}) {
     EngineConfig config = layout_config(GetParam(), layout);
-    config.chunked_prefill_size = 7;
     config.speculative_algorithm = "STANDALONE";
     config.speculative_draft_model_path = config.model_path;
-    config.speculative_num_steps = kSteps;
-    const auto engine = make_engine(config);
-    ASSERT_NE(engine, nullptr);
-    for (int64_t copy = 0; copy < 3; ++copy) {
-      const EngineStats before = engine->stats();
-      Request request = requests(*engine)[2];
-      // One token: the sequence ends before its prompt's last rows have been extended.
-      request.sampling = {.temperature = 0, .max_new_tokens = copy == 0 ? 1 : kOutput, .ignore_eos = true};
-      submit(*engine, std::move(request)).get();
-      EngineStats after = engine->stats();
-      for (; after.num_requests_total == before.num_requests_total; after = engine->stats())
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      const int64_t num_steps = copy == 0 ? 0 : 10;
-      EXPECT_EQ(after.spec_verify_calls_total - before.spec_verify_calls_total, num_steps) << layout.text();
-      EXPECT_EQ(after.spec_correct_drafts_total - before.spec_correct_drafts_total, num_steps * kSteps);
-      if (copy > 0) {
-        EXPECT_GT(after.cached_tokens_total, before.cached_tokens_total);
+    expect_all_right(config, layout.text());
+  }
+}
+
+// Random checkpoints with a layer for multi-token prediction.
+class MtpSpeculation : public testing::Test {
+ protected:
+  std::string make(const std::string& like, const std::string& dialect) const {
+    MakeTinyOptions options = small_model(like);
+    options.dialect = dialect;
+    options.num_mtp_layers = 1;
+    const Status made = make_tiny(folder_.file(like + dialect), options);
+    EXPECT_TRUE(made.ok()) << made.to_string();
+    return folder_.file(like + dialect);
+  }
+  // Writes a copy of a bf16 checkpoint whose layers add nothing to the residual: its next token depends on
+  // the last token alone, and its MTP layer passes on the token's embedding.
+  static Status write_bigram(const std::string& from, const std::string& to) {
+    std::filesystem::create_directories(to);
+    for (const auto& file : std::filesystem::directory_iterator(from))
+      if (file.path().extension() == ".json") std::filesystem::copy(file.path(), to);
+    FP4MOE_ASSIGN_OR_RETURN(const Checkpoint source, Checkpoint::open(from));
+    std::vector<TensorSpec> specs;
+    std::map<std::string, std::vector<bf16>> values;
+    for (const TensorEntry& tensor : source.tensors()) {
+      const std::string& name = tensor.name;
+      specs.push_back({name, tensor.view.dtype, tensor.view.shape});
+      std::vector<bf16>& data = values[name];
+      data.resize(static_cast<size_t>(tensor.view.num_bytes()) / sizeof(bf16));
+      std::memcpy(data.data(), tensor.view.data, data.size() * sizeof(bf16));
+      if (name.ends_with("norm.weight")) std::ranges::fill(data, float_to_bf16(1));
+      if (name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight") ||
+          name.ends_with("eh_proj.weight"))
+        std::ranges::fill(data, float_to_bf16(0));
+      if (name.ends_with("eh_proj.weight"))
+        for (int64_t i = 0; i < tensor.view.shape[0]; ++i)
+          data[static_cast<size_t>(i * tensor.view.shape[1] + i)] = float_to_bf16(1);
+    }
+    return write_safetensors(
+        to + "/model.safetensors", specs, [&](const TensorSpec& spec, const ByteSink& sink) {
+          const std::vector<bf16>& data = values.at(spec.name);
+          return sink({reinterpret_cast<const uint8_t*>(data.data()), data.size() * sizeof(bf16)});
+        });
+  }
+  static EngineConfig config_of_layout(const std::string& path, const Layout& layout) {
+    EngineConfig config = layout_config("", layout);
+    config.model_path = path;
+    return config;
+  }
+
+  const TempFolder folder_;
+};
+
+TEST_F(MtpSpeculation, OutputsAreThoseOfPlainDecoding) {
+  for (const char* dialect : {"modelopt", "compressed-nvfp4"})  // bf16 and FP4 experts
+    for (const char* like : {"deepseek-v3-tiny", "glm-4.5"}) {
+      const std::string path = make(like, dialect);
+      for (const Layout& layout : {Layout{}, Layout{.max_total_tokens = 640},
+                                   Layout{.tp = 2, .a2a = "deepep"}, Layout{.tp = 4, .dp = 2}}) {
+        EngineConfig config = config_of_layout(path, layout);
+        const Crowd plain = run_crowd(config);
+        config.speculative_algorithm = "EAGLE";
+        config.speculative_num_steps = 3;
+        const std::string what = std::string(like) + " " + dialect + " " + layout.text();
+        expect_plain(run_crowd(config), plain, what, /*correct=*/0);
       }
+    }
+}
+
+TEST_F(MtpSpeculation, ALayerThatKnowsTheModelIsAlwaysRight) {
+  for (const char* like : {"deepseek-v3-tiny", "glm-4.5"}) {
+    const std::string path = folder_.file(std::string("bigram") + like);
+    const Status written = write_bigram(make(like, "bf16"), path);
+    ASSERT_TRUE(written.ok()) << written.to_string();
+    for (const Layout& layout : {Layout{}, Layout{.tp = 2}}) {
+      EngineConfig config = config_of_layout(path, layout);
+      config.speculative_algorithm = "NEXTN";
+      expect_all_right(config, layout.text());
     }
   }
 }
@@ -155,6 +246,11 @@ TEST(SpeculationFlags, WhatIsNotSupportedIsRefusedByName) {
   for (const char* algorithm : {"EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "DFLASH", "ngram"})
     EXPECT_NE(refusal([&](EngineConfig& c) { c.speculative_algorithm = algorithm; }).find(algorithm),
               std::string::npos);
+  EXPECT_NE(refusal([](EngineConfig& c) {
+              c.model_path = demo_path("demo-gptoss-mxfp4");
+              c.speculative_algorithm = "EAGLE";
+            }).find("num_nextn_predict_layers = 0"),
+            std::string::npos);
   const auto standalone = [&](auto change) {
     return refusal([&](EngineConfig& c) {
       c.speculative_algorithm = "STANDALONE";

@@ -155,6 +155,34 @@ TEST_F(Deepseek, LayersForMultiTokenPredictionAreKnownByTheirProjection) {
   EXPECT_TRUE(find_unused_tensors(changed.make(), config_).in_model.empty());
 }
 
+// If drafts use the layer, only its copies of shared tensors are skipped.
+TEST_F(Deepseek, ALoadedLayerForMultiTokenPredictionHasNoUnusedTensors) {
+  ModelConfig config = config_;
+  config.num_mtp_layers = 1;
+  const auto source = dummy_checkpoint(config, "m");
+  ASSERT_TRUE(is_ok(source));
+  ASSERT_NE(source->find("model.layers.2.eh_proj.weight"), nullptr);
+  std::vector<std::string> lines;
+  set_log_sink([&](LogLevel, const std::string& line) { lines.push_back(line); });
+  EXPECT_TRUE(is_ok(check_unused_tensors(*source, config, false)));
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("which --speculative-algorithm EAGLE loads"), std::string::npos) << lines[0];
+  lines.clear();
+  EXPECT_TRUE(is_ok(check_unused_tensors(*source, config, false, /*loads_mtp=*/true)));
+  EXPECT_TRUE(lines.empty());
+  ChangedCheckpoint changed(*source);
+  changed.add("model.layers.2.embed_tokens.weight");
+  changed.add("model.layers.2.shared_head.head.weight");
+  EXPECT_TRUE(is_ok(check_unused_tensors(changed.make(), config, false, true)));
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_NE(lines[0].find("skipping 2 tensors"), std::string::npos) << lines[0];
+  set_log_sink({});
+  changed.add("model.layers.2.self_attn.o_proj.bias");
+  EXPECT_TRUE(is_ok(check_unused_tensors(changed.make(), config, false)));
+  EXPECT_TRUE(fails_with(check_unused_tensors(changed.make(), config, false, true), StatusCode::kUnsupported,
+                         "model.layers.2.self_attn.o_proj.bias"));
+}
+
 // A vision model beside the text model is skipped with one line; in a checkpoint of a text model, a tensor
 // with such a name is not known.
 TEST(VisionModel, IsSkippedWithOneLine) {

@@ -113,6 +113,33 @@ TEST_P(EveryShape, LinearLayersLoadInEveryDialect) {
   }
 }
 
+// A layer for multi-token prediction has experts; modelopt leaves it in bf16.
+TEST(MakeTiny, WritesLayersForMultiTokenPrediction) {
+  for (const char* dialect : {"modelopt", "compressed-nvfp4", "bf16"}) {
+    const TempFolder folder;
+    MakeTinyOptions options = small_model("kimi-k2.5");
+    options.dialect = dialect;
+    options.num_mtp_layers = 1;
+    ASSERT_TRUE(is_ok(make_tiny(folder.path(), options)));
+    auto config = load_model_config(folder.path());
+    ASSERT_TRUE(is_ok(config));
+    EXPECT_EQ(config->num_mtp_layers, 1);
+    const auto checkpoint = Checkpoint::open(folder.path());
+    ASSERT_TRUE(is_ok(checkpoint));
+    EXPECT_TRUE(is_ok(checkpoint->get("model.layers.2.eh_proj.weight", DType::kBF16, {96, 192})));
+    const bool is_fp4 = dialect == std::string("compressed-nvfp4");
+    EXPECT_EQ(stored_expert_format(*checkpoint, *config, 2), is_fp4 ? Fp4Format::kNvfp4 : Fp4Format::kNone);
+    ++config->num_layers;
+    config->layer_has_experts.push_back(true);
+    EXPECT_EQ(is_ok(load_expert_weights(*checkpoint, *config, 2)), dialect != std::string("modelopt"));
+    EXPECT_EQ(is_ok(load_unquantised_experts(*checkpoint, *config, 2)), !is_fp4);
+  }
+  MakeTinyOptions options = small_model("gpt-oss-tiny");
+  options.num_mtp_layers = 1;
+  const TempFolder folder;
+  EXPECT_TRUE(fails_with(make_tiny(folder.path(), options), StatusCode::kInvalidArgument, "num_mtp_layers"));
+}
+
 // The shapes have the parameters that the publishers state, in billions, without layers for multi-token
 // prediction and vision models.
 TEST(MakeTiny, ShapesHaveThePublishedNumberOfParameters) {
