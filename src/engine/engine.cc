@@ -142,23 +142,11 @@ SchedulerLimits scheduler_limits(const EngineConfig& flags) {
           .conservativeness = flags.schedule_conservativeness};
 }
 
-// Drafts by `source` up to the first id outside the vocabulary. Empty if `source` is.
-DraftSource checked(const DraftSource& source, int64_t vocab_size) {
-  if (!source) return {};
-  return [source, vocab_size](std::span<const int32_t> token_ids, int64_t max_tokens) {
-    std::vector<int32_t> ids = source(token_ids, max_tokens);
-    ids.resize(std::min(ids.size(), static_cast<size_t>(max_tokens)));
-    ids.erase(std::ranges::find_if(ids, [&](int32_t id) { return id < 0 || id >= vocab_size; }), ids.end());
-    return ids;
-  };
-}
-
-NgramLimits draft_limits(const EngineConfig& flags, const ModelConfig& config) {
+NgramLimits draft_limits(const EngineConfig& flags) {
   if (flags.speculative_algorithm != "NGRAM") return {};
   return {.max_tokens = rows_per_request(flags) - 1,
           .min_match = flags.speculative_ngram_min_match_window_size,
-          .max_match = flags.speculative_ngram_max_match_window_size,
-          .source = checked(flags.draft_source, config.vocab_size)};
+          .max_match = flags.speculative_ngram_max_match_window_size};
 }
 
 GrammarLimits grammar_limits(const EngineConfig& flags) {
@@ -322,7 +310,8 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .random_seed = flags.random_seed,
       .grammars = grammar_limits(flags),
       .masks = mask_limits(flags),
-      .drafts = draft_limits(flags, prepared.config),
+      .drafts = draft_limits(flags),
+      .draft_source = flags.draft_source,
       .max_model_drafts = prepared.plan.draft != nullptr ? rows_per_request(flags) - 1 : 0,
       .time_limits = {.waiting = flags.req_waiting_timeout,
                       .running = flags.req_running_timeout,

@@ -373,6 +373,18 @@ std::vector<Case> cases(const BenchOptions& options, int threads) {
   return list;
 }
 
+EngineConfig without_drafts(EngineConfig config) {
+  const EngineConfig defaults;
+  config.speculative_algorithm = defaults.speculative_algorithm;
+  config.speculative_draft_model_path = defaults.speculative_draft_model_path;
+  config.speculative_num_draft_tokens = defaults.speculative_num_draft_tokens;
+  config.speculative_num_steps = defaults.speculative_num_steps;
+  config.speculative_eagle_topk = defaults.speculative_eagle_topk;
+  config.speculative_ngram_min_match_window_size = defaults.speculative_ngram_min_match_window_size;
+  config.speculative_ngram_max_match_window_size = defaults.speculative_ngram_max_match_window_size;
+  return config;
+}
+
 // Loads one engine after another, in each process of a job: for each of --threads, with drafts also one
 // without them, whose decode tests run first.
 class LatencyBench {
@@ -385,11 +397,8 @@ class LatencyBench {
   int run() {
     for (const int threads : options_.threads) {
       const EngineConfig config = engine_config(threads);
-      EngineConfig plain = config;
-      plain.speculative_algorithm = "none";
-      plain.speculative_num_draft_tokens = EngineConfig().speculative_num_draft_tokens;
       if (options_.has_drafts())
-        if (const int code = run_engine(plain, threads); code != kExitOk) return code;
+        if (const int code = run_engine(without_drafts(config), threads); code != kExitOk) return code;
       if (const int code = run_engine(config, threads); code != kExitOk) return code;
     }
     table_.finish();

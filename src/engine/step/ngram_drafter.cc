@@ -28,9 +28,7 @@ Status NgramDrafter::draft(DpScheduler& scheduler) {
   scheduler.list(listed_);
   for (Sequence* sequence : listed_) {
     sequence->draft.ids.clear();
-    if (may_draft(*sequence))
-      sequence->draft.ids = limits_.source ? limits_.source(sequence->token_ids, limits_.max_tokens)
-                                           : ngram_draft(sequence->token_ids, limits_);
+    if (may_draft(*sequence)) sequence->draft.ids = ngram_draft(sequence->token_ids, limits_);
   }
   return {};
 }

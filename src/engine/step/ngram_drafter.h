@@ -6,14 +6,12 @@
 #include <vector>
 
 #include "engine/step/drafter.h"
-#include "fp4moe/sinks.h"
 
 namespace fp4moe {
 
 struct NgramLimits {
   int64_t max_tokens = 0;                // most tokens in a draft; 0: no drafts
   int64_t min_match = 1, max_match = 1;  // tokens
-  DraftSource source = {};               // proposes all drafts instead, unless empty
 };
 
 // Returns the max_tokens tokens that follow the earlier occurrence of the sequence's end that matches the

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "engine/step/model_drafter.h"
+#include "engine/step/source_drafter.h"
 
 namespace fp4moe {
 namespace {
@@ -35,8 +36,11 @@ std::unique_ptr<Drafter> make_drafter(Executor& executor, const StepLoopOptions&
   if (options.max_model_drafts > 0)
     return std::make_unique<ModelDrafter>(executor, options.max_model_drafts,
                                           options.scheduler.reuses_prefixes);
-  if (options.drafts.max_tokens > 0) return std::make_unique<NgramDrafter>(options.drafts);
-  return nullptr;
+  if (options.drafts.max_tokens == 0) return nullptr;
+  if (options.draft_source)
+    return std::make_unique<SourceDrafter>(options.draft_source, options.drafts.max_tokens,
+                                           executor.config().vocab_size);
+  return std::make_unique<NgramDrafter>(options.drafts);
 }
 
 }  // namespace

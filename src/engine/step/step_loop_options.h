@@ -10,6 +10,7 @@
 #include "engine/schedule/scheduler.h"
 #include "engine/step/ngram_drafter.h"
 #include "engine/step/time_limits.h"
+#include "fp4moe/sinks.h"
 
 namespace fp4moe {
 
@@ -28,6 +29,7 @@ struct StepLoopOptions {
   GrammarLimits grammars;
   MaskLimits masks;
   NgramLimits drafts;
+  DraftSource draft_source;      // proposes the drafts instead, at most drafts.max_tokens; empty: n-grams
   int64_t max_model_drafts = 0;  // per sequence and step, by the executor's draft model; 0: it drafts nothing
   TimeLimits time_limits;
   PriorityRules priorities;
