@@ -14,7 +14,7 @@
 
 namespace fp4moe {
 
-// Shards of the MLP's I must be multiples of this many columns.
+// Shards of the MLP's I must be multiples of this many columns, which I is: I itself if it cannot be split.
 int64_t dense_mlp_block(const MlpWeightsView& weights);
 
 class DenseMlp {
