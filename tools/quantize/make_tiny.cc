@@ -4,12 +4,36 @@
 #include <cstdio>
 #include <memory>
 
+#include "io/write/make_tiny_eagle3.h"
+
 #include "subcommand.h"
 
 namespace fp4moe {
 namespace {
 
-void add_sizes(CLI::App& subcommand, MakeTinyOptions& o) {
+// The options of a draft model, which exclude those of a whole model except the seed.
+void add_head_options(CLI::App& subcommand, MakeTinyEagle3Options& head) {
+  std::vector<CLI::Option*> others = subcommand.get_options([](const CLI::Option* option) {
+    const std::string name = option->get_name();
+    return name != "out" && name != "--seed" && !name.starts_with("--help");
+  });
+  constexpr const char* kGroup = "EAGLE-3 head";
+  CLI::Option* const target =
+      subcommand
+          .add_option("--eagle3-head", head.target,
+                      "write a random EAGLE-3 head for the model in this folder instead of a model")
+          ->type_name("FOLDER")
+          ->group(kGroup);
+  for (CLI::Option* other : others) target->excludes(other);
+  subcommand
+      .add_option("--eagle3-config", head.changes,
+                  "JSON object with keys that replace those of the head's config.json")
+      ->capture_default_str()
+      ->needs(target)
+      ->group(kGroup);
+}
+
+void add_size_options(CLI::App& subcommand, MakeTinyOptions& o) {
   const auto size = [&subcommand](const char* name, std::optional<int64_t>& value, const char* help) {
     subcommand.add_option(name, value, help)->group("Sizes (default: those of --like)");
   };
@@ -39,6 +63,7 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
   struct Flags {
     std::string folder;
     MakeTinyOptions options;
+    MakeTinyEagle3Options head;
   };
   CLI::App& subcommand =
       *app.add_subcommand("make-tiny", "Write a random checkpoint with the dims of a published model");
@@ -69,9 +94,12 @@ void add_make_tiny(CLI::App& app, int& exit_code) {
   subcommand.add_option("--seed", o.seed, "seed for the random weights")->capture_default_str();
   subcommand.add_option("--shards", o.num_shards, "number of safetensors files")->capture_default_str();
 
-  add_sizes(subcommand, o);
+  add_size_options(subcommand, o);
+  add_head_options(subcommand, flags->head);
   subcommand.callback([flags, &exit_code] {
-    const Status status = make_tiny(flags->folder, flags->options);
+    flags->head.seed = flags->options.seed;
+    const Status status = flags->head.target.empty() ? make_tiny(flags->folder, flags->options)
+                                                     : make_tiny_eagle3(flags->folder, flags->head);
     if (!status.ok()) {
       exit_code = report_error(status);
       return;
