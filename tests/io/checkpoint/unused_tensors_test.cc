@@ -180,7 +180,7 @@ TEST_F(Deepseek, ALoadedLayerForMultiTokenPredictionHasNoUnusedTensors) {
   changed.add("model.layers.2.self_attn.o_proj.bias");
   EXPECT_TRUE(is_ok(check_unused_tensors(changed.make(), config, false)));
   EXPECT_TRUE(fails_with(check_unused_tensors(changed.make(), config, false, true), StatusCode::kUnsupported,
-                         "model.layers.2.self_attn.o_proj.bias"));
+                         {"model.layers.2.self_attn.o_proj.bias"}));
 }
 
 // A vision model beside the text model is skipped with one line; in a checkpoint of a text model, a tensor

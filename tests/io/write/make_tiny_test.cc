@@ -137,7 +137,8 @@ TEST(MakeTiny, WritesLayersForMultiTokenPrediction) {
   MakeTinyOptions options = small_model("gpt-oss-tiny");
   options.num_mtp_layers = 1;
   const TempFolder folder;
-  EXPECT_TRUE(fails_with(make_tiny(folder.path(), options), StatusCode::kInvalidArgument, "num_mtp_layers"));
+  EXPECT_TRUE(
+      fails_with(make_tiny(folder.path(), options), StatusCode::kInvalidArgument, {"num_mtp_layers"}));
 }
 
 // The shapes have the parameters that the publishers state, in billions, without layers for multi-token
