@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "engine/speculative_crowd.h"
+#include "formats/bf16.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/safetensors.h"
 #include "io/small_model.h"
@@ -96,7 +97,7 @@ void expect_all_right(EngineConfig config, const std::string& what) {
     for (; after.num_requests_total == before.num_requests_total; after = engine->stats())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const int64_t num_steps = copy == 0 ? 0 : 10;
-    EXPECT_EQ(after.spec_verify_calls_total - before.spec_verify_calls_total, num_steps) << what;
+    EXPECT_EQ(after.spec_verify_calls_total - before.spec_verify_calls_total, num_steps) << what << " copy " << copy;
     EXPECT_EQ(after.spec_correct_drafts_total - before.spec_correct_drafts_total, num_steps * kSteps) << what;
     if (copy > 0) {
       EXPECT_GT(after.cached_tokens_total, before.cached_tokens_total);
@@ -167,7 +168,7 @@ TEST_F(MtpSpeculation, OutputsAreThoseOfPlainDecoding) {
     for (const char* like : {"deepseek-v3-tiny", "glm-4.5"}) {
       const std::string path = make(like, dialect);
       for (const Layout& layout : {Layout{}, Layout{.max_total_tokens = 640},
-                                   Layout{.tp = 2, .a2a = "deepep"}, Layout{.tp = 4, .dp = 2}}) {
+                                   Layout{.tp = 2, .a2a = "deepep"}, Layout{.tp = 2, .dp = 2}}) {
         EngineConfig config = config_of_layout(path, layout);
         const Crowd plain = run_crowd(config);
         config.speculative_algorithm = "EAGLE";

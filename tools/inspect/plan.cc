@@ -83,9 +83,10 @@ Report draft_report(const ModelPlan& plan, const Checkpoint* checkpoint, const M
 }
 
 // Opens the draft model's weights, or those that its configuration requires if its folder has none.
-Result<std::optional<Checkpoint>> open_draft_headers(const DraftPlan* draft, const std::string& load_format) {
+Result<std::optional<Checkpoint>> open_draft_headers(const DraftPlan* draft, const ModelConfig& target,
+                                                     const std::string& load_format) {
   const bool has_weights = draft == nullptr || Checkpoint::has_weights(draft->folder);
-  return open_draft(draft, load_format == "auto" && !has_weights ? "dummy" : load_format);
+  return open_draft(draft, target, load_format == "auto" && !has_weights ? "dummy" : load_format);
 }
 
 Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
@@ -110,7 +111,7 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
   FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, open_weights(flags.model_path, load_format, config));
   FP4MOE_RETURN_IF_ERROR(check_weights(checkpoint, config, plan));
   FP4MOE_ASSIGN_OR_RETURN(const std::optional<Checkpoint> draft,
-                          open_draft_headers(plan.draft.get(), flags.load_format));
+                          open_draft_headers(plan.draft.get(), config, flags.load_format));
   const Checkpoint* const draft_weights = draft ? &*draft : nullptr;
   FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem,
                           memory_problem(checkpoint, config, plan, flags, draft_weights));
