@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "engine/speculative_crowd.h"
+#include "engine/trained_drafts.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/safetensors.h"
 #include "io/small_model.h"
@@ -286,6 +287,14 @@ TEST(Eagle3Speculation, RefusesAnUnfitHeadBeforeWeightsAreRead) {
   expect(refusal([&](EngineConfig& c) { c.speculative_draft_model_path = target; }), "GptOssForCausalLM");
   expect(refusal([&](EngineConfig& c) { c.model_path = demo_path("demo-dsv3-nvfp4"); }), "latent attention");
   expect(refusal([](EngineConfig& c) { c.tp_size = 4, c.ep_size = 4; }), "cannot be split");
+}
+
+class TrainedDrafts : public ::testing::TestWithParam<TrainedDraft> {};
+INSTANTIATE_TEST_SUITE_P(Demos, TrainedDrafts, ::testing::ValuesIn(kTrainedDrafts), trained_name);
+
+TEST_P(TrainedDrafts, AreOftenRightAndChangeNoOutput) {
+  for (const Layout& layout : {Layout{}, Layout{.tp = 2}})
+    expect_trained_drafts(layout_config(GetParam().model, layout), GetParam(), layout.text());
 }
 
 TEST(SpeculationFlags, WhatIsNotSupportedIsRefusedByName) {
