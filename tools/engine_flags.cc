@@ -243,7 +243,7 @@ void add_speculative_flags(CLI::App& subcommand, EngineConfig& c) {
       {"none", "NGRAM", "EAGLE", "NEXTN", "EAGLE3", "STANDALONE"},
       "how tokens are drafted, which does not change the output; NGRAM: from repetitions in the request's "
       "tokens; EAGLE, NEXTN: by the checkpoint's layer for multi-token prediction; EAGLE3: by an EAGLE-3 "
-      "head; STANDALONE: by a smaller model (models draft on CPUs only)");
+      "head; STANDALONE: by a smaller model");
   group
       .value("--speculative-draft-model-path,--speculative-draft-model", c.speculative_draft_model_path,
              "the draft model's checkpoint folder")

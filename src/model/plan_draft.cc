@@ -34,7 +34,8 @@ EngineConfig flags_of_draft(const ModelPlan& target, const std::string& folder) 
 Status plan_standalone(const ModelPlan& target, DraftPlan& draft) {
   draft.folder = target.flags.speculative_draft_model_path;
   FP4MOE_ASSIGN_OR_RETURN(draft.config, load_model_config(draft.folder));
-  FP4MOE_ASSIGN_OR_RETURN(draft.plan, plan_model(draft.config, flags_of_draft(target, draft.folder)));
+  FP4MOE_ASSIGN_OR_RETURN(draft.plan,
+                          plan_model(draft.config, flags_of_draft(target, draft.folder), target.absent_gpu));
   draft.num_input_ids = draft.config.vocab_size;
   draft.max_positions = draft.config.max_position_embeddings;
   return {};
@@ -47,7 +48,8 @@ Status plan_mtp(const ModelConfig& target, const ModelPlan& plan, DraftPlan& dra
   draft.config = mtp_config(target);
   ModelConfig planned = draft.config;
   if (has_bf16_mtp_experts(target)) planned.quant.method = QuantMethod::kNone;
-  FP4MOE_ASSIGN_OR_RETURN(draft.plan, plan_model(planned, flags_of_draft(plan, plan.flags.model_path)));
+  FP4MOE_ASSIGN_OR_RETURN(draft.plan,
+                          plan_model(planned, flags_of_draft(plan, plan.flags.model_path), plan.absent_gpu));
   draft.features.is_final_norm = true;
   draft.num_input_ids = target.vocab_size;
   draft.max_positions = target.max_position_embeddings;

@@ -140,11 +140,10 @@ class Resolver {
       note_unused_drafts();
       return {};
     }
-    if (device_ != DeviceKind::kCpu && algorithm != "NGRAM")
-      return unsupported(
-          given +
-          " is not supported on device=cuda, which runs no draft model; nearest legal choices: "
-          "--speculative-algorithm NGRAM, --device cpu");
+    if (device_ == DeviceKind::kCuda && algorithm != "NGRAM" && given_.dp_size > 1)
+      return unsupported(given + " is not supported with --dp-size " + std::to_string(given_.dp_size) +
+                         " on device=cuda; nearest legal choices: --dp-size 1, "
+                         "--speculative-algorithm NGRAM, --device cpu");
     if (given_.disaggregation_mode != "null")
       return unsupported(given + " is not supported with --disaggregation-mode " +
                          given_.disaggregation_mode + "; nearest legal choice: leave one of them out");

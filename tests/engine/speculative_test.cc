@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "engine/speculative_crowd.h"
+#include "engine/trained_drafts.h"
 #include "formats/bf16.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/safetensors.h"
@@ -97,7 +98,8 @@ void expect_all_right(EngineConfig config, const std::string& what) {
     for (; after.num_requests_total == before.num_requests_total; after = engine->stats())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     const int64_t num_steps = copy == 0 ? 0 : 10;
-    EXPECT_EQ(after.spec_verify_calls_total - before.spec_verify_calls_total, num_steps) << what << " copy " << copy;
+    EXPECT_EQ(after.spec_verify_calls_total - before.spec_verify_calls_total, num_steps)
+        << what << " copy " << copy;
     EXPECT_EQ(after.spec_correct_drafts_total - before.spec_correct_drafts_total, num_steps * kSteps) << what;
     if (copy > 0) {
       EXPECT_GT(after.cached_tokens_total, before.cached_tokens_total);
@@ -287,6 +289,14 @@ TEST(Eagle3Speculation, RefusesAnUnfitHeadBeforeWeightsAreRead) {
   expect(refusal([&](EngineConfig& c) { c.speculative_draft_model_path = target; }), "GptOssForCausalLM");
   expect(refusal([&](EngineConfig& c) { c.model_path = demo_path("demo-dsv3-nvfp4"); }), "latent attention");
   expect(refusal([](EngineConfig& c) { c.tp_size = 4, c.ep_size = 4; }), "cannot be split");
+}
+
+class TrainedDrafts : public ::testing::TestWithParam<TrainedDraft> {};
+INSTANTIATE_TEST_SUITE_P(Demos, TrainedDrafts, ::testing::ValuesIn(kTrainedDrafts), trained_name);
+
+TEST_P(TrainedDrafts, AreOftenRightAndChangeNoOutput) {
+  for (const Layout& layout : {Layout{}, Layout{.tp = 2}})
+    expect_trained_drafts(layout_config(GetParam().model, layout), GetParam(), layout.text());
 }
 
 TEST(SpeculationFlags, WhatIsNotSupportedIsRefusedByName) {

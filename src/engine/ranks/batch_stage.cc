@@ -13,7 +13,7 @@ constexpr int64_t kAlign = 64;
 constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + kAlign - 1) / kAlign * kAlign; }
 
 int64_t packed_bytes(const StageLimits& l) {
-  const int64_t rows = 2 * padded(l.max_rows * 4) + padded(l.max_rows * 8);
+  const int64_t rows = 2 * padded(l.max_rows * 4) + (l.has_feature_rows ? 2 : 1) * padded(l.max_rows * 8);
   return rows + 2 * padded((l.max_sequences + 1) * 4) + padded(l.max_logit_rows * 8);
 }
 
@@ -63,6 +63,7 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   int32_t* first_row = take(out.num_sequences + 1, &out.first_row);
   int32_t* first_position = take(out.num_sequences, &out.first_position);
   int64_t* logit_rows = take(out.num_logit_rows, &out.logit_rows);
+  if (limits_.has_feature_rows) write_feature_rows(batch, out);
   out.page_table = reinterpret_cast<const int32_t*>(device_.data() + page_table_begin_);
   if (limits_.has_window_pages)
     out.window_page_table = reinterpret_cast<const int32_t*>(device_.data() + window_table_begin_);
@@ -92,6 +93,16 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   for (int64_t i = 0; i < out.num_logit_rows; ++i)
     logit_rows[i] = decode ? i : batch.logit_rows[static_cast<size_t>(i)];
   return out;
+}
+
+// Rows without features take those of row 0: padding, and rows of a model that takes none.
+void BatchStage::write_feature_rows(const Batch& batch, DeviceBatch& out) {
+  const auto given = batch.feature_rows;
+  FP4MOE_CHECK(
+      given.empty() || given.size() == batch.token_ids.size(),
+      std::to_string(given.size()) + " feature rows for " + std::to_string(batch.token_ids.size()) + " rows");
+  int64_t* rows = take(out.num_rows, &out.feature_rows);
+  std::fill(std::copy(given.begin(), given.end(), rows), rows + out.num_rows, 0);
 }
 
 void BatchStage::write_tables(const SequenceRows& rows, int64_t sequence) {

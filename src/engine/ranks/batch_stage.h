@@ -18,6 +18,7 @@ struct StageLimits {
   int64_t rows_per_request = 1;   // most rows of a decoding sequence: its last token and drafts
   int64_t max_pages = 0;          // per sequence; also the number of columns in every step's page table
   bool has_window_pages = false;  // window layers have a second page table
+  bool has_feature_rows = false;  // for a draft model (Batch::feature_rows)
 };
 
 class BatchStage {
@@ -42,6 +43,7 @@ class BatchStage {
   template <class T>
   T* take(int64_t count, const T** on_device);
   void write_tables(const SequenceRows& rows, int64_t sequence);
+  void write_feature_rows(const Batch& batch, DeviceBatch& out);
   HostRows table_copy(int64_t begin, bool is_used);
 
   StageLimits limits_;

@@ -21,22 +21,35 @@ constexpr int64_t kLogitPieceBytes = 256 << 10;
 // For ranks on GPUs.
 DeviceRegion attention_region(int num_ranks, const StepLimits& limits) {
   constexpr int64_t kGatheredRows = 64;
+  const int64_t vocab_size = std::max(limits.vocab_size, limits.draft.vocab_size);
   return {.offset = 0,
           .word_bytes = sum_word_bytes(num_ranks),
-          .gather_bytes = std::min(kGatheredRows, limits.max_logit_rows) * limits.vocab_size * int64_t{4}};
+          .gather_bytes = std::min(kGatheredRows, limits.max_logit_rows) * vocab_size * int64_t{4}};
 }
 
-Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limits) {
+// The bytes for rows that a GPU's ranks exchange; 0 if they exchange none.
+Result<int64_t> exchange_bytes(const MoePlan& plan, const StepLimits& limits) {
+  if (!exchanges_rows(plan)) return int64_t{0};
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceExchangeSize size, device_exchange_size(plan, limits.max_batch_tokens));
+  return size.area.num_bytes;
+}
+
+// A model's first exchange in a pass follows collective operations of its group, in which all ranks take part
+// only after the other model's last exchange.
+Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limits, const MoePlan* draft) {
   const RankLayout& layout = plan.problem().layout;
   CommMemory memory;
   if (layout.attention_tp() > 1) {
     memory.device_attention = attention_region(layout.attention_tp(), limits);
     memory.heap_bytes = memory.device_attention.num_bytes(layout.attention_tp());
   }
-  if (exchanges_rows(plan)) {
-    FP4MOE_ASSIGN_OR_RETURN(const DeviceExchangeSize size,
-                            device_exchange_size(plan, limits.max_batch_tokens));
-    memory.a2a_bytes = size.area.num_bytes;
+  FP4MOE_ASSIGN_OR_RETURN(memory.a2a_bytes, exchange_bytes(plan, limits));
+  if (draft != nullptr) {
+    FP4MOE_CHECK(layout.dp == 1, "several data-parallel groups on GPUs, with a draft model");
+    FP4MOE_ASSIGN_OR_RETURN(const int64_t of_draft, exchange_bytes(*draft, limits));
+    memory.a2a_bytes = std::max(memory.a2a_bytes, of_draft);
+  }
+  if (memory.a2a_bytes > 0) {
     memory.device_world = {.offset = memory.heap_bytes, .exchange_bytes = memory.a2a_bytes};
     memory.a2a_offset = memory.heap_bytes + memory.device_world.layout(layout.tp).exchange;
     memory.heap_bytes += memory.device_world.num_bytes(layout.tp);
@@ -51,7 +64,7 @@ Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits, co
   const RankLayout& layout = plan.problem().layout;
   CommMemory memory;
   if (layout.tp == 1) return memory;
-  if (plan.problem().device == DeviceKind::kCuda) return device_memory_of(plan, limits);
+  if (plan.problem().device == DeviceKind::kCuda) return device_memory_of(plan, limits, draft);
   FP4MOE_ASSIGN_OR_RETURN(A2aBytes a2a, a2a_bytes(plan, limits.max_batch_tokens));
   if (draft != nullptr) {
     FP4MOE_ASSIGN_OR_RETURN(const A2aBytes of_draft, a2a_bytes(*draft, limits.max_batch_tokens));

@@ -25,7 +25,7 @@ struct CommMemory {
   int64_t heap_bytes = 0;  // the sum, per rank
 };
 
-// Returns an empty layout if there is only one rank. The transports of a draft model (CPU only; null: none)
+// Returns an empty layout if there is only one rank. The exchanges of a draft model (null: none)
 // use the same region, because only one of the two models runs at a time. kDoesNotFit: --a2a-memory-budget is
 // too small for a plan's transport.
 Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits, const MoePlan* draft = nullptr);

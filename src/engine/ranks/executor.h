@@ -36,6 +36,10 @@ class Executor {
   virtual float* logits() = 0;
   virtual DraftShape draft_shape() const { return {}; }
   virtual std::span<const int32_t> draft_token_ids() const { return {}; }  // Model::token_ids() of the draft
+  // Waits for the last execute_step(), which ran the draft model, and chooses an id of the draft model for
+  // each row of logits: the most probable one (in a tie, the lowest), or -1 if a logit is NaN or infinite (on
+  // a GPU: NaN or +infinity, or only -infinity). Logits need not be on the host.
+  virtual Status take_draft_ids(std::span<int32_t> ids);
   // Returns OK if execute_step() fills Batch::routed_experts, otherwise the reason why it does not.
   virtual Status supports_routed_experts() const {
     return unsupported("this executor does not report routed experts");

@@ -5,6 +5,7 @@
 #include <exception>
 #include <mutex>
 #include <new>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +39,7 @@ class GpuGroup final : public RankGroup {
  public:
   explicit GpuGroup(const RankSetup& setup)
       : layout_(setup.plan.moe.problem().layout),
+        draft_shape_(fp4moe::draft_shape(setup.plan, setup.options)),
         threads_(layout_.tp),
         groups_(static_cast<size_t>(layout_.dp)) {
     for (int r = 0; r < layout_.tp; ++r) ranks_.push_back(std::make_unique<GpuRank>(setup, r));
@@ -57,7 +59,11 @@ class GpuGroup final : public RankGroup {
   Status supports_routed_experts() const override { return {}; }
   bool samples() const override { return true; }
 
+  DraftShape draft_shape() const override { return draft_shape_; }
+  std::span<const int32_t> draft_token_ids() const override { return leader().draft_token_ids(); }
+
   Status execute_step(std::span<const Batch> groups) override;
+  Status take_draft_ids(std::span<int32_t> ids) override;
   Status set_masked_ids(std::span<const int32_t> ids) override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->set_masked_ids(ids); });
   }
@@ -92,12 +98,20 @@ class GpuGroup final : public RankGroup {
   const Job* job() const override { return nullptr; }
   int64_t weight_bytes() const override {
     int64_t sum = 0;
-    for (const auto& rank : ranks_) sum += rank->rank().model().weight_bytes();
+    for (const auto& rank : ranks_) sum += rank->rank().weight_bytes();
     return sum;
   }
   int64_t kv_bytes() const override {
     int64_t sum = 0;
-    for (const auto& rank : ranks_) sum += rank->rank().kv().num_bytes();
+    for (const auto& rank : ranks_) sum += rank->rank().kv_bytes();
+    return sum;
+  }
+  DraftBytes draft_bytes() const override {
+    DraftBytes sum;
+    for (const auto& rank : ranks_) {
+      const DraftBytes bytes = rank->rank().draft_bytes();
+      sum = {sum.weights + bytes.weights, sum.kv + bytes.kv};
+    }
     return sum;
   }
   int64_t comm_bytes() const override { return heap_ ? heap_->num_ranks() * heap_->num_bytes() : 0; }
@@ -116,6 +130,8 @@ class GpuGroup final : public RankGroup {
     int64_t num_logit_rows = 0;      // of the last step
     int64_t first_chosen = 0;        // index of its first row in the last start_sample()
     std::vector<SampleRowParams> params;
+    // Of a pass of the draft model: all its rows, and the indices of the wanted ones among its logits' rows.
+    std::vector<int64_t> all_rows, draft_rows;
   };
   struct SampledCounts {  // of a group, in one start_sample()
     size_t rows = 0, ids = 0;
@@ -123,7 +139,9 @@ class GpuGroup final : public RankGroup {
   size_t leader_of(int group) const { return rank_index(group * layout_.attention_tp()); }
   Group& group_of(int rank) { return groups_[static_cast<size_t>(rank / layout_.attention_tp())]; }
   void take_batches(std::span<const Batch> batches);
+  void take_draft_rows(Group& group);
   void gather_logits();
+  void gather_draft_logits();
 
   const Rank& leader() const { return std::as_const(*ranks_[0]).rank(); }
   static size_t rank_index(int rank) { return static_cast<size_t>(rank); }
@@ -134,6 +152,7 @@ class GpuGroup final : public RankGroup {
   std::unique_ptr<PeerHeap> heap_;  // null with one rank
   std::vector<std::unique_ptr<GpuRank>> ranks_;
   const RankLayout layout_;
+  const DraftShape draft_shape_;
   RankThreads threads_;
   std::vector<Group> groups_;
   std::deque<std::vector<SampledCounts>> sampled_;  // [dp], for each start_sample() not yet taken
@@ -179,6 +198,7 @@ void GpuGroup::take_batches(std::span<const Batch> batches) {
     Group& group = groups_[g];
     group.batch = batches[g];
     group.num_logit_rows = std::ssize(batches[g].logit_rows);
+    if (group.batch.model == BatchModel::kDraft) take_draft_rows(group);
     if (group.first_chosen == 0) continue;
     group.token_ids.assign(batches[g].token_ids.begin(), batches[g].token_ids.end());
     for (int32_t& id : group.token_ids)
@@ -187,12 +207,24 @@ void GpuGroup::take_batches(std::span<const Batch> batches) {
   }
 }
 
+void GpuGroup::take_draft_rows(Group& group) {
+  Batch& batch = group.batch;
+  group.draft_rows.assign(batch.logit_rows.begin(), batch.logit_rows.end());
+  if (!ranks_[0]->widens(batch)) {
+    std::iota(group.draft_rows.begin(), group.draft_rows.end(), 0);
+    return;
+  }
+  group.all_rows.resize(batch.token_ids.size());
+  std::iota(group.all_rows.begin(), group.all_rows.end(), 0);
+  batch.logit_rows = group.all_rows;
+}
+
 Status GpuGroup::execute_step(std::span<const Batch> batches) {
   FP4MOE_CHECK(batches.size() == groups_.size(),
                std::to_string(batches.size()) + " batches for " + std::to_string(groups_.size()) + " groups");
   FP4MOE_RETURN_IF_ERROR(failure());
   take_batches(batches);
-  GpuStep step;
+  GpuStep step{.model = batches[0].model, .chains = batches[0].chains};
   for (const Group& group : groups_) {
     const GpuStep own = ranks_[0]->step_of(group.batch);
     step.decodes &= own.decodes;
@@ -206,8 +238,21 @@ Status GpuGroup::execute_step(std::span<const Batch> batches) {
     return ranks_[rank_index(r)]->execute_step(batch, step);
   });
   FP4MOE_RETURN_IF_ERROR(status);
-  if (layout_.dp > 1) gather_logits();
+  if (step.model == BatchModel::kDraft)
+    gather_draft_logits();
+  else if (layout_.dp > 1)
+    gather_logits();
   return failure();
+}
+
+// Moves the wanted rows to the front. There is one group.
+void GpuGroup::gather_draft_logits() {
+  if (!ranks_[0]->wants_logits()) return;
+  float* const rows = ranks_[0]->logits();
+  const int64_t vocab_size = draft_shape_.vocab_size;
+  int64_t next = 0;
+  for (const int64_t row : groups_[0].draft_rows)
+    std::copy_n(rows + row * vocab_size, vocab_size, rows + vocab_size * next++);
 }
 
 void GpuGroup::gather_logits() {
@@ -281,6 +326,16 @@ Status GpuGroup::take_sampled(std::span<SampledRow> out, std::span<float> id_log
           r == 0 ? id_logprobs.subspan(first_id, num_ids) : std::span(other_logprobs)));
     first_row += num_rows, first_id += num_ids;
   }
+  return failure();
+}
+
+// The ranks choose alike. There is one group.
+Status GpuGroup::take_draft_ids(std::span<int32_t> ids) {
+  const std::vector<int64_t>& rows = groups_[0].draft_rows;
+  FP4MOE_RETURN_IF_ERROR(on_all([&](int r) {
+    std::vector<int32_t> others(r == 0 ? 0 : ids.size());
+    return ranks_[rank_index(r)]->take_draft_ids(rows, r == 0 ? ids : std::span(others));
+  }));
   return failure();
 }
 

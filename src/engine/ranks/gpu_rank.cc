@@ -1,22 +1,11 @@
 #include "engine/ranks/gpu_rank.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"
-#include "base/log.h"
-#include "device/device_info.h"
-#include "device/device_memory.h"
-#include "device/pinned_memory.h"
-#include "device/upload_ring.h"
-#include "engine/output/logit_edits.h"
-#include "engine/startup/memory_plan.h"
 #include "kernels/device_copy.h"
 #include "model/lm_head.h"
-#include "model/resolve_flags.h"
 
 namespace fp4moe {
 namespace {
@@ -26,8 +15,6 @@ namespace {
 bool is_permanent(const Status& status) {
   return status.code() == StatusCode::kInternal || status.code() == StatusCode::kDeadline;
 }
-
-constexpr int kStreams = 3;  // of a rank: stream_, page_stream_ and side_
 
 }  // namespace
 
@@ -45,211 +32,6 @@ float* GpuRank::logits() {
   return host_logits_.as<float>();
 }
 
-// ---- loading --------------------------------------------------------------------------------------
-
-Status GpuRank::load(const RankSetup& setup, const PeerHeap* heap, const ProgressSink& progress) {
-  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(gpu_of_rank(rank_.layout().rank)));
-  const DeviceScope on_gpu(*gpu);
-  FP4MOE_ASSIGN_OR_RETURN(stream_, Stream::make());
-  {
-    const UploadScope uploads(rank_.pool());
-    const StreamScope scope(stream_);
-    FP4MOE_RETURN_IF_ERROR(prepare_cuda_dense_ops());
-    if (heap != nullptr) FP4MOE_RETURN_IF_ERROR(make_groups(setup, *heap));
-    FP4MOE_RETURN_IF_ERROR(rank_.load(setup, progress));
-    FP4MOE_RETURN_IF_ERROR(wait("loading"));
-  }
-  FP4MOE_RETURN_IF_ERROR(make_side_stream());
-  return allocate(setup);
-}
-
-// Ranks that exchange rows run their shared experts while the rows are in flight and need no side stream. Nor
-// is there one if the streams of a GPU's ranks would share hardware queues: a kernel that waits for another
-// rank's kernel could be in front of that kernel. The bits are the same without a side stream.
-Status GpuRank::make_side_stream() {
-  const bool fits = ranks_per_gpu() * kStreams <= kHardwareQueues;
-  if (config().shared_intermediate_size == 0 || world_ != nullptr || !fits) return {};
-  FP4MOE_ASSIGN_OR_RETURN(side_, SideStream::make());
-  stream_.set_side(&side_);
-  return {};
-}
-
-Status GpuRank::make_groups(const RankSetup& setup, const PeerHeap& heap) {
-  const RankLayout& layout = rank_.layout();
-  const CommMemory& memory = setup.memory;
-  const auto timeout = comm_timeout(setup.flags);
-  if (const int size = layout.attention_tp(); size > 1) {
-    FP4MOE_ASSIGN_OR_RETURN(
-        group_, DeviceCommunicator::make(heap, layout.dp_rank() * size, size, layout.attention_rank(),
-                                         memory.device_attention, timeout));
-    if (setup.flags.tp_reduce_dtype == "bfloat16") group_->send_bf16_partials();
-  }
-  if (memory.a2a_bytes > 0) {
-    FP4MOE_ASSIGN_OR_RETURN(
-        world_, DeviceCommunicator::make(heap, 0, layout.tp, layout.rank, memory.device_world, timeout));
-  }
-  rank_.set_device_groups(group_.get(), world_.get());
-  stream_.set_has_peers();
-  return {};
-}
-
-void GpuRank::rehearse_groups(bool on) {
-  for (DeviceCommunicator* group : {group_.get(), world_.get()})
-    if (group != nullptr) group->rehearse(on);
-}
-
-Status GpuRank::group_failure() const {
-  for (const DeviceCommunicator* group : {group_.get(), world_.get()})
-    if (group != nullptr) FP4MOE_RETURN_IF_ERROR(group->failure());
-  return {};
-}
-
-Status GpuRank::allocate(const RankSetup& setup) {
-  const RankGroupOptions& options = setup.options;
-  max_logit_rows_ = options.max_logit_rows / rank_.layout().dp;
-  const int64_t per_request = rows_per_request(setup.flags);
-  const int64_t pool_tokens = rank_.kv().num_pages() * page_size();
-  const int64_t context = options.context_length > 0 ? options.context_length : pool_tokens;
-  const StageLimits limits{.max_rows = options.max_batch_tokens,
-                           .max_sequences = std::max<int64_t>(max_logit_rows_, 1),
-                           .max_logit_rows = max_logit_rows_,
-                           .rows_per_request = per_request,
-                           .max_pages = (context + page_size() - 1) / page_size(),
-                           .has_window_pages = num_window_pages() > 0};
-  FP4MOE_ASSIGN_OR_RETURN(stage_, BatchStage::make(limits, pinned_memory(), device_memory()));
-  const int64_t logit_bytes = max_logit_rows_ * config().vocab_size * int64_t{sizeof(float)};
-  FP4MOE_ASSIGN_OR_RETURN(logits_, Buffer::make(logit_bytes, device_memory()));
-  const RankLayout& layout = rank_.layout();
-  vocab_ = vocab_shard(config().vocab_size, layout.attention_tp(), layout.attention_rank());
-  if (group_ != nullptr) {
-    const int64_t part_bytes = max_logit_rows_ * vocab_.count * int64_t{sizeof(float)};
-    FP4MOE_ASSIGN_OR_RETURN(part_, Buffer::make(part_bytes, device_memory()));
-  }
-  if (wants_logits_ && layout.attention_rank() == 0) {
-    FP4MOE_ASSIGN_OR_RETURN(host_logits_, Buffer::make(logit_bytes, pinned_memory()));
-  }
-  const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};
-  FP4MOE_ASSIGN_OR_RETURN(sampled_, Buffer::make(sample_bytes, device_memory()));
-  const int64_t edit_bytes =
-      max_logit_edits(max_logit_rows_, pool_tokens * per_request, std::ssize(config().eos_token_ids)) *
-      int64_t{sizeof(LogitEdit)};
-  FP4MOE_ASSIGN_OR_RETURN(edits_, Buffer::make(edit_bytes, device_memory()));
-  const int64_t mask_bytes = (config().vocab_size + 31) / 32 * int64_t{sizeof(uint32_t)};
-  FP4MOE_ASSIGN_OR_RETURN(allowed_, Buffer::make(max_logit_rows_ * mask_bytes, device_memory()));
-  const int64_t id_bytes = max_logit_rows_ * SamplingParams::kMaxLogprobIds * int64_t{sizeof(int32_t)};
-  FP4MOE_ASSIGN_OR_RETURN(logprob_ids_, Buffer::make(id_bytes, device_memory()));
-  FP4MOE_ASSIGN_OR_RETURN(experts_, Buffer::make(expert_bytes(options.max_batch_tokens), device_memory()));
-  FP4MOE_ASSIGN_OR_RETURN(host_experts_, Buffer::make(experts_.num_bytes(), pinned_memory()));
-  FP4MOE_ASSIGN_OR_RETURN(page_stream_, Stream::make());
-  const int64_t most_bytes =
-      std::max(page_bytes(0, page_size()), page_bytes({0, KvLayers::kWindow}, page_size()));
-  FP4MOE_ASSIGN_OR_RETURN(page_, Buffer::make(most_bytes, pinned_memory()));
-  for (HostBuffers& buffers : host_buffers_) {
-    FP4MOE_ASSIGN_OR_RETURN(buffers.allowed, Buffer::make(max_logit_rows_ * mask_bytes, pinned_memory()));
-    FP4MOE_ASSIGN_OR_RETURN(buffers.edits, Buffer::make(edit_bytes, pinned_memory()));
-    FP4MOE_ASSIGN_OR_RETURN(buffers.logprob_ids, Buffer::make(id_bytes, pinned_memory()));
-    FP4MOE_ASSIGN_OR_RETURN(buffers.id_logprobs, Buffer::make(id_bytes, pinned_memory()));
-    FP4MOE_ASSIGN_OR_RETURN(buffers.samples, Buffer::make(sample_bytes, pinned_memory()));
-    FP4MOE_ASSIGN_OR_RETURN(buffers.staged, Event::make());
-    FP4MOE_ASSIGN_OR_RETURN(buffers.sampled, Event::make());
-  }
-  buckets_ = decode_buckets(std::max<int64_t>(max_logit_rows_ / per_request, 1), setup.flags.cuda_graph_bs,
-                            per_request);
-  stores_keys_apart_ = setup.flags.enable_deterministic_inference || config().mla.kv_lora_rank > 0;
-  return {};
-}
-
-// The graphs to record, largest first. Steps without drafts have at most a row for each request.
-std::vector<GpuRank::GraphKey> GpuRank::decode_graphs() const {
-  const int64_t per_request = stage_.limits().rows_per_request;
-  const int64_t largest_plain =
-      stores_keys_apart_ ? max_logit_rows_ : bucket_for(buckets_, max_logit_rows_ / per_request);
-  std::vector<GraphKey> graphs;
-  for (auto rows = buckets_.rbegin(); rows != buckets_.rend(); ++rows) {
-    if (!stores_keys_apart_ && per_request > 1 && *rows > 1) graphs.push_back({*rows, true});
-    if (*rows <= largest_plain) graphs.push_back({*rows, false});
-  }
-  return graphs;
-}
-
-// Runs steps of doubling sizes, so that each kernel and each tactic of a layer runs for at least one of them.
-// The KV pages that these steps write to do not hold any request's tokens yet.
-Status GpuRank::rehearse() {
-  if (!has_peers()) return {};
-  rehearse_groups(true);
-  const int64_t num_pages = std::min(stage_.limits().max_pages, rank_.kv().num_pages());
-  const int64_t most = std::min(stage_.limits().max_rows, num_pages * page_size());
-  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
-  std::iota(pages.begin(), pages.end(), 0);
-  std::vector<int32_t> window_pages(num_window_pages() > 0 ? pages.size() : 0);  // all of them page 0
-  for (int64_t rows = 1;; rows = std::min(2 * rows, most)) {
-    const std::vector<int32_t> ids(static_cast<size_t>(rows));
-    std::vector<int64_t> positions(ids.size()),
-        logit_rows(static_cast<size_t>(std::min(rows, max_logit_rows_)));
-    std::iota(positions.begin(), positions.end(), 0);
-    std::iota(logit_rows.begin(), logit_rows.end(), 0);
-    const auto count = static_cast<size_t>((rows + page_size() - 1) / page_size());
-    const SequenceRows sequence{0, rows, 0, std::span(pages).first(count),
-                                std::span(window_pages).first(std::min(count, window_pages.size()))};
-    const Batch batch{ids, positions, {&sequence, 1}, logit_rows};
-    FP4MOE_RETURN_IF_ERROR(execute_step(batch, step_of(batch)));
-    FP4MOE_RETURN_IF_ERROR(rehearse_sampling(std::ssize(logit_rows)));
-    if (rows == most) break;
-  }
-  const StreamScope scope(stream_);
-  for (const auto& [rows, shares_pages] : decode_graphs()) {
-    FP4MOE_RETURN_IF_ERROR(run_batch(put({}, rows, shares_pages)));
-    FP4MOE_RETURN_IF_ERROR(wait("the rehearsal of " + std::to_string(rows) + " decode rows"));
-  }
-  rehearse_groups(false);
-  return wait("the rehearsal");
-}
-
-Status GpuRank::rehearse_sampling(int64_t num_rows) {
-  for (const bool greedy : {true, false}) {
-    SampleRowParams params;
-    params.temperature = greedy ? 0 : 1;
-    const std::vector<SampleRowParams> rows(static_cast<size_t>(num_rows), params);
-    std::vector<SampledRow> sampled(rows.size());
-    FP4MOE_RETURN_IF_ERROR(start_sample(rows, {}, {}, {}));
-    FP4MOE_RETURN_IF_ERROR(take_sampled(sampled, {}));
-  }
-  return {};
-}
-
-// For each size, records a step that consists only of padding; its graph serves all steps of that size. The
-// step first runs once, so that kernels and libraries make their first-use allocations.
-Status GpuRank::record_graphs(const EngineConfig& flags) {
-  if (flags.disable_cuda_graph || cuda_sync_is_on()) return {};
-  const auto started = std::chrono::steady_clock::now();
-  FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo before, device_memory_info(stream_.device().ordinal()));
-  const int64_t largest = flags.cuda_graph_max_bs > 0
-                              ? flags.cuda_graph_max_bs * stage_.limits().rows_per_request
-                              : buckets_.back();
-  const StreamScope scope(stream_);
-  for (const GraphKey& key : decode_graphs()) {
-    if (key.rows > largest) continue;
-    const DeviceBatch batch = put({}, key.rows, key.shares_pages);
-    if (!has_peers()) FP4MOE_RETURN_IF_ERROR(run_batch(batch));  // otherwise rehearse() has run it
-    FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(key.rows) + " rows"));
-    Result<Graph> graph = Graph::capture(stream_, [&] { return run_batch(batch); });
-    if (!graph.ok())
-      return graph.status().with_context("CUDA graph of " + std::to_string(key.rows) +
-                                         " decode rows (--disable-cuda-graph skips recording graphs)");
-    graphs_.emplace(key, std::move(*graph));
-  }
-  FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo after, device_memory_info(stream_.device().ordinal()));
-  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
-  char took[32];
-  std::snprintf(took, sizeof took, "%.2f s", seconds.count());
-  FP4MOE_RETURN_IF_ERROR(wait("recording graphs"));
-  if (rank_.layout().rank != 0) return {};  // rank 0 logs this line for all
-  log_info("graphs     " + std::to_string(graphs_.size()) + " of decode steps of up to " +
-           std::to_string(largest) + " rows in " + took + ", " +
-           size_string(std::max<int64_t>(0, before.free_bytes - after.free_bytes)));
-  return {};
-}
-
 // ---- steps ----------------------------------------------------------------------------------------
 
 int64_t GpuRank::padded_rows(const Batch& batch) const {
@@ -257,10 +39,19 @@ int64_t GpuRank::padded_rows(const Batch& batch) const {
   return stage_.decodes(batch) ? bucket_for(buckets_, rows) : rows;
 }
 
+bool GpuRank::widens(const Batch& batch) const {
+  return batch.model == BatchModel::kDraft && std::ssize(batch.token_ids) <= most_widened_rows() &&
+         std::ranges::all_of(batch.sequences, [this](const SequenceRows& rows) {
+           return rows.num_rows <= stage_.limits().rows_per_request;
+         });
+}
+
 GpuStep GpuRank::step_of(const Batch& batch) const {
   const int64_t rows = padded_rows(batch);
   const bool decodes = stage_.decodes(batch);
-  return {.decodes = decodes,
+  return {.model = batch.model,
+          .chains = batch.chains,
+          .decodes = decodes,
           .verifies = decodes && batch.sequences.size() < batch.token_ids.size(),
           .rows = rows,
           .logit_rows = decodes ? rows : std::ssize(batch.logit_rows)};
@@ -269,8 +60,9 @@ GpuStep GpuRank::step_of(const Batch& batch) const {
 // Returns null if no graph of this size was recorded. A graph for rows that share pages serves all rows.
 const Graph* GpuRank::graph_of(const GpuStep& step) const {
   if (!step.decodes) return nullptr;
-  auto graph = graphs_.find({step.rows, step.verifies && !stores_keys_apart_});
-  if (graph == graphs_.end()) graph = graphs_.find({step.rows, true});
+  const bool shares_pages = step.verifies && !shape_of(step.model).stores_keys_apart;
+  auto graph = graphs_.find({step.rows, shares_pages, step.model, step.chains});
+  if (graph == graphs_.end()) graph = graphs_.find({step.rows, true, step.model, step.chains});
   return graph == graphs_.end() ? nullptr : &graph->second;
 }
 
@@ -284,13 +76,16 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
   on_device.largest_rows = step.rows;
   on_device.largest_logit_rows = step.logit_rows;
   host_buffers_[num_steps_++ % 2].staged.record(stream_);
+  last_model_ = step.model;
+  const std::string of_draft = step.model == BatchModel::kDraft ? " of the draft model" : "";
   if (const Graph* graph = graph_of(step); graph != nullptr) {
-    step_ = "the graph of " + std::to_string(padded) + " decode rows";
+    step_ = "the graph of " + std::to_string(padded) + " decode rows" + of_draft;
     graph->launch(stream_);
   } else {
-    step_ = "a step of " + std::to_string(padded) + " rows";
-    FP4MOE_RETURN_IF_ERROR(run_batch(on_device));
+    step_ = "a step of " + std::to_string(padded) + " rows" + of_draft;
+    FP4MOE_RETURN_IF_ERROR(run_batch(on_device, step.model, step.chains));
   }
+  if (step.model == BatchModel::kDraft) choose_draft_ids(std::ssize(batch.logit_rows));
   if (batch.routed_experts != nullptr) FP4MOE_RETURN_IF_ERROR(take_experts(batch, padded));
   return wants_logits_ ? take_logits(std::ssize(batch.logit_rows)) : Status();
 }
@@ -298,14 +93,15 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
 Status GpuRank::take_logits(int64_t num_rows) {
   gather_logits(num_rows);
   if (host_logits_.data() == nullptr) return {};
-  copy_async(host_logits_.data(), logits_.data(), num_rows * config().vocab_size * int64_t{sizeof(float)});
+  copy_async(host_logits_.data(), logits_.data(),
+             num_rows * last_shape().vocab_size * int64_t{sizeof(float)});
   return wait(step_);
 }
 
 // Not a part of a step, because rows that are all greedy do not need it.
 void GpuRank::gather_logits(int64_t num_rows) {
   if (group_ != nullptr)
-    fp4moe::gather_logits(*group_, config().vocab_size, part_.as<float>(), num_rows, logits_.as<float>());
+    fp4moe::gather_logits(*group_, last_shape().vocab_size, part_.as<float>(), num_rows, logits_.as<float>());
 }
 
 // Waits for the step, then copies its routed experts to the batch; num_rows includes padding.
@@ -328,10 +124,12 @@ DeviceBatch GpuRank::put(const Batch& batch, int64_t num_rows, bool shares_pages
   return on_device;
 }
 
-Status GpuRank::run_batch(const DeviceBatch& on_device) {
+Status GpuRank::run_batch(const DeviceBatch& on_device, BatchModel model, bool chains) {
   Batch batch;
   batch.device = &on_device;
-  batch.routed_experts = experts_.as<int32_t>();
+  batch.model = model;
+  batch.chains = chains;
+  if (model == BatchModel::kTarget) batch.routed_experts = experts_.as<int32_t>();
   const Buffer& logits = group_ != nullptr ? part_ : logits_;
   const Status status = rank_.forward_on_rank(batch, logits.as<float>());
   stream_.end_layers();
@@ -442,9 +240,10 @@ void GpuRank::sample_rows(SampleRowsArgs args) {
     return cuda_sample_rows()(args);
   }
   args.logits = part_.as<float>();
-  args.vocab_size = args.row_stride = vocab_.count;
+  const Shard& vocab = last_shape().vocab;
+  args.vocab_size = args.row_stride = vocab.count;
   const CommGroup group = group_->exchange_group();
-  cuda_sample_shards()(args, {.group = group, .op = {"greedy"}, .first_id = vocab_.first});
+  cuda_sample_shards()(args, {.group = group, .op = {"greedy"}, .first_id = vocab.first});
 }
 
 Status GpuRank::take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs) {
@@ -457,6 +256,33 @@ Status GpuRank::take_sampled(std::span<SampledRow> out, std::span<float> id_logp
   const auto* rows = reinterpret_cast<const SampledRow*>(buffers.samples.data() + params_bytes());
   std::copy_n(rows, out.size(), out.begin());
   std::copy_n(buffers.id_logprobs.as<float>(), id_logprobs.size(), id_logprobs.begin());
+  return {};
+}
+
+// After a pass of the draft model.
+void GpuRank::choose_draft_ids(int64_t num_rows) {
+  if (num_rows == 0) return;
+  const int64_t vocab_size = last_shape().vocab_size;
+  sample_rows({.logits = logits_.as<float>(),
+               .num_rows = num_rows,
+               .vocab_size = vocab_size,
+               .row_stride = vocab_size,
+               .all_greedy = true,
+               .out = draft_rows_.as<SampledRow>()});
+  drafted_.record(stream_);
+}
+
+Status GpuRank::take_draft_ids(std::span<const int64_t> rows, std::span<int32_t> ids) {
+  FP4MOE_CHECK(last_model_ == BatchModel::kDraft && ids.size() == rows.size(),
+               std::to_string(ids.size()) + " ids of a pass that did not choose them");
+  const Status status = drafted_.synchronize();
+  if (const Status asked = stream_.take_failure(); status.ok() && !asked.ok())
+    return keep_failure(asked.with_context("GPU, in " + step_));
+  if (!status.ok()) return wait(step_);
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const SampledRow& chosen = draft_rows_.as<SampledRow>()[rows[i]];
+    ids[i] = chosen.status == SampleStatus::kOk ? chosen.token_id : -1;
+  }
   return {};
 }
 

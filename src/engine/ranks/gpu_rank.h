@@ -6,8 +6,12 @@
 // A step that verifies drafts is a decode step with a row for each draft (BatchStage::decodes()). If decode's
 // attention stores new keys itself, such steps have separate graphs, in which rows that share pages first
 // store their keys (DeviceBatch::shares_pages).
+//
+// A draft model runs on the same stream, with the same inputs and logits buffers: a pass with one row a
+// sequence as one graph launch, too. Its ids are chosen on the device.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -30,6 +34,8 @@ namespace fp4moe {
 
 // The sizes of a step, which all ranks know.
 struct GpuStep {
+  BatchModel model = BatchModel::kTarget;
+  bool chains = false;               // Batch::chains
   bool decodes = true;               // all groups decode, so all ranks run the graph of the same size
   bool verifies = false;             // rows of a group share pages
   int64_t rows = 0, logit_rows = 0;  // of the group with the most rows, padded
@@ -61,6 +67,10 @@ class GpuRank {
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                       std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids);
   Status take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs);
+  // `rows`: indices among the rows of logits.
+  Status take_draft_ids(std::span<const int64_t> rows, std::span<int32_t> ids);
+  // Whether a pass of the draft model runs as a decode step, which computes the logits of all its rows.
+  bool widens(const Batch& batch) const;
   Status failure() const {
     std::lock_guard lock(mutex_);
     return failure_;
@@ -78,10 +88,21 @@ class GpuRank {
   struct GraphKey {
     int64_t rows = 0;
     bool shares_pages = false;
+    BatchModel model = BatchModel::kTarget;
+    bool chains = false;
     auto operator<=>(const GraphKey&) const = default;
   };
+  // What differs between the target and the draft model.
+  struct ModelShape {
+    int64_t vocab_size = 0;
+    Shard vocab;                    // the ids whose logits this rank computes
+    bool stores_keys_apart = true;  // attention never fuses rope, so one graph of each size is enough
+  };
   Status allocate(const RankSetup& setup);
+  Status allocate_logits(const RankSetup& setup);
+  Status allocate_host_buffers(int64_t sample_bytes, int64_t edit_bytes);
   Status make_side_stream();
+  Status rehearse_steps(BatchModel model, int64_t most);
   Status rehearse_sampling(int64_t num_rows);
   Status make_groups(const RankSetup& setup, const PeerHeap& heap);
   bool has_peers() const { return group_ != nullptr || world_ != nullptr; }
@@ -89,8 +110,14 @@ class GpuRank {
   DeviceBatch put(const Batch& batch, int64_t num_rows, bool shares_pages);
   int64_t padded_rows(const Batch& batch) const;
   std::vector<GraphKey> decode_graphs() const;
+  void add_graphs(BatchModel model, int64_t num_rows, std::vector<GraphKey>& graphs) const;
   const Graph* graph_of(const GpuStep& step) const;
-  Status run_batch(const DeviceBatch& batch);
+  Status run_batch(const DeviceBatch& batch, BatchModel model, bool chains);
+  // The logits of so few rows take about as long as those of one.
+  int64_t most_widened_rows() const { return std::min<int64_t>(64, max_logit_rows_); }
+  bool has_draft() const { return draft_shape_.vocab_size > 0; }
+  const ModelShape& shape_of(BatchModel model) const { return shapes_[static_cast<size_t>(model)]; }
+  const ModelShape& last_shape() const { return shape_of(last_model_); }
   const ModelConfig& config() const { return rank_.model().config(); }
   int64_t page_size() const { return rank_.kv().page_size(); }
   int64_t num_window_pages() const { return rank_.kv().num_pages(KvLayers::kWindow); }
@@ -104,6 +131,7 @@ class GpuRank {
   Status take_logits(int64_t num_rows);
   void gather_logits(int64_t num_rows);
   void sample_rows(SampleRowsArgs args);
+  void choose_draft_ids(int64_t num_rows);
   Status copy_page(KvPageCopyArgs args, const char* what);
   int64_t params_bytes() const { return max_logit_rows_ * int64_t{sizeof(SampleRowParams)}; }
   SampledRow* sampled_rows() { return reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes()); }
@@ -115,9 +143,12 @@ class GpuRank {
   Stream stream_;
   std::unique_ptr<DeviceCommunicator> group_, world_;  // RankContext::device_group, device_world
   BatchStage stage_;
+  DraftShape draft_shape_;
+  ModelShape shapes_[2];                         // by BatchModel
+  BatchModel last_model_ = BatchModel::kTarget;  // of the last step
+  // Of the last step's model, with room for either.
   Buffer logits_;       // device: [max_logit_rows, V] f32; with a group_, only after gather_logits()
-  Shard vocab_;         // the ids whose logits this rank computes
-  Buffer part_;         // device: [max_logit_rows, vocab_] f32; only with a group_
+  Buffer part_;         // device: [max_logit_rows, ids of this rank] f32; only with a group_
   Buffer host_logits_;  // a pinned copy of logits_; only if wants_logits_, on the group's first rank
   Buffer sampled_;      // device: params, then rows
   Buffer edits_;        // device: LogitEdits
@@ -134,12 +165,13 @@ class GpuRank {
   };
   HostBuffers host_buffers_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
+  Buffer draft_rows_;              // pinned: SampledRows of the draft model's last pass
+  Event drafted_;                  // they have arrived
   Buffer masked_;                  // device: SampleRowsArgs::masked, or empty
   Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, with padding; host_experts_
                                    // is pinned
   int64_t max_logit_rows_ = 0;
-  std::vector<int64_t> buckets_;   // decode_buckets()
-  bool stores_keys_apart_ = true;  // attention never fuses rope, so one graph of each size is enough
+  std::vector<int64_t> buckets_;  // decode_buckets()
   std::map<GraphKey, Graph> graphs_;
   std::string step_ = "loading";  // description of the last step, for errors
   const bool wants_logits_;

@@ -9,6 +9,7 @@
 #include "model/draft_models.h"
 #include "model/plan_draft.h"
 #include "model/weight_loader.h"
+#include "moe/device/device_exchange.h"
 
 namespace fp4moe {
 namespace {
@@ -36,7 +37,10 @@ Rank::Rank(const RankSetup& setup, int rank, Endpoint* endpoint)
       &attention_.emplace(*endpoint, first_rank, layout_.attention_tp(), setup.memory.attention, options);
 }
 
+// GPU: a model whose layers exchange no rows must not expect the others' part in an exchange.
 ModelOptions Rank::model_options(const RankSetup& setup, const ModelPlan& plan) const {
+  RankContext context = context_;
+  if (!exchanges_rows(plan.moe)) context.device_world = nullptr;
   return {
       .act_dtype = plan.act_dtype,
       .kv_dtype = plan.kv_dtype,
@@ -45,7 +49,7 @@ ModelOptions Rank::model_options(const RankSetup& setup, const ModelPlan& plan) 
       .max_batch_tokens = setup.options.max_batch_tokens,
       .max_logit_rows = setup.options.max_logit_rows,
       .dp_lm_head = setup.flags.enable_dp_lm_head,
-      .rank = context_,
+      .rank = context,
       .dense_quant = plan.dense_quant,
   };
 }
@@ -80,9 +84,11 @@ Status Rank::load_draft(const RankSetup& setup, int64_t num_kv_pages) {
     FP4MOE_ASSIGN_OR_RETURN(draft_, load_draft_model(checkpoint, options, *model_, pool_, {}));
     return {};
   };
-  const WeightCachePlace place =
-      weight_cache_place(checkpoint, draft.plan, layout_, setup.flags.speculative_algorithm);
-  const Status status = load_with_cache(place, load, draft_weights_);
+  const std::string& algorithm = setup.flags.speculative_algorithm;
+  const Status status = setup.plan.device() == DeviceKind::kCuda
+                            ? load()
+                            : load_with_cache(weight_cache_place(checkpoint, draft.plan, layout_, algorithm),
+                                              load, draft_weights_);
   if (!status.ok()) return status.with_context("draft model");
   FP4MOE_ASSIGN_OR_RETURN(
       draft_kv_, KvCache::make(draft.config, draft.plan.kv_dtype, {num_kv_pages, 0}, setup.flags.page_size,

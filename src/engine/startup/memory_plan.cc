@@ -222,42 +222,66 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
   return shard_bytes(checkpoint, config, plan, plan.dense_quant, [](std::string_view) { return true; });
 }
 
+namespace {
+
+// Returns the bytes of the experts of a rank's layers on a GPU.
+int64_t device_expert_bytes(const ModelConfig& config, const ModelPlan& plan) {
+  if (config.num_experts == 0) return 0;
+  const MoeProblem& moe = plan.moe.problem();
+  const int64_t h = config.hidden_size, i = moe.local_intermediate().count;
+  const int64_t num_layers = config.layer_has_experts.empty()
+                                 ? config.num_layers
+                                 : std::ranges::count(config.layer_has_experts, true);
+  const int64_t expert = tiled_bytes(moe.format, 2 * i, h) + tiled_bytes(moe.format, h, i) +
+                         (2 * i + h) * int64_t{sizeof(float)};
+  return num_layers * moe.local_experts().count * expert;
+}
+
+}  // namespace
+
 int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan) {
   const int64_t dense = shard_bytes(checkpoint, config, plan, plan.dense_quant, [](std::string_view name) {
     return name.find(".experts.") == name.npos;
   });
-  const MoeProblem& moe = plan.moe.problem();
-  const int64_t h = config.hidden_size, i = moe.local_intermediate().count;
-  const auto with_experts = [](const ModelConfig& c) {
-    return c.layer_has_experts.empty() ? c.num_layers : std::ranges::count(c.layer_has_experts, true);
-  };
-  const int64_t expert = tiled_bytes(moe.format, 2 * i, h) + tiled_bytes(moe.format, h, i) +
-                         (2 * i + h) * int64_t{sizeof(float)};
-  return dense + with_experts(config) * moe.local_experts().count * expert;
+  return dense + device_expert_bytes(config, plan);
 }
 
 namespace {
 
-// Sets upper bounds on the memory that a forward pass needs on the GPU.
-void add_work(const ModelConfig& c, const EngineConfig& flags, MemoryProblem& problem) {
-  constexpr int64_t kFixed = int64_t{512} << 20;  // context, libraries' workspaces, graphs, upload slots
+// Returns upper bounds on the bytes that a forward pass on a GPU needs for each row.
+int64_t work_bytes_per_row(const ModelConfig& c) {
   const bool latent = c.mla.kv_lora_rank > 0;
   const int64_t query = c.num_heads * (latent ? c.mla.kv_lora_rank + c.mla.qk_rope_head_dim : c.head_dim);
   const int64_t attention = 4 * 3 * query;  // f32: projections, absorbed queries, outputs
   const int64_t experts = c.top_k * (4 * c.intermediate_size + 4 * c.hidden_size) + 8 * c.num_experts;
   const int64_t mlp = 12 * std::max(c.dense_intermediate_size, c.shared_intermediate_size);
   const int64_t shared = c.shared_intermediate_size > 0 ? 8 * c.hidden_size : 0;
+  return 22 * c.hidden_size + 2 * query + std::max({attention, experts + mlp + shared, int64_t{4} * mlp / 3});
+}
+
+// Returns the bytes of a draft model's pass for each row, with the features that the target keeps and the
+// draft model's own.
+int64_t draft_work_bytes_per_row(const ModelConfig& target, const DraftPlan& draft) {
+  const int64_t h = draft.config.hidden_size;
+  int64_t num_bytes = work_bytes_per_row(draft.config);
+  if (draft.features.is_empty()) return num_bytes;
+  const int64_t kept = std::ssize(draft.features.after_layers) + draft.features.is_final_norm;
+  const int64_t inputs = 2 * kept * target.hidden_size + 16 * h;  // in both types; joined, normed
+  return num_bytes + 4 * kept * target.hidden_size + 4 * h + 4 * inputs;
+}
+
+void add_work(const ModelConfig& c, const ModelPlan& plan, const EngineConfig& flags,
+              MemoryProblem& problem) {
+  constexpr int64_t kFixed = int64_t{512} << 20;  // context, libraries' workspaces, graphs, upload slots
+  const DraftPlan* const draft = plan.draft.get();
   problem.work_bytes_per_token =
-      22 * c.hidden_size + 2 * query + std::max({attention, experts + mlp + shared, int64_t{4} * mlp / 3});
+      work_bytes_per_row(c) + (draft != nullptr ? draft_work_bytes_per_row(c, *draft) : 0);
+  const int64_t vocab_size = std::max(c.vocab_size, draft != nullptr ? draft->config.vocab_size : 0);
   const int64_t num_decode_rows = flags.max_running_requests * rows_per_request(flags);
   const int64_t tokens = flags.max_prefill_tokens + num_decode_rows;
   problem.work_bytes = kFixed + tokens * problem.work_bytes_per_token +
-                       num_decode_rows * c.vocab_size * int64_t{2 * sizeof(float)};
+                       num_decode_rows * vocab_size * int64_t{2 * sizeof(float)};
 }
-
-}  // namespace
-
-namespace {
 
 // Sets the sizes of the pages in the pools of num_ranks ranks.
 void add_pages(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags, int64_t num_ranks,
@@ -280,14 +304,17 @@ void add_pages(const ModelConfig& config, const ModelPlan& plan, const EngineCon
 }
 
 // Adds a draft model, which has a page beside every full page. Without a separate checkpoint, its weights are
-// among the target's.
+// among the target's, on a GPU except for its experts.
 void add_draft(const DraftPlan& draft, const Checkpoint* checkpoint, int64_t num_ranks,
                MemoryProblem& problem) {
   const RankLayout& layout = draft.plan.moe.problem().layout;
   const KvCounts bytes =
       KvCache::bytes_per_page(draft.config, draft.plan.kv_dtype, draft.plan.flags.page_size, layout);
   problem.kv_bytes_per_page += num_ranks * (bytes.full + bytes.window);
-  if (checkpoint != nullptr)
+  if (problem.device == DeviceKind::kCuda)
+    problem.weight_bytes += checkpoint != nullptr ? device_weight_bytes(*checkpoint, draft.config, draft.plan)
+                                                  : device_expert_bytes(draft.config, draft.plan);
+  else if (checkpoint != nullptr)
     problem.weight_bytes += num_ranks * rank_weight_bytes(*checkpoint, draft.config, draft.plan);
 }
 
@@ -311,7 +338,8 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
     add_pages(config, plan, flags, 1, problem);
     problem.edit_bytes_per_page =
         (rows_per_request(flags) - 1) * flags.page_size * int64_t{sizeof(LogitEdit)};
-    add_work(config, flags, problem);
+    add_work(config, plan, flags, problem);
+    if (plan.draft != nullptr) add_draft(*plan.draft, draft, 1, problem);
     return problem;
   }
   const bool is_mpi = plan.moe.fabric().name == std::string_view("mpi");

@@ -1,7 +1,6 @@
 #include "engine/step/model_drafter.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "base/check.h"
@@ -257,32 +256,24 @@ Status ModelDrafter::run_pass(bool chains) {
     choosing.insert(choosing.end(), pass.choosing.begin(), pass.choosing.end());
   }
   FP4MOE_RETURN_IF_ERROR(executor_.execute_step(batches));
-  const float* logits = executor_.logits();
+  if (choosing.empty()) return {};
   std::vector<int32_t> ids(choosing.size());
-  executor_.pool().run(std::ssize(choosing), [&](int64_t i, int) {
-    ids[static_cast<size_t>(i)] =
-        choose({logits + i * shape_.vocab_size, static_cast<size_t>(shape_.vocab_size)});
-  });
+  FP4MOE_RETURN_IF_ERROR(executor_.take_draft_ids(ids));
   for (size_t i = 0; i < ids.size(); ++i) {
     Work& one = *choosing[i];
-    if (ids[i] < 0)
+    if (const int32_t id = target_id(ids[i]); id < 0)
       one.max_drafts = std::ssize(one.drafts);
     else
-      one.drafts.push_back(ids[i]);
+      one.drafts.push_back(id);
   }
   return {};
 }
 
-// Returns the target's id of the most probable token (in a tie, the lowest id of the draft model); -1 if a
-// logit is not finite or the target has no such id.
-int32_t ModelDrafter::choose(std::span<const float> logits) const {
-  size_t best = 0;
-  for (size_t i = 0; i < logits.size(); ++i) {
-    if (!std::isfinite(logits[i])) return -1;
-    if (logits[i] > logits[best]) best = i;
-  }
-  const std::span<const int32_t> target_ids = executor_.draft_token_ids();
-  const int32_t id = target_ids.empty() ? static_cast<int32_t>(best) : target_ids[best];
+// Returns the target's id of an id of the draft model; -1 if there is none.
+int32_t ModelDrafter::target_id(int32_t draft_id) const {
+  if (draft_id < 0) return -1;
+  const std::span<const int32_t> ids = executor_.draft_token_ids();
+  const int32_t id = ids.empty() ? draft_id : ids[static_cast<size_t>(draft_id)];
   return id < executor_.config().vocab_size ? id : -1;
 }
 

@@ -71,7 +71,7 @@ class ModelDrafter final : public Drafter {
   static void add_rows(Pass& pass, Work& work, std::span<const int32_t> ids, int64_t first_position);
   void clear_passes();
   Status run_pass(bool chains);
-  int32_t choose(std::span<const float> logits) const;
+  int32_t target_id(int32_t draft_id) const;
   int64_t page_of(int64_t position) const { return position / page_size_; }
 
   Executor& executor_;

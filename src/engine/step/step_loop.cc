@@ -50,8 +50,6 @@ std::unique_ptr<Drafter> make_drafter(Executor& executor, const StepLoopOptions&
 Result<std::unique_ptr<StepLoop>> StepLoop::make(Executor& executor, const Tokenizer& tokenizer,
                                                  const StepLoopOptions& options,
                                                  std::unique_ptr<GrammarCompiler> compiler) {
-  if (executor.samples() && options.max_model_drafts > 0)
-    return unsupported("an executor that samples does not run a draft model");
   if (executor.samples())
     FP4MOE_RETURN_IF_ERROR(
         executor.set_masked_ids(ids_without_token(tokenizer, executor.config().vocab_size)));

@@ -29,6 +29,7 @@ class Stage {
     if (b.window_page_table != nullptr) b.window_page_table = on_host(b.window_page_table);
     b.positions = on_host(b.positions);
     b.logit_rows = on_host(b.logit_rows);
+    if (b.feature_rows != nullptr) b.feature_rows = on_host(b.feature_rows);
     return b;
   }
   bool decodes(const Batch& batch) const { return stage_.decodes(batch); }
@@ -81,6 +82,39 @@ TEST(BatchStage, DecodeIsPaddedWithSequencesWithoutRows) {
   EXPECT_EQ(values(b.page_table, 2), (Values{7, 8}));
   EXPECT_EQ(values(b.page_table + 5, 1), (Values{3}));
   EXPECT_EQ(values(b.page_table + 10, 3), (Values{1, 2, 4}));
+}
+
+// Padding, and the rows of a model without features, take those of row 0.
+TEST(BatchStage, RowsOfADraftModelHaveFeatureRows) {
+  StageLimits limits = kLimits;
+  limits.has_feature_rows = true;
+  Stage stage(limits);
+  const std::vector<int32_t> ids = {11, 12, 13}, pages0 = {7, 8}, pages1 = {3};
+  const std::vector<int64_t> positions = {20, 21, 5}, logit_rows = {1, 2}, feature_rows = {4, 5, 9};
+  const std::vector<SequenceRows> sequences = {{0, 2, 20, pages0}, {2, 1, 5, pages1}};
+  Batch batch{ids, positions, sequences, logit_rows};
+  batch.feature_rows = feature_rows;
+  for (const int64_t num_rows : {3, 5}) {
+    const DeviceBatch b = stage.write(batch, num_rows);
+    Values expected = feature_rows;
+    expected.resize(static_cast<size_t>(num_rows), 0);
+    EXPECT_EQ(values(b.feature_rows, num_rows), expected);
+    EXPECT_EQ(values(b.logit_rows, 2), (Values{1, 2}));
+    EXPECT_EQ(values(b.token_ids, 3), (Values{11, 12, 13}));
+  }
+  batch.feature_rows = {};
+  EXPECT_EQ(values(stage.write(batch, 3).feature_rows, 3), (Values{0, 0, 0}));
+  EXPECT_EQ(Stage().write(batch, 3).feature_rows, nullptr);
+  // All limits at once.
+  const std::vector<int32_t> many(16), full = {1, 2, 3, 4, 5};
+  std::vector<int64_t> rows(16);
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] = static_cast<int64_t>(15 - i);
+  const SequenceRows whole{0, 16, 0, full};
+  Batch most{many, rows, {&whole, 1}, std::span(rows).first(8)};
+  most.feature_rows = rows;
+  const DeviceBatch b = stage.write(most, 16);
+  EXPECT_EQ(values(b.feature_rows, 16), rows);
+  EXPECT_EQ(values(b.page_table, 5), (Values{1, 2, 3, 4, 5}));
 }
 
 TEST(BatchStage, WindowLayersHaveASecondPageTable) {

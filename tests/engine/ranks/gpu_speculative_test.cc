@@ -8,6 +8,7 @@
 #include "device/device.h"
 #include "device/device_info.h"
 #include "engine/speculative_crowd.h"
+#include "engine/trained_drafts.h"
 
 namespace fp4moe {
 namespace {
@@ -18,35 +19,39 @@ const bool environment_is_set = [] {
   return true;
 }();
 
+struct Layout {
+  int tp = 1, ep = 1, dp = 1;
+  const char* a2a = "none";
+  const char* kv_dtype = "auto";
+  int64_t max_total_tokens = 8192;  // few: some requests are retracted
+  bool disable_cuda_graph = false;
+  bool disable_hybrid_swa_memory = false;
+};
+
+EngineConfig config_for(const std::string& model, const Layout& layout) {
+  EngineConfig config = config_of(model);
+  config.device = "cuda";
+  config.enable_deterministic_inference = true;
+  config.tp_size = layout.tp;
+  config.ep_size = layout.ep;
+  config.dp_size = layout.dp;
+  config.enable_dp_attention = layout.dp > 1;
+  config.moe_a2a_backend = layout.a2a;
+  config.kv_cache_dtype = layout.kv_dtype;
+  config.max_total_tokens = layout.max_total_tokens;
+  config.schedule_conservativeness = 0;
+  config.disable_cuda_graph = layout.disable_cuda_graph;
+  config.disable_hybrid_swa_memory = layout.disable_hybrid_swa_memory;
+  config.comm_timeout = 20;
+  return config;
+}
+
+bool has_ranks(int num_ranks) { return device_info(gpu_of_rank(num_ranks - 1)).ok(); }
+
 class GpuSpeculation : public ::testing::TestWithParam<const char*> {
  protected:
-  struct Layout {
-    int tp = 1, ep = 1, dp = 1;
-    const char* a2a = "none";
-    const char* kv_dtype = "auto";
-    int64_t max_total_tokens = 8192;  // few: some requests are retracted
-    bool disable_cuda_graph = false;
-    bool disable_hybrid_swa_memory = false;
-  };
-  static EngineConfig config_for(const Layout& layout) {
-    EngineConfig config = config_of(GetParam());
-    config.device = "cuda";
-    config.enable_deterministic_inference = true;
-    config.tp_size = layout.tp;
-    config.ep_size = layout.ep;
-    config.dp_size = layout.dp;
-    config.enable_dp_attention = layout.dp > 1;
-    config.moe_a2a_backend = layout.a2a;
-    config.kv_cache_dtype = layout.kv_dtype;
-    config.max_total_tokens = layout.max_total_tokens;
-    config.schedule_conservativeness = 0;
-    config.disable_cuda_graph = layout.disable_cuda_graph;
-    config.disable_hybrid_swa_memory = layout.disable_hybrid_swa_memory;
-    config.comm_timeout = 20;
-    return config;
-  }
   static void expect_outputs_of_plain_decoding(const Layout& layout, const std::string& what) {
-    const EngineConfig config = config_for(layout);
+    const EngineConfig config = config_for(GetParam(), layout);
     const Crowd plain = run_crowd(config), drafted = run_crowd(with_ngrams(config));
     expect_plain(drafted, plain, what);
     if (layout.max_total_tokens == 640) {
@@ -66,7 +71,7 @@ TEST_P(GpuSpeculation, OutputsAreThoseOfPlainDecoding) {
 }
 
 TEST_P(GpuSpeculation, SeveralRanksHaveThemToo) {
-  if (!device_info(gpu_of_rank(3)).ok())
+  if (!has_ranks(4))
     GTEST_SKIP() << "4 ranks at " << ranks_per_gpu() << " ranks per GPU need GPU " << gpu_of_rank(3);
   expect_outputs_of_plain_decoding({.tp = 2}, "tp 2");
   expect_outputs_of_plain_decoding({.tp = 4, .ep = 4, .dp = 2}, "tp 4, ep 4, dp 2");
@@ -76,7 +81,7 @@ TEST_P(GpuSpeculation, SeveralRanksHaveThemToo) {
 
 // Without deterministic inference the rows of drafts change the last bits, as any other batch does.
 TEST_P(GpuSpeculation, OtherwiseMostTextsAreThoseOfPlainDecoding) {
-  EngineConfig config = config_for({});
+  EngineConfig config = config_for(GetParam(), {});
   config.enable_deterministic_inference = false;
   const Crowd plain = run_crowd(config), drafted = run_crowd(with_ngrams(config));
   ASSERT_EQ(plain.outputs.size(), drafted.outputs.size());
@@ -85,6 +90,42 @@ TEST_P(GpuSpeculation, OtherwiseMostTextsAreThoseOfPlainDecoding) {
     num_equal += drafted.outputs[i].text == plain.outputs[i].text ? 1 : 0;
   EXPECT_GT(num_equal, 8) << "of " << plain.outputs.size();
   EXPECT_GT(drafted.stats.spec_correct_drafts_total, 100);
+}
+
+// A model drafts for itself, so that drafts are right; the other demo's are mostly wrong.
+TEST_P(GpuSpeculation, ADraftModelChangesNoOutput) {
+  const std::string model = GetParam();
+  const char* other = model == "demo-dsv3-nvfp4" ? "demo-gptoss-mxfp4" : "demo-dsv3-nvfp4";
+  for (const Layout& layout :
+       {Layout{}, Layout{.max_total_tokens = 640}, Layout{.kv_dtype = "fp8_e4m3", .disable_cuda_graph = true},
+        Layout{.tp = 2}, Layout{.tp = 4, .ep = 4, .a2a = "deepep"}}) {
+    if (!has_ranks(layout.tp)) continue;
+    EngineConfig config = config_for(model, layout);
+    const Crowd plain = run_crowd(config);
+    config.speculative_algorithm = "STANDALONE";
+    config.speculative_num_steps = 3;
+    for (const std::string& draft : {model, std::string(other)}) {
+      config.speculative_draft_model_path = FP4MOE_MODELS "/" + draft;
+      expect_plain(run_crowd(config), plain, draft + " drafts, tp " + std::to_string(layout.tp));
+    }
+  }
+}
+
+class GpuTrainedDrafts : public ::testing::TestWithParam<TrainedDraft> {};
+INSTANTIATE_TEST_SUITE_P(Demos, GpuTrainedDrafts, ::testing::ValuesIn(kTrainedDrafts), trained_name);
+
+TEST_P(GpuTrainedDrafts, AreOftenRightAndChangeNoOutput) {
+  const std::string model = GetParam().model;
+  expect_trained_drafts(config_for(model, {}), GetParam(), "one rank");
+  expect_trained_drafts(config_for(model, {.disable_cuda_graph = true}), GetParam(), "without graphs");
+  expect_trained_drafts(config_for(model, {.kv_dtype = "fp8_e4m3"}), GetParam(), "FP8 pages");
+}
+
+TEST_P(GpuTrainedDrafts, AreSoOnSeveralRanks) {
+  if (!has_ranks(4)) GTEST_SKIP() << "4 ranks need GPU " << gpu_of_rank(3);
+  const std::string model = GetParam().model;
+  expect_trained_drafts(config_for(model, {.tp = 2}), GetParam(), "tp 2");
+  expect_trained_drafts(config_for(model, {.tp = 4, .ep = 4, .a2a = "deepep"}), GetParam(), "deepep");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "io/write/dummy_checkpoint.h"
 #include "io/write/make_tiny_files.h"
 #include "kernels/device_sampler.h"
+#include "model/mtp_head.h"
 #include "model/plan_draft.h"
 
 namespace fp4moe {
@@ -344,6 +345,48 @@ TEST(MemoryPlanOnAGpu, DraftsTakeTheMemoryOfTheirRows) {
   EXPECT_LE(used, memory->budget_bytes);
   EXPECT_GT(used + drafted.kv_bytes_per_page + drafted.edit_bytes_per_page + drafted.window_bytes_per_page,
             memory->budget_bytes);
+}
+
+// On a GPU a draft model's weights have the GPU's layout, and its passes have activations of their own. An
+// MTP layer's dense weights are among the target's, its experts are not.
+TEST(MemoryPlanOnAGpu, CountsADraftModel) {
+  const auto config_of = [](const MakeTinyOptions& options) {
+    return parse_model_config(make_tiny_files(options)->config.dump(), "", "").value();
+  };
+  const ModelConfig target = config_of({.like = "deepseek-v3-tiny", .num_mtp_layers = 1});
+  const ModelConfig small = config_of({.like = "gpt-oss-20b"});
+  const Checkpoint checkpoint = dummy_checkpoint(target, "target").value();
+  const Checkpoint other = dummy_checkpoint(small, "draft").value();
+  EngineConfig flags;
+  flags.device = "cuda";
+  const AbsentGpu gpu = absent_gpu("h200", 0).value();
+  ModelPlan plan = plan_model(target, flags, gpu).value();
+  const MemoryProblem alone = memory_problem(checkpoint, target, plan, plan.flags).value();
+
+  auto draft = std::make_shared<DraftPlan>();
+  draft->config = small;
+  draft->plan = plan_model(small, flags, gpu).value();
+  plan.draft = draft;
+  const MemoryProblem both = memory_problem(checkpoint, target, plan, plan.flags, &other).value();
+  EXPECT_EQ(both.weight_bytes - alone.weight_bytes, device_weight_bytes(other, small, draft->plan));
+  EXPECT_EQ(both.kv_bytes_per_page - alone.kv_bytes_per_page, int64_t{24} * 2 * 8 * 64 * 2 * flags.page_size);
+  EXPECT_GT(both.work_bytes_per_token - alone.work_bytes_per_token, 22 * small.hidden_size);
+  EXPECT_GT(both.work_bytes, alone.work_bytes);
+
+  auto head = std::make_shared<DraftPlan>();
+  head->algorithm = DraftAlgorithm::kMtp;
+  head->config = mtp_config(target);
+  head->plan = plan_model(head->config, flags, gpu).value();
+  head->features.is_final_norm = true;
+  plan.draft = head;
+  const MemoryProblem mtp = memory_problem(checkpoint, target, plan, plan.flags).value();
+  ModelConfig dense = head->config;
+  dense.layer_has_experts = {false};
+  const int64_t experts = device_weight_bytes(checkpoint, head->config, head->plan) -
+                          device_weight_bytes(checkpoint, dense, head->plan);
+  EXPECT_GT(experts, 0);
+  EXPECT_GE(mtp.weight_bytes - alone.weight_bytes, experts);
+  EXPECT_GT(mtp.work_bytes_per_token - alone.work_bytes_per_token, 22 * target.hidden_size);
 }
 
 TEST(SizeString, ChangesItsUnitAtAGibibyte) {

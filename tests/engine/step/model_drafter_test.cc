@@ -69,6 +69,27 @@ TEST_P(ModelDraft, OfTheTargetsFunctionIsAlwaysRight) {
   }
 }
 
+// Whatever the executor's way of sampling, the ids come from take_draft_ids().
+TEST_P(ModelDraft, IsTheSameWhereTheExecutorSamples) {
+  LoopShape shape;
+  for (const float temperature : {0.0f, 0.7f}) {
+    SamplingParams sampling = endless(41);
+    sampling.temperature = temperature;
+    sampling.seed = 3;
+    Answer answers[2];
+    for (const bool samples : {false, true}) {
+      shape.samples = samples;
+      Drafting loop(hashed_choice, hashed_choice, shape, GetParam());
+      answers[samples] = loop->run(numbers(20, 33), sampling);
+      loop->finish();
+    }
+    EXPECT_EQ(answers[0].token_ids, answers[1].token_ids);
+    EXPECT_EQ(answers[0].last.spec_num_correct_drafts, answers[1].last.spec_num_correct_drafts);
+    EXPECT_EQ(answers[0].last.spec_verify_ct, answers[1].last.spec_verify_ct);
+    EXPECT_GE(answers[1].last.spec_num_correct_drafts, temperature == 0 ? 30 : 10);
+  }
+}
+
 // A draft's number of rows, and no row at or beyond the request's last token.
 TEST_P(ModelDraft, HasNoRowBeyondTheOutput) {
   for (int64_t most = 1; most <= 12; ++most) {

@@ -1,0 +1,278 @@
+// What a GpuRank does before its first step: it loads its shards, allocates, and records its graphs.
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <numeric>
+#include <utility>
+
+#include "base/log.h"
+#include "device/device_info.h"
+#include "device/device_memory.h"
+#include "device/pinned_memory.h"
+#include "device/upload_ring.h"
+#include "engine/output/logit_edits.h"
+#include "engine/ranks/gpu_rank.h"
+#include "engine/startup/memory_plan.h"
+#include "model/lm_head.h"
+#include "model/plan_draft.h"
+#include "model/resolve_flags.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr int kStreams = 3;  // of a rank: stream_, page_stream_ and side_
+
+}  // namespace
+
+Status GpuRank::load(const RankSetup& setup, const PeerHeap* heap, const ProgressSink& progress) {
+  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(gpu_of_rank(rank_.layout().rank)));
+  const DeviceScope on_gpu(*gpu);
+  FP4MOE_ASSIGN_OR_RETURN(stream_, Stream::make());
+  {
+    const UploadScope uploads(rank_.pool());
+    const StreamScope scope(stream_);
+    FP4MOE_RETURN_IF_ERROR(prepare_cuda_dense_ops());
+    if (heap != nullptr) FP4MOE_RETURN_IF_ERROR(make_groups(setup, *heap));
+    FP4MOE_RETURN_IF_ERROR(rank_.load(setup, progress));
+    FP4MOE_RETURN_IF_ERROR(wait("loading"));
+  }
+  FP4MOE_RETURN_IF_ERROR(make_side_stream());
+  return allocate(setup);
+}
+
+// Ranks that exchange rows run their shared experts while the rows are in flight and need no side stream. Nor
+// is there one if the streams of a GPU's ranks would share hardware queues: a kernel that waits for another
+// rank's kernel could be in front of that kernel. The bits are the same without a side stream.
+Status GpuRank::make_side_stream() {
+  const bool fits = ranks_per_gpu() * kStreams <= kHardwareQueues;
+  if (config().shared_intermediate_size == 0 || world_ != nullptr || !fits) return {};
+  FP4MOE_ASSIGN_OR_RETURN(side_, SideStream::make());
+  stream_.set_side(&side_);
+  return {};
+}
+
+Status GpuRank::make_groups(const RankSetup& setup, const PeerHeap& heap) {
+  const RankLayout& layout = rank_.layout();
+  const CommMemory& memory = setup.memory;
+  const auto timeout = comm_timeout(setup.flags);
+  if (const int size = layout.attention_tp(); size > 1) {
+    FP4MOE_ASSIGN_OR_RETURN(
+        group_, DeviceCommunicator::make(heap, layout.dp_rank() * size, size, layout.attention_rank(),
+                                         memory.device_attention, timeout));
+    if (setup.flags.tp_reduce_dtype == "bfloat16") group_->send_bf16_partials();
+  }
+  if (memory.a2a_bytes > 0) {
+    FP4MOE_ASSIGN_OR_RETURN(
+        world_, DeviceCommunicator::make(heap, 0, layout.tp, layout.rank, memory.device_world, timeout));
+  }
+  rank_.set_device_groups(group_.get(), world_.get());
+  stream_.set_has_peers();
+  return {};
+}
+
+void GpuRank::rehearse_groups(bool on) {
+  for (DeviceCommunicator* group : {group_.get(), world_.get()})
+    if (group != nullptr) group->rehearse(on);
+}
+
+Status GpuRank::group_failure() const {
+  for (const DeviceCommunicator* group : {group_.get(), world_.get()})
+    if (group != nullptr) FP4MOE_RETURN_IF_ERROR(group->failure());
+  return {};
+}
+
+Status GpuRank::allocate(const RankSetup& setup) {
+  const RankGroupOptions& options = setup.options;
+  max_logit_rows_ = options.max_logit_rows / rank_.layout().dp;
+  draft_shape_ = draft_shape(setup.plan, options);
+  const int64_t per_request = rows_per_request(setup.flags);
+  const int64_t pool_tokens = rank_.kv().num_pages() * page_size();
+  const int64_t context = options.context_length > 0 ? options.context_length : pool_tokens;
+  const StageLimits limits{.max_rows = options.max_batch_tokens,
+                           .max_sequences = std::max<int64_t>(max_logit_rows_, 1),
+                           .max_logit_rows = max_logit_rows_,
+                           .rows_per_request = per_request,
+                           .max_pages = (context + page_size() - 1) / page_size(),
+                           .has_window_pages = num_window_pages() > 0,
+                           .has_feature_rows = draft_shape_.takes_features};
+  FP4MOE_ASSIGN_OR_RETURN(stage_, BatchStage::make(limits, pinned_memory(), device_memory()));
+  FP4MOE_RETURN_IF_ERROR(allocate_logits(setup));
+  const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};
+  FP4MOE_ASSIGN_OR_RETURN(sampled_, Buffer::make(sample_bytes, device_memory()));
+  const int64_t edit_bytes =
+      max_logit_edits(max_logit_rows_, pool_tokens * per_request, std::ssize(config().eos_token_ids)) *
+      int64_t{sizeof(LogitEdit)};
+  FP4MOE_ASSIGN_OR_RETURN(edits_, Buffer::make(edit_bytes, device_memory()));
+  const int64_t mask_bytes = max_logit_rows_ * ((config().vocab_size + 31) / 32) * int64_t{sizeof(uint32_t)};
+  FP4MOE_ASSIGN_OR_RETURN(allowed_, Buffer::make(mask_bytes, device_memory()));
+  const int64_t id_bytes = max_logit_rows_ * SamplingParams::kMaxLogprobIds * int64_t{sizeof(int32_t)};
+  FP4MOE_ASSIGN_OR_RETURN(logprob_ids_, Buffer::make(id_bytes, device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(experts_, Buffer::make(expert_bytes(options.max_batch_tokens), device_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(host_experts_, Buffer::make(experts_.num_bytes(), pinned_memory()));
+  FP4MOE_ASSIGN_OR_RETURN(page_stream_, Stream::make());
+  const int64_t most_bytes =
+      std::max(page_bytes(0, page_size()), page_bytes({0, KvLayers::kWindow}, page_size()));
+  FP4MOE_ASSIGN_OR_RETURN(page_, Buffer::make(most_bytes, pinned_memory()));
+  buckets_ = decode_buckets(std::max<int64_t>(max_logit_rows_ / per_request, 1), setup.flags.cuda_graph_bs,
+                            per_request);
+  return allocate_host_buffers(sample_bytes, edit_bytes);
+}
+
+// For the target and for a draft model, which run one after the other.
+Status GpuRank::allocate_logits(const RankSetup& setup) {
+  const RankLayout& layout = rank_.layout();
+  int64_t most = 0, most_of_rank = 0;  // ids
+  const auto add = [&](BatchModel model, const ModelConfig& config) {
+    const Shard vocab = vocab_shard(config.vocab_size, layout.attention_tp(), layout.attention_rank());
+    shapes_[static_cast<size_t>(model)] = {
+        config.vocab_size, vocab, setup.flags.enable_deterministic_inference || config.mla.kv_lora_rank > 0};
+    most = std::max(most, config.vocab_size);
+    most_of_rank = std::max(most_of_rank, vocab.count);
+  };
+  add(BatchModel::kTarget, config());
+  if (has_draft()) {
+    add(BatchModel::kDraft, setup.plan.draft->config);
+    FP4MOE_ASSIGN_OR_RETURN(draft_rows_,
+                            Buffer::make(max_logit_rows_ * int64_t{sizeof(SampledRow)}, pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(drafted_, Event::make());
+  }
+  const int64_t logit_bytes = max_logit_rows_ * most * int64_t{sizeof(float)};
+  FP4MOE_ASSIGN_OR_RETURN(logits_, Buffer::make(logit_bytes, device_memory()));
+  if (group_ != nullptr) {
+    const int64_t part_bytes = max_logit_rows_ * most_of_rank * int64_t{sizeof(float)};
+    FP4MOE_ASSIGN_OR_RETURN(part_, Buffer::make(part_bytes, device_memory()));
+  }
+  if (wants_logits_ && layout.attention_rank() == 0) {
+    FP4MOE_ASSIGN_OR_RETURN(host_logits_, Buffer::make(logit_bytes, pinned_memory()));
+  }
+  return {};
+}
+
+Status GpuRank::allocate_host_buffers(int64_t sample_bytes, int64_t edit_bytes) {
+  for (HostBuffers& buffers : host_buffers_) {
+    FP4MOE_ASSIGN_OR_RETURN(buffers.allowed, Buffer::make(allowed_.num_bytes(), pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(buffers.edits, Buffer::make(edit_bytes, pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(buffers.logprob_ids, Buffer::make(logprob_ids_.num_bytes(), pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(buffers.id_logprobs, Buffer::make(logprob_ids_.num_bytes(), pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(buffers.samples, Buffer::make(sample_bytes, pinned_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(buffers.staged, Event::make());
+    FP4MOE_ASSIGN_OR_RETURN(buffers.sampled, Event::make());
+  }
+  return {};
+}
+
+// The graphs to record, largest first. Steps without drafts have at most a row for each request, and so have
+// the passes of a draft model that does not extend few sequences (widens()).
+std::vector<GpuRank::GraphKey> GpuRank::decode_graphs() const {
+  std::vector<GraphKey> graphs;
+  for (auto rows = buckets_.rbegin(); rows != buckets_.rend(); ++rows) {
+    add_graphs(BatchModel::kTarget, *rows, graphs);
+    if (has_draft()) add_graphs(BatchModel::kDraft, *rows, graphs);
+  }
+  return graphs;
+}
+
+void GpuRank::add_graphs(BatchModel model, int64_t num_rows, std::vector<GraphKey>& graphs) const {
+  const int64_t per_request = stage_.limits().rows_per_request;
+  const bool is_single = num_rows <= bucket_for(buckets_, max_logit_rows_ / per_request);
+  const bool is_draft = model == BatchModel::kDraft, apart = shape_of(model).stores_keys_apart;
+  const bool shares_pages = !is_draft || num_rows <= bucket_for(buckets_, most_widened_rows());
+  if (!apart && shares_pages && per_request > 1 && num_rows > 1)
+    graphs.push_back({num_rows, true, model, false});
+  if (is_single || (apart && shares_pages)) graphs.push_back({num_rows, false, model, false});
+  if (is_single && is_draft && draft_shape_.takes_features) graphs.push_back({num_rows, false, model, true});
+}
+
+// Runs steps of doubling sizes, so that each kernel and each tactic of a layer runs for at least one of them.
+// The KV pages that these steps write to do not hold any request's tokens yet.
+Status GpuRank::rehearse() {
+  if (!has_peers()) return {};
+  rehearse_groups(true);
+  const int64_t most = std::min(stage_.limits().max_rows,
+                                std::min(stage_.limits().max_pages, rank_.kv().num_pages()) * page_size());
+  FP4MOE_RETURN_IF_ERROR(rehearse_steps(BatchModel::kTarget, most));
+  if (has_draft())
+    FP4MOE_RETURN_IF_ERROR(rehearse_steps(BatchModel::kDraft, std::min(most, draft_shape_.max_positions)));
+  const StreamScope scope(stream_);
+  for (const GraphKey& key : decode_graphs()) {
+    FP4MOE_RETURN_IF_ERROR(run_batch(put({}, key.rows, key.shares_pages), key.model, key.chains));
+    FP4MOE_RETURN_IF_ERROR(wait("the rehearsal of " + std::to_string(key.rows) + " decode rows"));
+  }
+  rehearse_groups(false);
+  return wait("the rehearsal");
+}
+
+Status GpuRank::rehearse_steps(BatchModel model, int64_t most) {
+  const int64_t num_pages = (most + page_size() - 1) / page_size();
+  std::vector<int32_t> pages(static_cast<size_t>(num_pages));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::vector<int32_t> window_pages(num_window_pages() > 0 ? pages.size() : 0);  // all of them page 0
+  for (int64_t rows = 1;; rows = std::min(2 * rows, most)) {
+    const std::vector<int32_t> ids(static_cast<size_t>(rows));
+    std::vector<int64_t> positions(ids.size()),
+        logit_rows(static_cast<size_t>(std::min(rows, max_logit_rows_)));
+    std::iota(positions.begin(), positions.end(), 0);
+    std::iota(logit_rows.begin(), logit_rows.end(), 0);
+    const auto count = static_cast<size_t>((rows + page_size() - 1) / page_size());
+    const SequenceRows sequence{0, rows, 0, std::span(pages).first(count),
+                                std::span(window_pages).first(std::min(count, window_pages.size()))};
+    Batch batch{ids, positions, {&sequence, 1}, logit_rows};
+    batch.model = model;
+    FP4MOE_RETURN_IF_ERROR(execute_step(batch, step_of(batch)));
+    if (model == BatchModel::kTarget) {
+      FP4MOE_RETURN_IF_ERROR(rehearse_sampling(std::ssize(logit_rows)));
+    } else {
+      std::vector<int32_t> draft_ids(logit_rows.size());
+      FP4MOE_RETURN_IF_ERROR(take_draft_ids(logit_rows, draft_ids));
+    }
+    if (rows == most) return {};
+  }
+}
+
+Status GpuRank::rehearse_sampling(int64_t num_rows) {
+  for (const bool greedy : {true, false}) {
+    SampleRowParams params;
+    params.temperature = greedy ? 0 : 1;
+    const std::vector<SampleRowParams> rows(static_cast<size_t>(num_rows), params);
+    std::vector<SampledRow> sampled(rows.size());
+    FP4MOE_RETURN_IF_ERROR(start_sample(rows, {}, {}, {}));
+    FP4MOE_RETURN_IF_ERROR(take_sampled(sampled, {}));
+  }
+  return {};
+}
+
+// For each size, records a step that consists only of padding; its graph serves all steps of that size. The
+// step first runs once, so that kernels and libraries make their first-use allocations.
+Status GpuRank::record_graphs(const EngineConfig& flags) {
+  if (flags.disable_cuda_graph || cuda_sync_is_on()) return {};
+  const auto started = std::chrono::steady_clock::now();
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo before, device_memory_info(stream_.device().ordinal()));
+  const int64_t largest = flags.cuda_graph_max_bs > 0
+                              ? flags.cuda_graph_max_bs * stage_.limits().rows_per_request
+                              : buckets_.back();
+  const StreamScope scope(stream_);
+  for (const GraphKey& key : decode_graphs()) {
+    if (key.rows > largest) continue;
+    const DeviceBatch batch = put({}, key.rows, key.shares_pages);
+    const auto run = [&] { return run_batch(batch, key.model, key.chains); };
+    if (!has_peers()) FP4MOE_RETURN_IF_ERROR(run());  // otherwise rehearse() has run it
+    FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(key.rows) + " rows"));
+    Result<Graph> graph = Graph::capture(stream_, run);
+    if (!graph.ok())
+      return graph.status().with_context("CUDA graph of " + std::to_string(key.rows) +
+                                         " decode rows (--disable-cuda-graph skips recording graphs)");
+    graphs_.emplace(key, std::move(*graph));
+  }
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo after, device_memory_info(stream_.device().ordinal()));
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - started;
+  char took[32];
+  std::snprintf(took, sizeof took, "%.2f s", seconds.count());
+  FP4MOE_RETURN_IF_ERROR(wait("recording graphs"));
+  if (rank_.layout().rank != 0) return {};  // rank 0 logs this line for all
+  log_info("graphs     " + std::to_string(graphs_.size()) + " of decode steps of up to " +
+           std::to_string(largest) + " rows in " + took + ", " +
+           size_string(std::max<int64_t>(0, before.free_bytes - after.free_bytes)));
+  return {};
+}
+
+}  // namespace fp4moe
