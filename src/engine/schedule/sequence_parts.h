@@ -86,6 +86,7 @@ struct SequenceGrammar {
   GrammarTicket ticket;                    // valid while the sequence waits for its grammar
   std::shared_ptr<OutputGrammar> matcher;  // for the output so far, once the grammar is compiled; null: any
                                            // text is allowed
+  std::vector<int32_t> chosen;             // output tokens that the matcher has not been given yet
   bool awaits_mask = false;                // no rows until its next token's mask is ready
 };
 

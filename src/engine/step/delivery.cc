@@ -23,7 +23,7 @@ void Delivery::take_rows(std::span<LogitRow> rows) {
     if (end > r)
       take_scores(rows.subspan(r, end - r));
     else
-      accept(rows[end++]);
+      accept(rows[r], ++end == rows.size() || rows[end].sequence != rows[r].sequence);
     r = end;
   }
 }
@@ -77,8 +77,9 @@ PositionLogprobs Delivery::next_logprobs_of(SampledToken& token) const {
 
 // ---- output tokens --------------------------------------------------------------------------------
 
-// Appends a row's token to its sequence and delivers the delta.
-void Delivery::accept(LogitRow& row) {
+// Appends a row's token to its sequence and delivers the delta. is_last: no other row of the sequence
+// follows.
+void Delivery::accept(LogitRow& row, bool is_last) {
   if (row.sequence == nullptr) return;  // it ended while the step was in flight
   Sequence& sequence = *row.sequence;
   Delta delta;
@@ -99,7 +100,10 @@ void Delivery::accept(LogitRow& row) {
     delta.error_code = row.status.code();
   }
   if (delta.finish_reason != FinishReason::kNone) return end(sequence, std::move(delta));
-  if (sequence.grammar.matcher != nullptr) parts_.grammars->advance(sequence, row.token.token_id);
+  if (sequence.grammar.matcher != nullptr) {
+    sequence.grammar.chosen.push_back(row.token.token_id);
+    if (is_last) parts_.grammars->advance(sequence);
+  }
   deliver(sequence, delta);
 }
 
@@ -182,7 +186,7 @@ void Delivery::take_first_token(Sequence& sequence) {
   sequence.num_unknown = 1;
   sequence.disagg.awaits_pages = true;
   LogitRow row{&sequence, std::move(first.token), {}, {}};
-  accept(row);
+  accept(row, /*is_last=*/true);
 }
 
 // ---- the end --------------------------------------------------------------------------------------

@@ -20,11 +20,16 @@ class Drafter {
   virtual void end(const Sequence& /*sequence*/) {}
 };
 
-// Returns whether the sequence's next step may verify drafts. A sequence with a grammar has none, because
-// masks are filled token by token; neither has one that reports routed experts.
+// Returns whether the sequence's next row chooses its next token, after the first one.
+inline bool decodes(const Sequence& sequence) {
+  return sequence.num_output_tokens() > 0 && sequence.num_pending() == 1;
+}
+
+// Returns whether the sequence's next step may verify drafts. A sequence whose masks are slow has none,
+// because each draft needs another mask.
 inline bool may_draft(const Sequence& sequence) {
-  return sequence.num_output_tokens() > 0 && sequence.num_pending() == 1 &&
-         sequence.grammar.matcher == nullptr && sequence.experts.from < 0;
+  const OutputGrammar* grammar = sequence.grammar.matcher.get();
+  return decodes(sequence) && (grammar == nullptr || !grammar->is_slow());
 }
 
 }  // namespace fp4moe

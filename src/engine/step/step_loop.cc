@@ -84,7 +84,7 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                   .num_window_pages = executor.num_window_pages(),
                   .window = executor.window().tokens}),
       rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size),
-            /*has_drafts=*/options.drafts.max_tokens > 0 || options.max_model_drafts > 0),
+            /*has_drafts=*/options.max_drafts() > 0),
       drafter_(make_drafter(executor, options)),
       delivery_({executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(),
                  remote_prefill_.get(), drafter_.get()}),
@@ -191,6 +191,7 @@ Status StepLoop::plan_and_start_step() {
     watchdog_.enter("drafting");
     FP4MOE_RETURN_IF_ERROR(drafter_->draft(scheduler_));
     watchdog_.enter("planning");
+    if (grammars_ != nullptr) grammars_->drop_drafts();
   }
   const bool has_rows = scheduler_.plan_step();
   is_stalled_ = !has_rows && rows_.current().empty();
@@ -203,6 +204,7 @@ Status StepLoop::plan_and_start_step() {
     }
   }
   if (!has_rows) return {};
+  if (grammars_ != nullptr) grammars_->look_ahead(scheduler_);
   snapshot_.take(scheduler_);
   watchdog_.enter("the forward pass");
   FP4MOE_RETURN_IF_ERROR(rows_.forward(scheduler_));

@@ -37,6 +37,9 @@ struct StepLoopOptions {
   // Disaggregation: facts that a prefill node must match; empty: not a decode engine.
   KvHello hello;
   NodeLinkOptions link;
+
+  // Most drafts of a sequence in a step.
+  int64_t max_drafts() const { return max_model_drafts > 0 ? max_model_drafts : drafts.max_tokens; }
 };
 
 }  // namespace fp4moe
