@@ -55,6 +55,7 @@ struct SequenceDraft {
   int64_t num_cached = 0;   // number of leading tokens whose draft keys and values are in the pages
   int64_t num_chained = 0;  // number of leading `ids` after them whose keys and values are there too
   int64_t num_verified = 0, num_proposed = 0, num_correct = 0;
+  std::vector<int64_t> num_steps;  // [n]: steps in which exactly n drafts were correct
 };
 
 // The path from token ids to the client.

@@ -90,6 +90,8 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                  remote_prefill_.get(), drafter_.get()}),
       watchdog_(options.watchdog_timeout, [this](const std::string& place) { on_stuck(place); }) {
   totals_.max_total_num_tokens = scheduler_.num_pages() * executor.page_size();
+  totals_.spec_proposed_by_position.resize(static_cast<size_t>(options.max_drafts()));
+  totals_.spec_correct_by_position = totals_.spec_proposed_by_position;
   const int64_t group_tokens = executor.num_kv_pages() * executor.page_size();
   FP4MOE_CHECK(options.context_length <= group_tokens,
                "a context of " + std::to_string(options.context_length) +
