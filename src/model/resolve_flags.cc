@@ -187,10 +187,11 @@ class Resolver {
         given_.speculative_num_steps != defaults.speculative_num_steps ||
         given_.speculative_eagle_topk != defaults.speculative_eagle_topk ||
         given_.speculative_ngram_min_match_window_size != defaults.speculative_ngram_min_match_window_size ||
-        given_.speculative_ngram_max_match_window_size != defaults.speculative_ngram_max_match_window_size)
+        given_.speculative_ngram_max_match_window_size != defaults.speculative_ngram_max_match_window_size ||
+        given_.speculative_adaptive)
       note(
-          "--speculative-num-draft-tokens, --speculative-num-steps, --speculative-eagle-topk and the match "
-          "window sizes are ignored without --speculative-algorithm");
+          "--speculative-num-draft-tokens, --speculative-num-steps, --speculative-eagle-topk, "
+          "--speculative-adaptive and the match window sizes are ignored without --speculative-algorithm");
   }
 
   Status resolve_act_scales() {

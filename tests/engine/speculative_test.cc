@@ -78,6 +78,21 @@ TEST_P(Speculation, OutputsWithADraftModelAreThoseOfPlainDecoding) {
   }
 }
 
+// The adaptive choice changes which drafts are verified, and nothing else.
+TEST_P(Speculation, OutputsWithTheAdaptiveChoiceAreThoseOfPlainDecoding) {
+  EngineConfig config = layout_config(GetParam(), {});
+  const Crowd plain = run_crowd(config);
+  config.speculative_adaptive = true;
+  for (const char* algorithm : {"NGRAM", "STANDALONE"}) {
+    config.speculative_algorithm = algorithm;
+    config.speculative_draft_model_path = algorithm == std::string("NGRAM") ? "" : demo_path(GetParam());
+    const Crowd drafted = run_crowd(config);
+    for (size_t i = 0; i < plain.outputs.size(); ++i)
+      EXPECT_EQ(drafted.outputs[i], plain.outputs[i]) << "request " << i << " " << algorithm;
+    EXPECT_GT(drafted.stats.spec_proposed_drafts_total, 0) << algorithm;
+  }
+}
+
 // Expects each of kSteps drafts in each step to be right: after a prompt in chunks, and after one whose pages
 // are reused.
 void expect_all_right(EngineConfig config, const std::string& what) {

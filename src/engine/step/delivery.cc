@@ -243,12 +243,15 @@ void Delivery::count_drafts(Sequence& sequence, const LogitRow& row) {
   if (depth > 0) {
     --draft.num_steps[depth - 1];
     ++draft.num_correct;
+    ++draft.num_last_correct;
     ++totals.spec_correct_drafts_total;
     ++totals.spec_correct_by_position[depth - 1];
     return;
   }
   ++draft.num_verified;
   draft.num_proposed += row.num_drafts;
+  draft.num_last_proposed = row.num_drafts;
+  draft.num_last_correct = 0;
   ++totals.spec_verify_calls_total;
   totals.spec_proposed_drafts_total += row.num_drafts;
   for (int64_t i = 0; i < row.num_drafts; ++i) ++totals.spec_proposed_by_position[static_cast<size_t>(i)];

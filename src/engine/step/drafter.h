@@ -16,8 +16,12 @@ class Drafter {
   virtual Status draft(DpScheduler& scheduler) = 0;
   // Called after the forward pass of a planned step and before it is committed.
   virtual void keep_step(const DpScheduler& /*scheduler*/) {}
+  // Called when the step's tokens are known, `seconds` after its planning began.
+  virtual void finish_step(double /*seconds*/) {}
   // Called before a scheduled sequence is removed and deleted.
   virtual void end(const Sequence& /*sequence*/) {}
+  // Whether draft() runs a model. It should then set at most draft.most ids.
+  virtual bool runs_model() const { return false; }
 };
 
 // Returns whether the sequence's next row chooses its next token, after the first one.

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/step/adaptive_drafter.h"
 #include "engine/step/model_drafter.h"
 #include "engine/step/source_drafter.h"
 
@@ -33,14 +34,17 @@ Status status_of(const Part& part) {
 
 // Returns null without speculative decoding.
 std::unique_ptr<Drafter> make_drafter(Executor& executor, const StepLoopOptions& options) {
+  const int64_t max_drafts = options.max_drafts();
+  if (max_drafts == 0) return nullptr;
+  std::unique_ptr<Drafter> drafter;
   if (options.max_model_drafts > 0)
-    return std::make_unique<ModelDrafter>(executor, options.max_model_drafts,
-                                          options.scheduler.reuses_prefixes);
-  if (options.drafts.max_tokens == 0) return nullptr;
-  if (options.draft_source)
-    return std::make_unique<SourceDrafter>(options.draft_source, options.drafts.max_tokens,
-                                           executor.config().vocab_size);
-  return std::make_unique<NgramDrafter>(options.drafts);
+    drafter = std::make_unique<ModelDrafter>(executor, max_drafts, options.scheduler.reuses_prefixes);
+  else if (options.draft_source)
+    drafter = std::make_unique<SourceDrafter>(options.draft_source, max_drafts, executor.config().vocab_size);
+  else
+    drafter = std::make_unique<NgramDrafter>(options.drafts);
+  if (!options.adaptive) return drafter;
+  return std::make_unique<AdaptiveDrafter>(std::move(drafter), max_drafts, *options.adaptive);
 }
 
 }  // namespace
@@ -173,6 +177,8 @@ void StepLoop::run_step() {
     rows_.discard_current();
     status = std::move(taken);
   }
+  if (drafter_ != nullptr)
+    drafter_->finish_step(std::chrono::duration<double>(Clock::now() - started).count());
   watchdog_.enter("delivering the tokens");
   delivery_.take_rows(rows_.current());
   rows_.advance();
