@@ -140,14 +140,21 @@ class Resolver {
       note_unused_drafts();
       return {};
     }
+    if (given_.disaggregation_mode == "prefill") {
+      note(given + " has no effect on a prefill engine, which does not decode");
+      flags().speculative_algorithm = "none";
+      flags().speculative_draft_model_path.clear();
+      return {};
+    }
     if (device_ != DeviceKind::kCpu && algorithm != "NGRAM")
       return unsupported(
           given +
           " is not supported on device=cuda, which runs no draft model; nearest legal choices: "
           "--speculative-algorithm NGRAM, --device cpu");
-    if (given_.disaggregation_mode != "null")
-      return unsupported(given + " is not supported with --disaggregation-mode " +
-                         given_.disaggregation_mode + "; nearest legal choice: leave one of them out");
+    if (given_.disaggregation_mode == "decode" && algorithm != "NGRAM")
+      return unsupported(given +
+                         " is not supported with --disaggregation-mode decode, because a prefill engine does "
+                         "not compute the draft model's keys and values; nearest legal choice: NGRAM");
     return resolve_draft_steps();
   }
 

@@ -289,7 +289,7 @@ TEST(ResolveFlags, GivenForeignFlagsEndInNotesOrARefusal) {
   EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
 }
 
-TEST(ResolveFlags, DraftsAreForRanksThatDoNotHandOverPages) {
+TEST(ResolveFlags, DraftsAreForRanksThatDecode) {
   EngineConfig flags;
   EXPECT_EQ(rows_per_request(flags), 1);
   flags.speculative_num_draft_tokens = 7;
@@ -308,8 +308,11 @@ TEST(ResolveFlags, DraftsAreForRanksThatDoNotHandOverPages) {
   const Status on_gpu = resolve_flags(with_model, Fp4Format::kMxfp4, DeviceKind::kCuda).status();
   EXPECT_EQ(on_gpu.code(), StatusCode::kUnsupported);
   EXPECT_NE(on_gpu.message().find("STANDALONE is not supported on device=cuda"), std::string::npos);
+  flags.disaggregation_mode = "decode";
+  EXPECT_EQ(rows_per_request(resolved(flags).flags), 7);
   flags.disaggregation_mode = "prefill";
-  EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
+  EXPECT_EQ(rows_per_request(resolved(flags).flags), 1);
+  EXPECT_EQ(resolved(flags).notes.size(), 1u);
 }
 
 TEST(ResolveFlags, TheStepsOfADraftModelGiveItsRows) {
