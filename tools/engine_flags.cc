@@ -255,6 +255,8 @@ void add_speculative_flags(CLI::App& subcommand, EngineConfig& c) {
               "branches of a draft model's proposal; only 1; 0: 1");
   group.value("--speculative-num-draft-tokens", c.speculative_num_draft_tokens,
               "most rows of a request in a step: its last token and the drafts after it");
+  group.on("--speculative-adaptive", c.speculative_adaptive,
+           "draft only as far as it pays, from each request's acceptance and the measured step times");
   group.value("--speculative-ngram-min-match-window-size", c.speculative_ngram_min_match_window_size,
               "fewest last tokens that must have occurred before");
   group.value("--speculative-ngram-max-match-window-size", c.speculative_ngram_max_match_window_size,

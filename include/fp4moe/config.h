@@ -108,8 +108,9 @@ struct EngineConfig {
   std::string speculative_algorithm = "none";
   std::string speculative_draft_model_path;  // STANDALONE, EAGLE3: a checkpoint folder
   int speculative_num_draft_tokens = 4;      // most rows of a request in a step: its last token and drafts
-  int speculative_num_steps = 0;   // of a draft model: the drafts; 0: speculative_num_draft_tokens - 1
-  int speculative_eagle_topk = 0;  // branches of a draft; only 1; 0: 1
+  int speculative_num_steps = 0;      // of a draft model: the drafts; 0: speculative_num_draft_tokens - 1
+  int speculative_eagle_topk = 0;     // branches of a draft; only 1; 0: 1
+  bool speculative_adaptive = false;  // draft only as far as it pays
   // Drafts continue the latest earlier occurrence of the last tokens, if at least min of them match; the
   // occurrence that matches the most of the last max tokens is used.
   int speculative_ngram_min_match_window_size = 2, speculative_ngram_max_match_window_size = 12;

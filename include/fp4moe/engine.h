@@ -72,6 +72,8 @@ struct EngineStats {
   int64_t num_retracted_reqs = 0;  // total retractions: running requests requeued without their pages
   // Speculative decoding: decode rows of all requests and steps, drafts computed with them, drafts kept.
   int64_t spec_verify_calls_total = 0, spec_proposed_drafts_total = 0, spec_correct_drafts_total = 0;
+  // The drafts computed and kept by their position in the step. Empty without speculative decoding.
+  std::vector<int64_t> spec_proposed_by_position, spec_correct_by_position;
   // Mean tokens per request and decode step, since startup: its correct drafts and one more; 0: no step yet.
   double spec_accept_length() const {
     const auto verified = static_cast<double>(spec_verify_calls_total);

@@ -119,6 +119,8 @@ struct Delta {
   int64_t completion_tokens = 0;                  // output tokens so far
   // Speculative decoding: decode steps so far, draft tokens computed in them, and those that were kept.
   int64_t spec_verify_ct = 0, spec_num_proposed_drafts = 0, spec_num_correct_drafts = 0;
+  // In the last delta: [n] is the number of steps in which exactly n drafts were kept. Empty if none ran.
+  std::vector<int64_t> spec_correct_drafts_histogram;
 };
 
 // Receives a request's deltas in order, normally on the engine's thread (on the watchdog's thread if a stuck

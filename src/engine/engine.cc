@@ -21,6 +21,7 @@
 #include "engine/startup/memory_plan.h"
 #include "engine/startup/self_test.h"
 #include "engine/startup/startup_lines.h"
+#include "engine/step/adaptive_drafter.h"
 #include "engine/step/step_loop.h"
 #include "io/jinja/chat_template.h"
 #include "io/write/dummy_checkpoint.h"
@@ -314,6 +315,8 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .drafts = draft_limits(flags),
       .draft_source = flags.draft_source,
       .max_model_drafts = prepared.plan.draft != nullptr ? rows_per_request(flags) - 1 : 0,
+      .adaptive = flags.speculative_adaptive ? std::optional(step_cost(prepared.config, info.weight_bytes))
+                                             : std::nullopt,
       .time_limits = {.waiting = flags.req_waiting_timeout,
                       .running = flags.req_running_timeout,
                       .held = is_prefill ? flags.disaggregation_timeout : 0},

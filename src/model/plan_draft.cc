@@ -28,6 +28,7 @@ EngineConfig flags_of_draft(const ModelPlan& target, const std::string& folder) 
   flags.speculative_num_draft_tokens = defaults.speculative_num_draft_tokens;
   flags.speculative_num_steps = defaults.speculative_num_steps;
   flags.speculative_eagle_topk = defaults.speculative_eagle_topk;
+  flags.speculative_adaptive = defaults.speculative_adaptive;
   return flags;
 }
 

@@ -140,13 +140,20 @@ class Resolver {
       note_unused_drafts();
       return {};
     }
+    if (given_.disaggregation_mode == "prefill") {
+      note(given + " has no effect on a prefill engine, which does not decode");
+      flags().speculative_algorithm = "none";
+      flags().speculative_draft_model_path.clear();
+      return {};
+    }
     if (device_ == DeviceKind::kCuda && algorithm != "NGRAM" && given_.dp_size > 1)
       return unsupported(given + " is not supported with --dp-size " + std::to_string(given_.dp_size) +
                          " on device=cuda; nearest legal choices: --dp-size 1, "
                          "--speculative-algorithm NGRAM, --device cpu");
-    if (given_.disaggregation_mode != "null")
-      return unsupported(given + " is not supported with --disaggregation-mode " +
-                         given_.disaggregation_mode + "; nearest legal choice: leave one of them out");
+    if (given_.disaggregation_mode == "decode" && algorithm != "NGRAM")
+      return unsupported(given +
+                         " is not supported with --disaggregation-mode decode, because a prefill engine does "
+                         "not compute the draft model's keys and values; nearest legal choice: NGRAM");
     return resolve_draft_steps();
   }
 
@@ -186,10 +193,11 @@ class Resolver {
         given_.speculative_num_steps != defaults.speculative_num_steps ||
         given_.speculative_eagle_topk != defaults.speculative_eagle_topk ||
         given_.speculative_ngram_min_match_window_size != defaults.speculative_ngram_min_match_window_size ||
-        given_.speculative_ngram_max_match_window_size != defaults.speculative_ngram_max_match_window_size)
+        given_.speculative_ngram_max_match_window_size != defaults.speculative_ngram_max_match_window_size ||
+        given_.speculative_adaptive)
       note(
-          "--speculative-num-draft-tokens, --speculative-num-steps, --speculative-eagle-topk and the match "
-          "window sizes are ignored without --speculative-algorithm");
+          "--speculative-num-draft-tokens, --speculative-num-steps, --speculative-eagle-topk, "
+          "--speculative-adaptive and the match window sizes are ignored without --speculative-algorithm");
   }
 
   Status resolve_act_scales() {

@@ -86,7 +86,7 @@ constexpr SglangFlag kFlags[] = {
     {"--speculative-accept-threshold-single", 1, kSpeculative, nullptr, nullptr, "1|1.0"},
     {"--speculative-accept-threshold-acc", 1, kSpeculative, nullptr, nullptr, "1|1.0"},
     {"--speculative-use-rejection-sampling", 0, kSpeculative},
-    {"--speculative-adaptive", 0, kSpeculative},
+    {"--speculative-adaptive-config", 1, kSpeculative},
     {"--speculative-ngram-min-bfs-breadth", 1, kSpeculative, nullptr, nullptr, "1"},
     {"--speculative-ngram-max-bfs-breadth", 1, kSpeculative, nullptr, nullptr, "1"},
     {"--speculative-ngram-match-type", 1, kSpeculative},

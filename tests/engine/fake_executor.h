@@ -41,6 +41,8 @@ struct LoopShape {
   NgramLimits drafts = {};
   int64_t max_model_drafts = 0;
   FakeDraft draft = {};
+  DraftSource draft_source = {};  // empty: n-gram drafts
+  std::optional<StepCost> adaptive = {};
   std::vector<int32_t> eos_token_ids = {kEosId};
 };
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "engine/fake_tokenizer.h"
 #include "engine/grammar/grammar.h"
@@ -29,6 +30,7 @@ class OneTextMatcher final : public GrammarMatcher {
     ++num_taken_;
     return {};
   }
+  void rollback(int64_t num_tokens) override { num_taken_ -= static_cast<size_t>(num_tokens); }
   bool has_ended() const override { return num_taken_ > text_.size(); }
   int64_t num_steps() const override { return static_cast<int64_t>(num_taken_); }
 
@@ -85,17 +87,23 @@ class HashedMatcher final : public GrammarMatcher {
   }
   Status accept(int32_t id, const GrammarBudget&) override {
     if (ended_) return internal_error("a token after the end");
+    before_.push_back(hash_);
     hash_ = (hash_ ^ static_cast<uint64_t>(id)) * 1099511628211u;
     ended_ = id == kEosId;
-    ++num_taken_;
     return {};
   }
+  void rollback(int64_t num_tokens) override {
+    if (num_tokens == 0) return;
+    ended_ = false;
+    hash_ = before_.at(before_.size() - static_cast<size_t>(num_tokens));
+    before_.resize(before_.size() - static_cast<size_t>(num_tokens));
+  }
   bool has_ended() const override { return ended_; }
-  int64_t num_steps() const override { return num_taken_; }
+  int64_t num_steps() const override { return std::ssize(before_); }
 
  private:
   uint64_t hash_ = 14695981039346656037u;
-  int64_t num_taken_ = 0;
+  std::vector<uint64_t> before_;  // hash_ before each accepted token
   bool ended_ = false;
 };
 
@@ -123,6 +131,10 @@ class CostlyMatcher final : public GrammarMatcher {
     const Status status = spend(false, budget);
     ++num_tokens_;
     return status.ok() ? inner_->accept(id, budget) : status;
+  }
+  void rollback(int64_t num_tokens) override {
+    num_tokens_ -= num_tokens;
+    inner_->rollback(num_tokens);
   }
   bool has_ended() const override { return inner_->has_ended(); }
   int64_t num_steps() const override { return num_steps_; }

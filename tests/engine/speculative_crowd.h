@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/demo_engine.h"
+#include "engine/grammar/grammar.h"
 
 namespace fp4moe {
 
@@ -18,6 +19,7 @@ struct Output {
   std::string text;
   std::vector<int32_t> token_ids;
   std::vector<float> logprobs;  // of each token: its own, then those of the listed ids
+  std::vector<int32_t> experts;
   bool operator==(const Output&) const = default;
 };
 
@@ -38,13 +40,15 @@ inline std::future<Output> submit(Engine& engine, Request request) {
     }
     if (delta.finish_reason == FinishReason::kNone) return;
     EXPECT_NE(delta.finish_reason, FinishReason::kError) << delta.error;
+    if (delta.routed_experts != nullptr) out.experts = *delta.routed_experts;
     state->done.set_value(out);
   });
   EXPECT_TRUE(id.ok()) << id.status().to_string();
   return output;
 }
 
-// A third of the requests is greedy. The prompts repeat themselves, and so do many outputs.
+// A third of the requests is greedy, some have a grammar and some report experts. The prompts repeat
+// themselves, and so do many outputs.
 inline std::vector<Request> requests(const Engine& engine) {
   std::mt19937 random(7);
   const Result<std::vector<int32_t>> words = engine.tokenize(
@@ -63,6 +67,9 @@ inline std::vector<Request> requests(const Engine& engine) {
                         .ignore_eos = true,
                         .top_logprobs = 3};
     if (i % 5 == 4) request.sampling.frequency_penalty = 0.5f;
+    if (i % 4 == 3) request.routed_experts_from = 0;
+    if (i % 6 == 1 && has_grammar_backend())
+      request.sampling.grammar = {GrammarSpec::Kind::kRegex, "(Tom has [0-9]{1,2} apples?[.,] ){1,12}"};
     list.push_back(std::move(request));
   }
   return list;

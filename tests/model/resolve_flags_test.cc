@@ -289,7 +289,7 @@ TEST(ResolveFlags, GivenForeignFlagsEndInNotesOrARefusal) {
   EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
 }
 
-TEST(ResolveFlags, DraftsAreForRanksThatDoNotHandOverPages) {
+TEST(ResolveFlags, DraftsAreForRanksThatDecode) {
   EngineConfig flags;
   EXPECT_EQ(rows_per_request(flags), 1);
   flags.speculative_num_draft_tokens = 7;
@@ -313,8 +313,11 @@ TEST(ResolveFlags, DraftsAreForRanksThatDoNotHandOverPages) {
   EXPECT_EQ(on_gpu.code(), StatusCode::kUnsupported);
   EXPECT_NE(on_gpu.message().find("STANDALONE is not supported with --dp-size 2 on device=cuda"),
             std::string::npos);
+  flags.disaggregation_mode = "decode";
+  EXPECT_EQ(rows_per_request(resolved(flags).flags), 7);
   flags.disaggregation_mode = "prefill";
-  EXPECT_EQ(refused(flags).code(), StatusCode::kUnsupported);
+  EXPECT_EQ(rows_per_request(resolved(flags).flags), 1);
+  EXPECT_EQ(resolved(flags).notes.size(), 1u);
 }
 
 TEST(ResolveFlags, TheStepsOfADraftModelGiveItsRows) {

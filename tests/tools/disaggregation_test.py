@@ -122,7 +122,8 @@ class Disaggregation(unittest.TestCase):
             self.assertEqual(router.exit_code, 0)
 
     def test_sliding_windows(self):
-        self.check_model(GPTOSS, [], ["--disable-radix-cache", "--chunked-prefill-size", "32"])
+        drafts = [] if CUDA else ["--speculative-algorithm", "NGRAM", "--speculative-ngram-min-match-window-size", "1"]
+        self.check_model(GPTOSS, drafts, [*drafts, "--disable-radix-cache", "--chunked-prefill-size", "32"])
 
     @unittest.skipUnless(CUDA, "needs a GPU")
     def test_latents(self):

@@ -69,12 +69,23 @@ class Logs(unittest.TestCase):
         self.assertGreater(correct, 0)
         self.assertAlmostEqual(meta["spec_accept_length"], tokens / verified)
         self.assertAlmostEqual(meta["spec_accept_rate"], correct / proposed)
+        histogram = meta["spec_correct_drafts_histogram"]
+        self.assertEqual(histogram, meta["spec_accept_histogram"])
+        self.assertEqual(sum(histogram), verified)
+        by_position = [sum(histogram[i + 1:]) for i in range(3)]  # a step that keeps n drafts keeps positions 0 to n - 1
+        self.assertEqual(info["spec_correct_by_position"], by_position)
+        self.assertEqual(sum(by_position), correct)
+        self.assertEqual(sum(info["spec_proposed_by_position"]), proposed)
+        for i, count in enumerate(by_position):
+            self.assertIn(f"spec_correct_drafts_by_position_total{{model_name=\"{os.path.basename(MODEL)}\",position=\"{i}\"}} {count}\n",
+                          metrics)
         for line in (f"spec_verify_calls_total{{model_name=\"{os.path.basename(MODEL)}\"}} {verified}\n",
                      f"spec_correct_drafts_total{{model_name=\"{os.path.basename(MODEL)}\"}} {correct}\n",
                      "# TYPE sglang:spec_accept_length gauge\n", "# TYPE sglang:spec_accept_rate gauge\n"):
             self.assertIn(line, metrics)
         log = "".join(serve.lines)
-        self.assertRegex(log, r"Decode batch, .*accept len: [1-4]\.\d\d, accept rate: [01]\.\d\d, gen throughput")
+        self.assertRegex(log, r"Decode batch, .*accept len: [1-4]\.\d\d, accept rate: [01]\.\d\d, "
+                              r"by position: [01]\.\d\d( [01]\.\d\d)*, gen throughput")
         self.assertIn("NGRAM", log)
         self.assertEqual(answer["output_ids"], plain["output_ids"])
 

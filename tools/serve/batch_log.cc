@@ -20,9 +20,20 @@ std::string drafts_text(const EngineStats& now, const EngineStats& last, nlohman
   if (verified == 0) return "";
   const double length = 1 + correct / verified;
   const double rate = correct / std::max(since(&EngineStats::spec_proposed_drafts_total), 1.0);
+  std::vector<double> by_position;  // no further than the longest draft
+  std::string text = fmt::format("accept len: {:.2f}, accept rate: {:.2f}", length, rate);
+  for (size_t i = 0; i < now.spec_proposed_by_position.size(); ++i) {
+    const auto at = [&](const std::vector<int64_t>& counts) { return i < counts.size() ? counts[i] : 0; };
+    const int64_t num_proposed = now.spec_proposed_by_position[i] - at(last.spec_proposed_by_position);
+    const int64_t num_correct = now.spec_correct_by_position[i] - at(last.spec_correct_by_position);
+    if (num_proposed == 0) break;
+    by_position.push_back(static_cast<double>(num_correct) / static_cast<double>(num_proposed));
+    text += fmt::format("{}{:.2f}", i == 0 ? ", by position: " : " ", by_position.back());
+  }
   fields["accept_len"] = length;
   fields["accept_rate"] = rate;
-  return fmt::format("accept len: {:.2f}, accept rate: {:.2f}, ", length, rate);
+  fields["accept_rate_by_position"] = by_position;
+  return text + ", ";
 }
 
 }  // namespace

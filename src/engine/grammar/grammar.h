@@ -41,12 +41,20 @@ class GrammarMatcher {
   // Consumes the next token. kInternal if it was not allowed; kInvalidArgument and kCancelled as for
   // fill_allowed().
   virtual Status accept(int32_t id, const GrammarBudget& budget) = 0;
+  // Undoes the last num_tokens calls of accept(), which have succeeded.
+  virtual void rollback(int64_t num_tokens) = 0;
   // Whether the text is complete and nothing can follow: after an end token or, if the model has none, as
   // soon as the text is complete.
   virtual bool has_ended() const = 0;
   // Total steps of all calls.
   virtual int64_t num_steps() const = 0;
 };
+
+// Returns whether a mask that fill_allowed() has filled has the bit of `id`.
+inline bool is_allowed(std::span<const uint32_t> allowed, int32_t id) {
+  const auto i = static_cast<size_t>(id);
+  return (allowed[i / 32] >> (i % 32) & 1) != 0;
+}
 
 // Immutable and thread-safe.
 class Grammar {

@@ -103,6 +103,11 @@ class XgrammarMatcher final : public GrammarMatcher {
     return internal_error("token " + std::to_string(id) + " violates the grammar");
   }
 
+  void rollback(int64_t num_tokens) override {
+    const xgrammar::WorkBudget work(kAcceptBudget.max_steps, kAcceptBudget.max_bytes, nullptr);
+    matcher_.Rollback(static_cast<int>(num_tokens));
+  }
+
   bool has_ended() const override { return matcher_.IsTerminated(); }
   int64_t num_steps() const override { return num_steps_; }
 

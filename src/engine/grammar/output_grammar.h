@@ -22,7 +22,8 @@
 
 namespace fp4moe {
 
-// start() -> kWorking -> kReady -> advance() -> kWorking ... until kEnded or kFailed.
+// start() -> kWorking -> kReady -> advance() -> kWorking ... until kEnded or kFailed. While the output is
+// kReady, mask threads may also fill the masks after draft tokens (look_ahead()).
 class OutputGrammar {
  public:
   enum class State {
@@ -32,11 +33,17 @@ class OutputGrammar {
     kFailed,   // status() has the reason
   };
 
-  OutputGrammar(std::shared_ptr<const Grammar> grammar, int64_t vocab_size);
+  // max_drafts: most draft tokens of a look_ahead().
+  OutputGrammar(std::shared_ptr<const Grammar> grammar, int64_t vocab_size, int64_t max_drafts = 0);
 
   State state() const { return state_.load(std::memory_order_acquire); }
-  // Mask of the next token, [ceil(V / 32)] as in GrammarMatcher. Requires kReady; valid until advance().
-  std::span<const uint32_t> allowed() const;
+  // Mask of the token after the first `depth` drafts, [ceil(V / 32)] as in GrammarMatcher. Requires kReady
+  // and depth <= num_ahead(). Valid until advance() or, if depth > 0, look_ahead().
+  std::span<const uint32_t> allowed(int64_t depth = 0) const;
+  // Number of drafts, from the first one on, that the grammar allows and after which the mask is ready.
+  int64_t num_ahead() const { return num_ahead_.load(std::memory_order_acquire); }
+  // Whether num_ahead() can still increase.
+  bool is_looking_ahead() const { return is_looking_ahead_.load(std::memory_order_acquire); }
   // Requires kFailed. kInvalidArgument: a call exceeded its budget (the message names the part of the
   // grammar).
   const Status& status() const { return status_; }
@@ -49,24 +56,38 @@ class OutputGrammar {
   friend class MaskThreads;
   using Clock = std::chrono::steady_clock;
 
-  void hand_over(std::optional<int32_t> id);
+  void hand_over(std::span<const int32_t> ids);
+  void set_drafts(std::span<const int32_t> drafts);
+  void stop_looking();
+  bool is_wanted() const { return state() == State::kWorking || is_looking_ahead(); }
   Status work(GrammarBudget budget);
-  void restart() { matcher_.reset(); }
+  Status look(std::span<const int32_t> drafts, GrammarBudget budget, bool& has_mask);
+  Status restore(const GrammarBudget& budget);
+  size_t roll_back_to(std::span<const int32_t> ids);
+  void restart();
   bool is_cancelled() const { return is_cancelled_.load(std::memory_order_relaxed); }
 
   const std::shared_ptr<const Grammar> grammar_;
   std::atomic<State> state_{State::kWorking};
-  std::atomic<bool> is_cancelled_{false}, is_slow_{false};
+  std::atomic<bool> is_cancelled_{false}, is_slow_{false}, is_looking_ahead_{false};
+  std::atomic<int64_t> num_ahead_{0};
   std::atomic<std::chrono::nanoseconds> last_duration_{std::chrono::nanoseconds(0)};
 
   // Owned by the mask thread that works on it; by the engine's thread otherwise.
   std::unique_ptr<GrammarMatcher> matcher_;  // null: must be created, then accept accepted_ again
   std::vector<int32_t> accepted_;
-  std::optional<int32_t> next_id_;  // to be accepted before the mask is filled
+  std::vector<int32_t> ahead_;     // drafts that matcher_ has accepted after accepted_
+  std::vector<int32_t> next_ids_;  // to be accepted before the mask is filled
   std::vector<uint32_t> allowed_;
+  std::vector<std::vector<uint32_t>> allowed_ahead_;  // [max_drafts], [depth - 1] as allowed(depth)
   Status status_;
   Clock::time_point handed_over_;
   int num_cheap_ = 0;  // consecutive slow-lane calls that the fast lane would have finished
+
+  // Guarded by the mutex of MaskThreads.
+  bool is_queued_ = false;       // in a lane, or in a call
+  std::vector<int32_t> drafts_;  // of the last look_ahead()
+  uint64_t num_changes_ = 0;     // of drafts_; a call for earlier drafts has no result
 };
 
 struct MaskLimits {
@@ -85,7 +106,7 @@ struct MaskLimits {
 // in the slow lane, whose threads run at a lower priority. Later calls of that output stay in the slow lane
 // until kPromoteAfter of them in a row were cheap, and later outputs with the same grammar start there. A
 // hostile grammar thus delays a cheap mask by at most one short call, and takes little CPU time from the
-// model's threads.
+// model's threads. Masks after drafts are filled in the fast lane only, one per call.
 class MaskThreads {
  public:
   static constexpr int kPromoteAfter = 16;
@@ -98,12 +119,16 @@ class MaskThreads {
   // Creates the matcher, accepts first_id if given, and fills the mask of the next token. Call once per
   // output.
   void start(const std::shared_ptr<OutputGrammar>& output, std::optional<int32_t> first_id = std::nullopt);
-  // Accepts `id` and fills the mask of the following token. Requires kReady.
-  void advance(const std::shared_ptr<OutputGrammar>& output, int32_t id);
+  // Accepts `ids` in order and fills the mask of the following token. Requires kReady.
+  void advance(const std::shared_ptr<OutputGrammar>& output, std::span<const int32_t> ids);
+  // Fills the masks after each of `drafts`, which may follow the accepted tokens, up to the first draft that
+  // the grammar refuses or after which nothing can follow. A draft advances the output only if advance() has
+  // the same token. Without effect if the output is in the slow lane.
+  void look_ahead(const std::shared_ptr<OutputGrammar>& output, std::span<const int32_t> drafts);
   // Cancels the call in progress, if any, without waiting for it. A mask thread destroys the object, which
   // can take long: a parser can have many states.
   void retire(std::shared_ptr<OutputGrammar> output);
-  // Waits until none of `outputs` is in kWorking, at most until the deadline.
+  // Waits until none of `outputs` is in kWorking or looking ahead, at most until the deadline.
   void wait_for(std::span<OutputGrammar* const> outputs, std::chrono::steady_clock::time_point deadline);
 
  private:
@@ -116,17 +141,17 @@ class MaskThreads {
 
   void add_thread(Lane& lane);
   void stop();
-  void enqueue(const OutputPtr& output);
+  void enqueue(const OutputPtr& output);  // requires the lock
   void run(Lane& lane);
-  void work(Lane& lane, OutputPtr output);
-  bool is_known_slow(const OutputGrammar& output) const;
+  void work(Lane& lane, OutputGrammar& output);
+  void look(OutputGrammar& output, std::span<const int32_t> drafts, uint64_t num_changes);
   void demote(OutputGrammar& output);
   void count_cheap(OutputGrammar& output, int64_t num_steps) const;
   void finish(OutputGrammar& output, Status status);
 
   const MaskLimits limits_;
   const std::function<void()> on_done_;
-  mutable std::mutex mutex_;
+  std::mutex mutex_;
   Lane fast_, slow_;
   std::condition_variable done_;
   std::vector<OutputGrammar*> running_;  // with a call in progress

@@ -16,6 +16,7 @@
 #include "engine/output/delta_sink.h"
 #include "engine/output/logit_edits.h"
 #include "engine/output/output_text.h"
+#include "engine/schedule/draft_record.h"
 #include "fp4moe/request.h"
 #include "model/page_tables.h"
 
@@ -54,7 +55,12 @@ struct SequenceDraft {
   std::vector<int32_t> ids;
   int64_t num_cached = 0;   // number of leading tokens whose draft keys and values are in the pages
   int64_t num_chained = 0;  // number of leading `ids` after them whose keys and values are there too
+  int64_t most = std::numeric_limits<int64_t>::max();  // number of ids, if drafting them takes a model's time
   int64_t num_verified = 0, num_proposed = 0, num_correct = 0;
+  std::vector<int64_t> num_steps;  // [n]: steps in which exactly n drafts were correct
+  // Of the last step, until AdaptiveDrafter has added them to `record`.
+  int64_t num_last_proposed = 0, num_last_correct = 0;
+  DraftRecord record;
 };
 
 // The path from token ids to the client.
@@ -86,6 +92,7 @@ struct SequenceGrammar {
   GrammarTicket ticket;                    // valid while the sequence waits for its grammar
   std::shared_ptr<OutputGrammar> matcher;  // for the output so far, once the grammar is compiled; null: any
                                            // text is allowed
+  std::vector<int32_t> chosen;             // output tokens that the matcher has not been given yet
   bool awaits_mask = false;                // no rows until its next token's mask is ready
 };
 

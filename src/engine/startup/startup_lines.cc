@@ -180,7 +180,8 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
   lines.push_back(context_line(facts));
   if (!info.speculative_algorithm.empty())
     lines.push_back("           speculative decoding by " + info.speculative_algorithm + ", at most " +
-                    std::to_string(rows_per_request(facts.flags) - 1) + " draft tokens per request and step");
+                    std::to_string(rows_per_request(facts.flags) - 1) + " draft tokens per request and step" +
+                    (facts.flags.speculative_adaptive ? ", as far as they pay" : ""));
   if (!facts.memory.note.empty()) lines.push_back("           " + facts.memory.note);
   lines.push_back(loaded_line(facts));
   return lines;

@@ -23,7 +23,7 @@ void Delivery::take_rows(std::span<LogitRow> rows) {
     if (end > r)
       take_scores(rows.subspan(r, end - r));
     else
-      accept(rows[end++]);
+      accept(rows[r], ++end == rows.size() || rows[end].sequence != rows[r].sequence);
     r = end;
   }
 }
@@ -77,8 +77,9 @@ PositionLogprobs Delivery::next_logprobs_of(SampledToken& token) const {
 
 // ---- output tokens --------------------------------------------------------------------------------
 
-// Appends a row's token to its sequence and delivers the delta.
-void Delivery::accept(LogitRow& row) {
+// Appends a row's token to its sequence and delivers the delta. is_last: no other row of the sequence
+// follows.
+void Delivery::accept(LogitRow& row, bool is_last) {
   if (row.sequence == nullptr) return;  // it ended while the step was in flight
   Sequence& sequence = *row.sequence;
   Delta delta;
@@ -99,7 +100,10 @@ void Delivery::accept(LogitRow& row) {
     delta.error_code = row.status.code();
   }
   if (delta.finish_reason != FinishReason::kNone) return end(sequence, std::move(delta));
-  if (sequence.grammar.matcher != nullptr) parts_.grammars->advance(sequence, row.token.token_id);
+  if (sequence.grammar.matcher != nullptr) {
+    sequence.grammar.chosen.push_back(row.token.token_id);
+    if (is_last) parts_.grammars->advance(sequence);
+  }
   deliver(sequence, delta);
 }
 
@@ -182,7 +186,7 @@ void Delivery::take_first_token(Sequence& sequence) {
   sequence.num_unknown = 1;
   sequence.disagg.awaits_pages = true;
   LogitRow row{&sequence, std::move(first.token), {}, {}};
-  accept(row);
+  accept(row, /*is_last=*/true);
 }
 
 // ---- the end --------------------------------------------------------------------------------------
@@ -194,6 +198,7 @@ void Delivery::end(Sequence& sequence, Delta delta) {
   const bool failed =
       delta.finish_reason == FinishReason::kError && delta.error_code == StatusCode::kInternal;
   delta.routed_experts = take_experts(sequence, parts_.executor.config());
+  delta.spec_correct_drafts_histogram = sequence.draft.num_steps;
   if (parts_.grammars != nullptr) parts_.grammars->remove(sequence);
   if (parts_.drafter != nullptr) parts_.drafter->end(sequence);
   const std::unique_ptr<Sequence> owned = parts_.scheduler.remove(sequence.id, failed);
@@ -231,13 +236,25 @@ void Delivery::count_prompt(const Sequence& sequence) {
 void Delivery::count_drafts(Sequence& sequence, const LogitRow& row) {
   if (parts_.drafter == nullptr || sequence.num_output_tokens() == 0) return;
   SequenceDraft& draft = sequence.draft;
-  const int64_t num_verified = row.depth == 0 ? 1 : 0, num_correct = row.depth == 0 ? 0 : 1;
-  draft.num_verified += num_verified;
+  EngineStats& totals = parts_.totals;
+  const auto depth = static_cast<size_t>(row.depth);
+  if (draft.num_steps.size() <= depth) draft.num_steps.resize(depth + 1);
+  ++draft.num_steps[depth];
+  if (depth > 0) {
+    --draft.num_steps[depth - 1];
+    ++draft.num_correct;
+    ++draft.num_last_correct;
+    ++totals.spec_correct_drafts_total;
+    ++totals.spec_correct_by_position[depth - 1];
+    return;
+  }
+  ++draft.num_verified;
   draft.num_proposed += row.num_drafts;
-  draft.num_correct += num_correct;
-  parts_.totals.spec_verify_calls_total += num_verified;
-  parts_.totals.spec_proposed_drafts_total += row.num_drafts;
-  parts_.totals.spec_correct_drafts_total += num_correct;
+  draft.num_last_proposed = row.num_drafts;
+  draft.num_last_correct = 0;
+  ++totals.spec_verify_calls_total;
+  totals.spec_proposed_drafts_total += row.num_drafts;
+  for (int64_t i = 0; i < row.num_drafts; ++i) ++totals.spec_proposed_by_position[static_cast<size_t>(i)];
 }
 
 void Delivery::count_end(const Delta& delta) {

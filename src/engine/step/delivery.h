@@ -45,7 +45,7 @@ class Delivery {
   void fail(Sequence& sequence, const Status& status);
 
  private:
-  void accept(LogitRow& row);
+  void accept(LogitRow& row, bool is_last);
   void take_scores(std::span<LogitRow> rows);
   void hold(LogitRow& row);
   Delta put_token(Sequence& sequence, SampledToken& token) const;

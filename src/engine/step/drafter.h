@@ -16,15 +16,24 @@ class Drafter {
   virtual Status draft(DpScheduler& scheduler) = 0;
   // Called after the forward pass of a planned step and before it is committed.
   virtual void keep_step(const DpScheduler& /*scheduler*/) {}
+  // Called when the step's tokens are known, `seconds` after its planning began.
+  virtual void finish_step(double /*seconds*/) {}
   // Called before a scheduled sequence is removed and deleted.
   virtual void end(const Sequence& /*sequence*/) {}
+  // Whether draft() runs a model. It should then set at most draft.most ids.
+  virtual bool runs_model() const { return false; }
 };
 
-// Returns whether the sequence's next step may verify drafts. A sequence with a grammar has none, because
-// masks are filled token by token; neither has one that reports routed experts.
+// Returns whether the sequence's next row chooses its next token, after the first one.
+inline bool decodes(const Sequence& sequence) {
+  return sequence.num_output_tokens() > 0 && sequence.num_pending() == 1;
+}
+
+// Returns whether the sequence's next step may verify drafts. A sequence whose masks are slow has none,
+// because each draft needs another mask.
 inline bool may_draft(const Sequence& sequence) {
-  return sequence.num_output_tokens() > 0 && sequence.num_pending() == 1 &&
-         sequence.grammar.matcher == nullptr && sequence.experts.from < 0;
+  const OutputGrammar* grammar = sequence.grammar.matcher.get();
+  return decodes(sequence) && (grammar == nullptr || !grammar->is_slow());
 }
 
 }  // namespace fp4moe

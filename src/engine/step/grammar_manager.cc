@@ -15,20 +15,23 @@ constexpr std::chrono::milliseconds kMaxMaskWait(2);
 GrammarManager::GrammarManager(std::unique_ptr<GrammarCompiler> compiler, const StepLoopOptions& options,
                                const Executor& executor, const std::function<void()>& on_ready)
     : vocab_size_(executor.config().vocab_size),
+      max_drafts_(options.max_drafts()),
       executor_samples_(executor.samples()),
       store_(std::move(compiler), options.grammars, on_ready),
       masks_(options.masks, on_ready) {}
 
 void GrammarManager::add(Sequence& sequence, std::shared_ptr<const Grammar> grammar) {
-  sequence.grammar.matcher = std::make_shared<OutputGrammar>(std::move(grammar), vocab_size_);
+  sequence.grammar.matcher = std::make_shared<OutputGrammar>(std::move(grammar), vocab_size_, max_drafts_);
   sequences_.push_back(&sequence);
 }
 
-void GrammarManager::advance(Sequence& sequence, int32_t id) {
+void GrammarManager::advance(Sequence& sequence) {
+  std::vector<int32_t>& chosen = sequence.grammar.chosen;
   if (sequence.num_output_tokens() == 1 && sequence.disagg.first_token)
-    masks_.start(sequence.grammar.matcher, id);
+    masks_.start(sequence.grammar.matcher, chosen.front());
   else
-    masks_.advance(sequence.grammar.matcher, id);
+    masks_.advance(sequence.grammar.matcher, chosen);
+  chosen.clear();
 }
 
 void GrammarManager::remove(Sequence& sequence) {
@@ -71,23 +74,53 @@ GrammarManager::Clock::duration GrammarManager::mask_wait() const {
   return std::min<Clock::duration>(kMaxMaskWait, step_duration_ / 4);
 }
 
+void GrammarManager::drop_drafts() const {
+  for (Sequence* sequence : sequences_) {
+    const OutputGrammar& matcher = *sequence->grammar.matcher;
+    SequenceDraft& draft = sequence->draft;
+    if (draft.ids.empty() || matcher.state() != OutputGrammar::State::kReady ||
+        is_allowed(matcher.allowed(), draft.ids.front()))
+      continue;
+    draft.ids.clear();
+    draft.num_chained = 0;
+  }
+}
+
+void GrammarManager::look_ahead(const DpScheduler& scheduler) {
+  for (int group = 0; group < scheduler.num_groups(); ++group)
+    for (const ScheduledRows& rows : scheduler.step(group))
+      if (rows.num_drafts > 0 && rows.sequence->grammar.matcher != nullptr)
+        masks_.look_ahead(rows.sequence->grammar.matcher,
+                          std::span(rows.sequence->draft.ids).first(static_cast<size_t>(rows.num_drafts)));
+}
+
 void GrammarManager::attach_masks(std::span<LogitRow> rows, DpScheduler& scheduler) {
-  std::vector<OutputGrammar*> working;
+  std::vector<OutputGrammar*> outputs;
   const auto needs_mask = [](const LogitRow& row) {
     return !row.is_scored && row.sequence->grammar.matcher != nullptr;
   };
   for (const LogitRow& row : rows)
-    if (needs_mask(row) && row.sequence->grammar.matcher->state() == OutputGrammar::State::kWorking)
-      working.push_back(row.sequence->grammar.matcher.get());
-  if (!working.empty()) masks_.wait_for(working, Clock::now() + mask_wait());
+    if (needs_mask(row) && row.depth == 0) outputs.push_back(row.sequence->grammar.matcher.get());
+  if (!outputs.empty()) masks_.wait_for(outputs, Clock::now() + mask_wait());
+  bool is_ready = false;  // whether the masks of the sequence's rows up to num_ahead are ready
+  int64_t num_ahead = 0;
   for (LogitRow& row : rows) {
     if (!needs_mask(row)) continue;
-    if (row.sequence->grammar.matcher->state() == OutputGrammar::State::kReady) {
-      row.allowed = row.sequence->grammar.matcher->allowed();
+    const OutputGrammar& matcher = *row.sequence->grammar.matcher;
+    if (row.depth == 0) {
+      is_ready = matcher.state() == OutputGrammar::State::kReady;
+      const bool is_late = matcher.is_looking_ahead();
+      num_ahead = matcher.num_ahead();
+      if (is_late) row.num_drafts = std::min(row.num_drafts, num_ahead);
+    }
+    if (is_ready && row.depth <= num_ahead) {
+      row.allowed = matcher.allowed(row.depth);
       continue;
     }
-    scheduler.drop_last_row(*row.sequence);
-    std::exchange(row.sequence, nullptr)->grammar.awaits_mask = true;
+    Sequence& sequence = *std::exchange(row.sequence, nullptr);
+    if (row.depth > 0) continue;
+    scheduler.drop_last_row(sequence);
+    sequence.grammar.awaits_mask = true;
   }
 }
 

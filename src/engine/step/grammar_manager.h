@@ -4,7 +4,8 @@
 // A mask is filled while the model computes. Before a step is planned, check() parks a sequence (awaits_mask)
 // whose mask is not expected in time; after the forward pass, attach_masks() waits briefly for the masks of
 // the other sequences. If a row's mask is late even then, the row chooses no token: its sequence is parked
-// until the mask is ready, computes the same row again, and so chooses the same token.
+// until the mask is ready, computes the same row again, and so chooses the same token. A row after drafts is
+// dropped if its mask is late or the grammar refuses one of these drafts; drafts do not advance the grammar.
 #pragma once
 
 #include <chrono>
@@ -38,20 +39,24 @@ class GrammarManager {
     return store_.ask(spec, client);
   }
 
-  // Constrains the sequence's text. Call start() next, or advance() with a token chosen elsewhere, to fill
+  // Constrains the sequence's text. Call start() next, or advance() after a token chosen elsewhere, to fill
   // the first mask.
   void add(Sequence& sequence, std::shared_ptr<const Grammar> grammar);
   void start(Sequence& sequence) { masks_.start(sequence.grammar.matcher); }
-  // Lets a mask thread accept the chosen token; until the thread is done, the sequence has no mask and gets
-  // no further token.
-  void advance(Sequence& sequence, int32_t id);
+  // Lets a mask thread accept grammar.chosen; until the thread is done, the sequence has no mask and gets no
+  // further token.
+  void advance(Sequence& sequence);
   void remove(Sequence& sequence);  // ignores a sequence without a grammar
   const std::vector<Sequence*>& sequences() const { return sequences_; }
 
   // Before a step is planned: decides whether the sequence may get rows. Returns the last delta of a sequence
   // whose grammar has ended or failed.
   std::optional<Delta> check(Sequence& sequence) const;
-  // After the forward pass: attaches masks to the rows that choose tokens. A row whose mask is late loses its
+  // Before a step is planned: removes drafts that the grammar is known to refuse.
+  void drop_drafts() const;
+  // Before the forward pass: lets mask threads fill the masks after the step's drafts.
+  void look_ahead(const DpScheduler& scheduler);
+  // After the forward pass: attaches masks to the rows that choose tokens. A row without a mask loses its
   // sequence.
   void attach_masks(std::span<LogitRow> rows, DpScheduler& scheduler);
   // Sets the duration of the last iteration, not counting the wait for input.
@@ -63,7 +68,7 @@ class GrammarManager {
   bool expects_in_time(const OutputGrammar& matcher) const;
   Clock::duration mask_wait() const;
 
-  const int64_t vocab_size_;
+  const int64_t vocab_size_, max_drafts_;
   const bool executor_samples_;
   std::vector<Sequence*> sequences_;  // those with a matcher
   Clock::duration step_duration_{0};

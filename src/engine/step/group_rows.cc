@@ -25,26 +25,15 @@ void GroupRows::allocate_experts(std::span<const ScheduledRows> step, const Mode
 
 // Records each token's experts once: a retracted sequence recomputes its rows, with the same experts. The
 // last layer has only the rows whose logits are computed, which include every row not yet recorded.
-void GroupRows::record_experts(std::span<const ScheduledRows> step, const ModelConfig& config) const {
-  if (experts.empty()) return;
-  const int64_t num_layers = config.num_layers, k = config.top_k;
-  const int64_t num_rows = std::ssize(token_ids);
-  for (size_t s = 0; s < step.size(); ++s) {
-    SequenceExperts& recorded = step[s].sequence->experts;
-    if (recorded.from < 0) continue;
-    const SequenceRows& own = sequences[s];
-    for (int64_t row = own.first_row; row < own.first_row + own.num_rows; ++row) {
-      const int64_t position = own.first_position + row - own.first_row;
-      const int64_t num_recorded = std::ssize(recorded.ids) / (num_layers * k);
-      const auto logit_row = std::ranges::lower_bound(logit_rows, row);
-      if (position != recorded.from + num_recorded || logit_row == logit_rows.end() || *logit_row != row)
-        continue;
-      for (int64_t layer = 0; layer < num_layers; ++layer) {
-        const int64_t place = layer + 1 < num_layers ? row : logit_row - logit_rows.begin();
-        const int32_t* ids = experts.data() + (layer * num_rows + place) * k;
-        recorded.ids.insert(recorded.ids.end(), ids, ids + k);
-      }
-    }
+void GroupRows::record_experts(int64_t index, Sequence& sequence, const ModelConfig& config) const {
+  SequenceExperts& recorded = sequence.experts;
+  const int64_t num_layers = config.num_layers, k = config.top_k, num_rows = std::ssize(token_ids);
+  const int64_t row = logit_rows[static_cast<size_t>(index)];
+  const int64_t next = recorded.from + std::ssize(recorded.ids) / (num_layers * k);
+  if (recorded.from < 0 || positions[static_cast<size_t>(row)] != next) return;
+  for (int64_t layer = 0; layer < num_layers; ++layer) {
+    const int32_t* ids = experts.data() + (layer * num_rows + (layer + 1 < num_layers ? row : index)) * k;
+    recorded.ids.insert(recorded.ids.end(), ids, ids + k);
   }
 }
 

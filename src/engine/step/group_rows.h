@@ -21,8 +21,9 @@ struct GroupRows {
   Batch batch();
   // Before the forward pass: sizes `experts` if a sequence in the step requests them.
   void allocate_experts(std::span<const ScheduledRows> step, const ModelConfig& config);
-  // After the forward pass: appends the experts of new tokens to their sequences.
-  void record_experts(std::span<const ScheduledRows> step, const ModelConfig& config) const;
+  // After the forward pass: appends the experts of logit row `index` to its sequence if they are requested
+  // and not yet recorded.
+  void record_experts(int64_t index, Sequence& sequence, const ModelConfig& config) const;
 };
 
 // Moves the experts of all tokens except the last out of a sequence that ends. Returns null if they were not

@@ -135,7 +135,8 @@ ModelDrafter::Work ModelDrafter::work_of(Sequence& sequence, const Kept& kept, D
 int64_t ModelDrafter::plan_drafts(Sequence& sequence, int64_t last, DpScheduler& scheduler) {
   if (!may_draft(sequence)) return 0;
   const int64_t wanted =
-      std::min({max_drafts_, sequence.max_tokens - sequence.num_tokens() - 1, shape_.max_positions - last});
+      std::min({max_drafts_, sequence.draft.most, sequence.max_tokens - sequence.num_tokens() - 1,
+                shape_.max_positions - last});
   if (wanted <= 0) return 0;
   const std::vector<int32_t>& table = sequence.kv.tables.full;
   const size_t num_pages = table.size();

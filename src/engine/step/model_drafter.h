@@ -32,6 +32,7 @@ class ModelDrafter final : public Drafter {
   Status draft(DpScheduler& scheduler) override;
   void keep_step(const DpScheduler& scheduler) override;
   void end(const Sequence& sequence) override;
+  bool runs_model() const override { return true; }
 
  private:
   // A sequence's rows in the last step.

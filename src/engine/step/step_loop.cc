@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/step/adaptive_drafter.h"
 #include "engine/step/model_drafter.h"
 #include "engine/step/source_drafter.h"
 
@@ -33,14 +34,17 @@ Status status_of(const Part& part) {
 
 // Returns null without speculative decoding.
 std::unique_ptr<Drafter> make_drafter(Executor& executor, const StepLoopOptions& options) {
+  const int64_t max_drafts = options.max_drafts();
+  if (max_drafts == 0) return nullptr;
+  std::unique_ptr<Drafter> drafter;
   if (options.max_model_drafts > 0)
-    return std::make_unique<ModelDrafter>(executor, options.max_model_drafts,
-                                          options.scheduler.reuses_prefixes);
-  if (options.drafts.max_tokens == 0) return nullptr;
-  if (options.draft_source)
-    return std::make_unique<SourceDrafter>(options.draft_source, options.drafts.max_tokens,
-                                           executor.config().vocab_size);
-  return std::make_unique<NgramDrafter>(options.drafts);
+    drafter = std::make_unique<ModelDrafter>(executor, max_drafts, options.scheduler.reuses_prefixes);
+  else if (options.draft_source)
+    drafter = std::make_unique<SourceDrafter>(options.draft_source, max_drafts, executor.config().vocab_size);
+  else
+    drafter = std::make_unique<NgramDrafter>(options.drafts);
+  if (!options.adaptive) return drafter;
+  return std::make_unique<AdaptiveDrafter>(std::move(drafter), max_drafts, *options.adaptive);
 }
 
 }  // namespace
@@ -82,12 +86,14 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                   .num_window_pages = executor.num_window_pages(),
                   .window = executor.window().tokens}),
       rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size),
-            /*has_drafts=*/options.drafts.max_tokens > 0 || options.max_model_drafts > 0),
+            /*has_drafts=*/options.max_drafts() > 0),
       drafter_(make_drafter(executor, options)),
       delivery_({executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(),
                  remote_prefill_.get(), drafter_.get()}),
       watchdog_(options.watchdog_timeout, [this](const std::string& place) { on_stuck(place); }) {
   totals_.max_total_num_tokens = scheduler_.num_pages() * executor.page_size();
+  totals_.spec_proposed_by_position.resize(static_cast<size_t>(options.max_drafts()));
+  totals_.spec_correct_by_position = totals_.spec_proposed_by_position;
   const int64_t group_tokens = executor.num_kv_pages() * executor.page_size();
   FP4MOE_CHECK(options.context_length <= group_tokens,
                "a context of " + std::to_string(options.context_length) +
@@ -169,6 +175,8 @@ void StepLoop::run_step() {
     rows_.discard_current();
     status = std::move(taken);
   }
+  if (drafter_ != nullptr)
+    drafter_->finish_step(std::chrono::duration<double>(Clock::now() - started).count());
   watchdog_.enter("delivering the tokens");
   delivery_.take_rows(rows_.current());
   rows_.advance();
@@ -189,6 +197,7 @@ Status StepLoop::plan_and_start_step() {
     watchdog_.enter("drafting");
     FP4MOE_RETURN_IF_ERROR(drafter_->draft(scheduler_));
     watchdog_.enter("planning");
+    if (grammars_ != nullptr) grammars_->drop_drafts();
   }
   const bool has_rows = scheduler_.plan_step();
   is_stalled_ = !has_rows && rows_.current().empty();
@@ -201,6 +210,7 @@ Status StepLoop::plan_and_start_step() {
     }
   }
   if (!has_rows) return {};
+  if (grammars_ != nullptr) grammars_->look_ahead(scheduler_);
   snapshot_.take(scheduler_);
   watchdog_.enter("the forward pass");
   FP4MOE_RETURN_IF_ERROR(rows_.forward(scheduler_));

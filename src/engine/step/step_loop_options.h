@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "engine/disagg/kv_wire.h"
 #include "engine/disagg/node_link.h"
 #include "engine/grammar/grammar_store.h"
 #include "engine/grammar/output_grammar.h"
 #include "engine/schedule/scheduler.h"
+#include "engine/step/draft_choice.h"
 #include "engine/step/ngram_drafter.h"
 #include "engine/step/time_limits.h"
 #include "fp4moe/sinks.h"
@@ -31,12 +33,16 @@ struct StepLoopOptions {
   NgramLimits drafts;
   DraftSource draft_source;      // proposes the drafts instead, at most drafts.max_tokens; empty: n-grams
   int64_t max_model_drafts = 0;  // per sequence and step, by the executor's draft model; 0: it drafts nothing
+  std::optional<StepCost> adaptive;  // drafts only as far as it pays
   TimeLimits time_limits;
   PriorityRules priorities;
   double watchdog_timeout = 0;  // seconds that one step may take; 0: no watchdog
   // Disaggregation: facts that a prefill node must match; empty: not a decode engine.
   KvHello hello;
   NodeLinkOptions link;
+
+  // Most drafts of a sequence in a step.
+  int64_t max_drafts() const { return max_model_drafts > 0 ? max_model_drafts : drafts.max_tokens; }
 };
 
 }  // namespace fp4moe

@@ -23,10 +23,7 @@ Status StepRows::forward(const DpScheduler& scheduler) {
     rows.allocate_experts(scheduler.step(group), executor_.config());
     batches.push_back(rows.batch());
   }
-  FP4MOE_RETURN_IF_ERROR(executor_.execute_step(batches));
-  for (int group = 0; group < scheduler.num_groups(); ++group)
-    groups_[static_cast<size_t>(group)].record_experts(scheduler.step(group), executor_.config());
-  return {};
+  return executor_.execute_step(batches);
 }
 
 void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
@@ -71,6 +68,7 @@ Status StepRows::sample() {
     sample_on_host();
   }
   if (!runs_ahead_) drop_wrong_drafts();
+  record_experts();
   for (size_t r = 0; r < next_.size(); ++r) {
     if (next_[r].is_scored || next_[r].sequence == nullptr) continue;
     next_[r].sequence->token_ids.push_back(~static_cast<int32_t>(r));
@@ -121,6 +119,14 @@ void StepRows::drop_wrong_drafts() {
     if (before.sequence == nullptr || !before.status.ok() || before.token.token_id != draft)
       next_[r].sequence = nullptr;
   }
+}
+
+// Records the experts of the rows that are left: those of prompt tokens and of chosen tokens.
+void StepRows::record_experts() {
+  size_t r = 0;
+  for (const GroupRows& rows : groups_)
+    for (int64_t index = 0; index < std::ssize(rows.logit_rows); ++index, ++r)
+      if (next_[r].sequence != nullptr) rows.record_experts(index, *next_[r].sequence, executor_.config());
 }
 
 Status StepRows::start_on_executor() {

@@ -60,6 +60,7 @@ class StepRows {
   void sample_on_host();
   void append_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const;
   void drop_wrong_drafts();
+  void record_experts();
   Status start_on_executor();
   Status take_from_executor(std::span<LogitRow> rows);
   SampleRowParams params_of(LogitRow& row);

@@ -104,6 +104,10 @@ class GenerateFormat final : public ApiFormat {
     meta["spec_accept_rate"] = ratio(choice.spec_num_correct_drafts, choice.spec_num_proposed_drafts);
     meta["spec_num_proposed_drafts"] = choice.spec_num_proposed_drafts;
     meta["spec_num_correct_drafts"] = choice.spec_num_correct_drafts;
+    if (choice.finish_reason == FinishReason::kNone) return;
+    for (const char* name :
+         {"spec_correct_drafts_histogram", "spec_accept_histogram"})  // newer and older name
+      meta[name] = choice.spec_correct_drafts_histogram;
   }
 
   json response(const Choice& choice) const {

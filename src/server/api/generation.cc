@@ -118,6 +118,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
     choice.spec_verify_ct = delta.spec_verify_ct;
     choice.spec_num_proposed_drafts = delta.spec_num_proposed_drafts;
     choice.spec_num_correct_drafts = delta.spec_num_correct_drafts;
+    choice.spec_correct_drafts_histogram = delta.spec_correct_drafts_histogram;
     choice.seconds = seconds(now - start_);
     if (stream_) {
       const std::vector<json> events = format_->events(choice, delta);

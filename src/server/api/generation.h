@@ -39,6 +39,7 @@ struct Choice {
   int32_t matched_stop_token = -1;
   int64_t prompt_tokens = 0, cached_tokens = 0, completion_tokens = 0;
   int64_t spec_verify_ct = 0, spec_num_proposed_drafts = 0, spec_num_correct_drafts = 0;
+  std::vector<int64_t> spec_correct_drafts_histogram;
   bool started = false;  // an event was sent
   double seconds = 0;    // from the request's arrival to the latest delta
 };

@@ -297,6 +297,8 @@ HttpResponse ServerRoutes::server_info(Engine& engine, const HttpRequest&) {
        {"speculative_algorithm",
         info.speculative_algorithm.empty() ? json(nullptr) : json(info.speculative_algorithm)},
        {"avg_spec_accept_length", stats.spec_accept_length()},
+       {"spec_proposed_by_position", stats.spec_proposed_by_position},
+       {"spec_correct_by_position", stats.spec_correct_by_position},
        {"disaggregation_mode", info.disaggregation_mode},
        {"disaggregation_bootstrap_port", info.disaggregation_bootstrap_port},
        {"page_size", info.page_size},

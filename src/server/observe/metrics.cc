@@ -77,11 +77,22 @@ void add_page_samples(const EngineStats& stats, std::vector<Sample>& samples) {
   samples.insert(samples.end(), std::begin(of_pages), std::end(of_pages));
 }
 
+// Returns a counter per position from 0 on; empty without positions.
+std::string print_by_position(const std::string& name, const std::string& help, const std::string& labels,
+                              const std::vector<int64_t>& counts) {
+  std::string text = counts.empty() ? "" : head(name, "counter", help);
+  for (size_t i = 0; i < counts.size(); ++i)
+    text +=
+        name + "{" + labels + ",position=\"" + std::to_string(i) + "\"} " + std::to_string(counts[i]) + "\n";
+  return text;
+}
+
 // Since startup.
 void add_speculation_samples(const EngineStats& stats, std::vector<Sample>& samples) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   const double proposed = std::max(real(stats.spec_proposed_drafts_total), 1.0);
   const double correct = real(stats.spec_correct_drafts_total);
+  const double max_drafts = real(std::ssize(stats.spec_correct_by_position));
   const Sample of_drafts[] = {
       {"spec_accept_length", "gauge", "Mean tokens per request and decode step: correct drafts and one more.",
        stats.spec_accept_length()},
@@ -92,6 +103,9 @@ void add_speculation_samples(const EngineStats& stats, std::vector<Sample>& samp
       {"spec_proposed_drafts_total", "counter", "Draft tokens computed.",
        real(stats.spec_proposed_drafts_total)},
       {"spec_correct_drafts_total", "counter", "Draft tokens that were correct.", correct},
+      {"spec_num_steps", "gauge", "Most draft tokens of a request in a step.", max_drafts},
+      {"spec_num_draft_tokens", "gauge", "Most rows of a request in a step: drafts and one more.",
+       max_drafts + 1},
   };
   samples.insert(samples.end(), std::begin(of_drafts), std::end(of_drafts));
 }
@@ -213,6 +227,12 @@ std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const E
     const std::string name = prefix + s.name;
     text += head(name, s.type, s.help) + name + "{" + labels + "} " + number(s.value) + "\n";
   }
+  text += print_by_position(prefix + "spec_proposed_drafts_by_position_total",
+                            "Draft tokens computed, by position in the step.", labels,
+                            stats.spec_proposed_by_position);
+  text += print_by_position(prefix + "spec_correct_drafts_by_position_total",
+                            "Draft tokens that were correct, by position in the step.", labels,
+                            stats.spec_correct_by_position);
   const std::string responses = prefix + "http_responses_total";
   text += head(responses, "counter", "HTTP responses started, by status code.");
   for (size_t status = 0; status < metrics.responses.size(); ++status) {

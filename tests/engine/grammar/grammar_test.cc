@@ -125,6 +125,38 @@ TEST_F(GrammarTest, RandomTextsEndAndAreTakenAgain) {
     EXPECT_TRUE(matches(Kind::kJsonSchema, schema, random_text(Kind::kJsonSchema, schema, seed)));
 }
 
+// Also after the end token.
+TEST_F(GrammarTest, ARolledBackMatcherIsThatOfTheTokensBefore) {
+  const std::string schema =
+      R"({"type":"object","properties":{"s":{"type":"string","maxLength":5},"n":{"type":"integer","minimum":-20,)"
+      R"("maximum":300},"e":{"enum":["x",1,null]}},"required":["s","n","e"],"additionalProperties":false})";
+  std::mt19937 random(1);
+  int num_ended = 0;
+  for (int text = 0; text < 30; ++text) {
+    const auto m = matcher(Kind::kJsonSchema, schema);
+    std::vector<int32_t> taken;
+    while (!m->has_ended()) {
+      const std::vector<int32_t> allowed = allowed_ids(*m);
+      int64_t num_ahead = 0;
+      for (const auto most = static_cast<int64_t>(random() % 6); num_ahead < most && !m->has_ended();
+           ++num_ahead) {
+        const std::vector<int32_t> ids = allowed_ids(*m);
+        ASSERT_TRUE(m->accept(ids[random() % ids.size()], kAcceptBudget).ok());
+      }
+      num_ended += m->has_ended() ? 1 : 0;
+      m->rollback(num_ahead);
+      ASSERT_FALSE(m->has_ended());
+      ASSERT_EQ(allowed_ids(*m), allowed);
+      const auto fresh = matcher(Kind::kJsonSchema, schema);
+      for (const int32_t id : taken) ASSERT_TRUE(fresh->accept(id, kAcceptBudget).ok());
+      ASSERT_EQ(allowed_ids(*fresh), allowed);
+      taken.push_back(allowed[random() % allowed.size()]);
+      ASSERT_TRUE(m->accept(taken.back(), kAcceptBudget).ok());
+    }
+  }
+  EXPECT_GT(num_ended, 10);
+}
+
 // Special tokens have no text: regular expressions never allow them, but a structural tag can name one.
 TEST_F(GrammarTest, ATagAllowsASpecialToken) {
   const auto compiler = make_grammar_compiler(tokenizer_, kVocab, {kFirstWordId});

@@ -25,7 +25,7 @@ class MaskThreadsTest : public ::testing::Test {
   void make(const MaskLimits& limits = {}) {
     threads_ = std::make_unique<MaskThreads>(limits, [this] { ++num_done_; });
   }
-  std::shared_ptr<OutputGrammar> answer(const std::string& text = "hashed") {
+  std::shared_ptr<OutputGrammar> answer(const std::string& text = "hashed", int64_t max_drafts = 0) {
     std::shared_ptr<const Grammar>& grammar = grammars_[text];
     if (grammar == nullptr)
       grammar = std::make_shared<CostlyGrammar>(text, [this](const std::string& of, int64_t n, bool is_mask) {
@@ -33,12 +33,15 @@ class MaskThreadsTest : public ::testing::Test {
         if (is_mask) ++num_begun_;
         return costs_ ? costs_(of, n, is_mask) : FakeCost();
       });
-    return std::make_shared<OutputGrammar>(grammar, kVocab);
+    return std::make_shared<OutputGrammar>(grammar, kVocab, max_drafts);
   }
   std::shared_ptr<OutputGrammar> start(const std::string& text = "hashed") {
     auto made = answer(text);
     threads_->start(made);
     return made;
+  }
+  void advance(const std::shared_ptr<OutputGrammar>& answer, int32_t id) {
+    threads_->advance(answer, {&id, 1});
   }
   void wait(OutputGrammar& answer) {
     OutputGrammar* one = &answer;
@@ -81,13 +84,104 @@ TEST_F(MaskThreadsTest, MasksAreThoseOfOneMatcher) {
           ASSERT_EQ(answer->state(), State::kReady) << answer->status().to_string();
           const auto allowed = answer->allowed();
           ASSERT_EQ(std::vector<uint32_t>(allowed.begin(), allowed.end()), mask);
-          threads_->advance(answer, id);
+          advance(answer, id);
         }
       }
       for (const auto& answer : answers) wait(*answer);
       threads_.reset();
       grammars_.clear();
     }
+  }
+}
+
+std::vector<uint32_t> mask_after(std::span<const int32_t> taken, std::span<const int32_t> drafts) {
+  HashedMatcher matcher;
+  std::vector<uint32_t> mask((kVocab + 31) / 32);
+  for (const int32_t id : taken) EXPECT_TRUE(matcher.accept(id, kAcceptBudget).ok());
+  for (const int32_t id : drafts) EXPECT_TRUE(matcher.accept(id, kAcceptBudget).ok());
+  EXPECT_TRUE(matcher.fill_allowed(mask, kMaskBudget).ok());
+  return mask;
+}
+
+// Chains of drafts, some of them refused or wrong, in outputs whose calls change lanes.
+TEST_F(MaskThreadsTest, MasksAfterDraftsAreThoseOfOneMatcher) {
+  constexpr int64_t kMaxDrafts = 5;
+  int64_t num_ahead = 0, num_refused = 0, num_changed = 0;
+  for (const int one_in : {0, 40}) {
+    std::atomic<uint32_t> calls = 0;
+    costs_ = [&](const std::string&, int64_t, bool) {
+      return one_in > 0 && ++calls % static_cast<uint32_t>(one_in) == 0 ? kSlow : FakeCost();
+    };
+    make();
+    const auto one = answer("hashed", kMaxDrafts);
+    threads_->start(one);
+    std::mt19937 random(1);
+    std::vector<int32_t> taken;
+    for (int n = 0; n < 200; ++n) {
+      std::vector<int32_t> drafts;
+      int64_t num_allowed = 0;
+      bool is_refused = false;
+      for (size_t i = random() % 9; i > 0; --i) {
+        const std::vector<uint32_t> before = is_refused ? std::vector<uint32_t>() : mask_after(taken, drafts);
+        drafts.push_back(random() % 3 == 0 ? static_cast<int32_t>(random() % 257) : '!');
+        is_refused = is_refused || drafts.back() == kEosId || !is_allowed(before, drafts.back());
+        num_allowed += is_refused ? 0 : 1;
+      }
+      if (random() % 4 == 0) {  // another chain first
+        threads_->look_ahead(one, std::vector<int32_t>{'!', '!', '!'});
+        ++num_changed;
+      }
+      if (random() % 2 == 0) wait(*one);
+      threads_->look_ahead(one, drafts);
+      wait(*one);
+      ASSERT_EQ(one->state(), State::kReady) << one->status().to_string();
+      if (one_in == 0) {
+        ASSERT_EQ(one->num_ahead(), std::min(num_allowed, kMaxDrafts));
+      }
+      ASSERT_LE(one->num_ahead(), std::min(num_allowed, kMaxDrafts));
+      for (int64_t depth = 0; depth <= one->num_ahead(); ++depth) {
+        const auto allowed = one->allowed(depth);
+        ASSERT_EQ(std::vector<uint32_t>(allowed.begin(), allowed.end()),
+                  mask_after(taken, std::span(drafts).first(static_cast<size_t>(depth))))
+            << n << " depth " << depth;
+      }
+      num_ahead += one->num_ahead();
+      num_refused += is_refused ? 1 : 0;
+      const auto num_kept = static_cast<std::ptrdiff_t>(random() % static_cast<size_t>(one->num_ahead() + 1));
+      std::vector<int32_t> ids(drafts.begin(), drafts.begin() + num_kept);
+      ids.push_back(random() % 2 == 0 ? '!' : 'a' + static_cast<int32_t>(random() % 20));
+      if (random() % 8 == 0) threads_->look_ahead(one, std::vector<int32_t>{'!', '!', '!', '!'});  // late
+      threads_->advance(one, ids);
+      taken.insert(taken.end(), ids.begin(), ids.end());
+    }
+    wait(*one);
+    threads_.reset();
+    grammars_.clear();
+  }
+  EXPECT_GT(num_ahead, 300);
+  EXPECT_GT(num_refused, 50);
+  EXPECT_GT(num_changed, 50);
+}
+
+// A draft over the fast lane's budget ends the chain and moves the output to the slow lane, no more.
+TEST_F(MaskThreadsTest, AnExpensiveDraftFailsNoAnswer) {
+  std::atomic<bool> is_dear = true;
+  costs_ = [&](const std::string&, int64_t n, bool) { return n == 2 && is_dear ? kSlow : FakeCost(); };
+  make({.max_steps = 4'000'000});
+  const auto one = answer("hashed", 3);
+  threads_->start(one);
+  wait(*one);
+  threads_->look_ahead(one, std::vector<int32_t>{'!', '!', '!'});
+  wait(*one);
+  EXPECT_EQ(one->num_ahead(), 1);
+  EXPECT_TRUE(one->is_slow());
+  is_dear = false;
+  threads_->look_ahead(one, std::vector<int32_t>{'!'});
+  EXPECT_FALSE(one->is_looking_ahead()) << "the slow lane has no drafts";
+  for (int n = 0; n < 4; ++n) {
+    advance(one, '!');
+    wait(*one);
+    ASSERT_EQ(one->state(), State::kReady) << one->status().to_string();
   }
 }
 
@@ -98,7 +192,7 @@ TEST_F(MaskThreadsTest, EachMaskIsFilledOnceAndReported) {
     wait(*one);
     EXPECT_EQ(num_begun(), n);
     EXPECT_TRUE(eventually([&] { return num_done_ == n; }));
-    threads_->advance(one, '!');
+    advance(one, '!');
   }
 }
 
@@ -109,7 +203,7 @@ TEST_F(MaskThreadsTest, ExpensiveAnswersLeaveTheFastLaneAndComeBack) {
   for (int n = 0; n <= 3 + MaskThreads::kPromoteAfter; ++n) {
     wait(*one);
     EXPECT_EQ(one->is_slow(), n >= 3 && n < 3 + MaskThreads::kPromoteAfter) << n;
-    threads_->advance(one, '!');
+    advance(one, '!');
   }
   wait(*one);
   const auto later = start();
@@ -129,7 +223,7 @@ TEST_F(MaskThreadsTest, EndlessCallsHoldNoCheapOneUp) {
   const auto cheap = start();
   for (int n = 0; n < 50; ++n) {
     wait(*cheap);
-    threads_->advance(cheap, '!');
+    advance(cheap, '!');
   }
   wait(*cheap);
   for (const auto& one : endless) EXPECT_EQ(one->state(), State::kWorking);
@@ -171,7 +265,7 @@ TEST_F(MaskThreadsTest, OverTheBudgetAnAnswerFailsAndSaysWhy) {
     for (size_t n = 0; n < 2; ++n) {
       wait(*one);
       ASSERT_EQ(one->state(), State::kReady);
-      threads_->advance(one, text[n]);
+      advance(one, text[n]);
     }
     wait(*one);
     ASSERT_EQ(one->state(), State::kFailed);
@@ -185,9 +279,9 @@ TEST_F(MaskThreadsTest, TheEndIsAStateAndHasNoMask) {
   make();
   const auto one = start("a");
   wait(*one);
-  threads_->advance(one, 'a');
+  advance(one, 'a');
   wait(*one);
-  threads_->advance(one, kEosId);
+  advance(one, kEosId);
   wait(*one);
   EXPECT_EQ(one->state(), State::kEnded);
   EXPECT_EQ(num_begun(), 2);
@@ -207,7 +301,7 @@ TEST_F(MaskThreadsTest, ATokenAgainstTheGrammarIsOurMistake) {
   make();
   const auto one = start("ab");
   wait(*one);
-  threads_->advance(one, 'x');
+  advance(one, 'x');
   wait(*one);
   ASSERT_EQ(one->state(), State::kFailed);
   EXPECT_EQ(one->status().code(), StatusCode::kInternal);

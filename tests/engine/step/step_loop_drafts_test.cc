@@ -40,6 +40,10 @@ void expect_equal(const Answer& drafted, const Answer& plain, const std::string&
   EXPECT_EQ(drafted.last.matched_stop, plain.last.matched_stop) << what;
   EXPECT_EQ(drafted.last.matched_stop_token, plain.last.matched_stop_token) << what;
   EXPECT_EQ(drafted.last.completion_tokens, plain.last.completion_tokens) << what;
+  ASSERT_EQ(drafted.last.routed_experts == nullptr, plain.last.routed_experts == nullptr) << what;
+  if (plain.last.routed_experts != nullptr) {
+    EXPECT_EQ(*drafted.last.routed_experts, *plain.last.routed_experts) << what;
+  }
   const auto equal_tokens = [](const TokenLogprob& a, const TokenLogprob& b) {
     return a.token_id == b.token_id && a.logprob == b.logprob && a.bytes == b.bytes;
   };
@@ -139,27 +143,81 @@ TEST_P(StepLoopDrafts, BadLogitsCountOnlyWhereTheyAreReached) {
   }
 }
 
-TEST_P(StepLoopDrafts, SequencesWithGrammarsAndExpertsHaveNone) {
+// The text of the grammar repeats itself, so drafts reach its end and the end token.
+TEST_P(StepLoopDrafts, AGrammarIsAdvancedByTheKeptDraftsOnly) {
   LoopShape shape = with_drafts();
   const auto open = std::make_shared<std::atomic<bool>>(true);
   shape.grammars = [open] { return std::make_unique<OneTextCompiler>(open); };
+  TestLoop loop(hashed_logits, shape);
+  int64_t num_correct = 0;
+  for (const std::string text :
+       {"abababababababab", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "abcabcabdabcabdabcabcabce", "ab", "a"})
+    for (const int64_t most : {1, 2, 7, 15, 16, 17, 60}) {
+      SamplingParams sampling = greedy(most);
+      sampling.grammar = {GrammarSpec::Kind::kRegex, text};
+      const Answer answer = loop.run({'a', 'b', 'a', 'b', kEosId}, sampling);
+      EXPECT_EQ(answer.text, text.substr(0, static_cast<size_t>(most)));
+      EXPECT_EQ(answer.reason(), most <= std::ssize(text) ? FinishReason::kLength : FinishReason::kStop);
+      num_correct += answer.last.spec_num_correct_drafts;
+    }
+  EXPECT_GT(num_correct, 100);
+  loop.finish();
+}
+
+// Masks that take longer than a step waits lead to fewer drafts, masks over the fast lane's budget to none.
+TEST_P(StepLoopDrafts, LateMasksLeadToFewerDrafts) {
+  SamplingParams sampling = greedy(40);
+  sampling.grammar = {GrammarSpec::Kind::kRegex, "hashed"};
+  const auto run = [&](const FakeCosts& costs, const NgramLimits& drafts, EngineStats& stats) {
+    LoopShape shape{.samples = GetParam()};
+    shape.drafts = drafts;
+    shape.grammars = [&] { return std::make_unique<CostlyCompiler>(costs); };
+    TestLoop loop(nearly_periodic_logits, shape);
+    std::vector<Answer> answers;
+    for (int32_t i = 0; i < 6; ++i) answers.push_back(loop.run({'!', i, '!', '!'}, sampling));
+    stats = loop.finish();
+    return answers;
+  };
+  const FakeCosts cheap = [](const std::string&, int64_t, bool) { return FakeCost(); };
+  EngineStats stats;
+  const std::vector<Answer> plain = run(cheap, {}, stats);
+  struct Case {
+    const char* name;
+    FakeCosts costs;
+  };
+  for (const Case& one :
+       {Case{"cheap", cheap},
+        {"late",
+         [](const std::string&, int64_t n, bool is_mask) {
+           return FakeCost{.time = std::chrono::milliseconds(is_mask && n % 3 == 0 ? 4 : 0)};
+         }},
+        {"over the budget",
+         [](const std::string&, int64_t n, bool) { return FakeCost{.steps = n % 20 == 7 ? 5'000'000 : 1}; }},
+        {"slow", [](const std::string&, int64_t, bool) { return FakeCost{.steps = 5'000'000}; }}}) {
+    const std::vector<Answer> drafted = run(one.costs, kDrafts, stats);
+    for (size_t i = 0; i < plain.size(); ++i) expect_equal(drafted[i], plain[i], one.name);
+    if (std::string(one.name) == "slow")
+      EXPECT_EQ(stats.spec_proposed_drafts_total, 0);
+    else
+      EXPECT_GT(stats.spec_proposed_drafts_total, 0) << one.name;
+  }
+}
+
+// Each kept token's experts are recorded once, and no others.
+TEST_P(StepLoopDrafts, RoutedExpertsAreThoseOfTheKeptTokens) {
+  LoopShape shape = with_drafts();
   TestLoop loop(nearly_periodic_logits, shape), plain(nearly_periodic_logits);
-  Collector drafted, constrained, routed;
-  Request request{"", {1, 2}, greedy(60)};
-  ASSERT_TRUE(loop->submit(request, drafted.callback()).ok());
-  request.routed_experts_from = 0;
-  ASSERT_TRUE(loop->submit(request, routed.callback()).ok());
-  const Answer expected = plain.run(request);
-  request.routed_experts_from = -1;
-  request.sampling.grammar = {GrammarSpec::Kind::kRegex, "abababababababab"};
-  ASSERT_TRUE(loop->submit(request, constrained.callback()).ok());
-  EXPECT_EQ(constrained.wait().text, "abababababababab");
-  EXPECT_EQ(constrained.wait().last.spec_num_proposed_drafts, 0);
-  expect_equal(routed.wait(), expected, "with experts");
-  EXPECT_EQ(*routed.wait().last.routed_experts, *expected.last.routed_experts);
-  EXPECT_EQ(routed.wait().last.spec_num_proposed_drafts, 0);
-  expect_equal(drafted.wait(), expected, "with drafts");
-  EXPECT_GT(drafted.wait().last.spec_num_correct_drafts, 0);
+  for (const int64_t from : {0, 1, 3, 4})
+    for (const std::string& stop : {std::string(), std::string{3, 1}}) {
+      Request request{"", {1, 2, 3, 1}, greedy(60)};
+      request.routed_experts_from = from;
+      if (!stop.empty()) request.sampling.stop = {stop};
+      const Answer drafted = loop.run(request), expected = plain.run(request);
+      expect_equal(drafted, expected, "from " + std::to_string(from));
+      ASSERT_NE(drafted.last.routed_experts, nullptr);
+      EXPECT_EQ(*drafted.last.routed_experts, *expected.last.routed_experts) << "from " << from;
+      EXPECT_GT(drafted.last.spec_num_correct_drafts, 0);
+    }
   loop.finish();
 }
 
@@ -202,6 +260,7 @@ class Crowd {
       shape_.num_window_pages = std::min(least + below(20), shape_.num_pages);
     }
     shape_.reuses_prefixes = round % 4 != 3;
+    shape_.grammars = [] { return std::make_unique<CostlyCompiler>([](auto&&...) { return FakeCost(); }); };
     for (int i = 0; i < 12; ++i) requests_.push_back(request());
   }
 
@@ -248,6 +307,9 @@ class Crowd {
     if (below(4) == 0) sampling.top_p = 0.9f;
     if (below(4) == 0) sampling.stop = {std::string{1, 2, 3, static_cast<char>(below(11))}};
     if (below(4) == 0) sampling.logit_bias = {{1, 0.5f}};
+    if (sampling.min_new_tokens == 0 && below(3) == 0)
+      sampling.grammar = {GrammarSpec::Kind::kRegex, "hashed"};
+    if (below(3) == 0) request.routed_experts_from = below(static_cast<int>(request.input_ids.size()));
     return request;
   }
 

@@ -145,6 +145,7 @@ class CountedGrammar final : public Grammar, public GrammarCompiler {
         return text_.fill_allowed(allowed, budget);
       }
       Status accept(int32_t id, const GrammarBudget& budget) override { return text_.accept(id, budget); }
+      void rollback(int64_t num_tokens) override { text_.rollback(num_tokens); }
       bool has_ended() const override { return text_.has_ended(); }
       int64_t num_steps() const override { return text_.num_steps(); }
 
@@ -392,6 +393,10 @@ TEST_P(StepLoopSlowGrammar, WithoutEndTokensTheGrammarEndsTheAnswer) {
       std::this_thread::sleep_for(3ms);
       ++num_taken_;
       return text_.accept(id, budget);
+    }
+    void rollback(int64_t num_tokens) override {
+      num_taken_ -= num_tokens;
+      text_.rollback(num_tokens);
     }
     bool has_ended() const override { return num_taken_ == 4; }
     int64_t num_steps() const override { return num_taken_; }

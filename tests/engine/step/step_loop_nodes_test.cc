@@ -161,6 +161,43 @@ TEST_P(SomeSample, GrammarsGoOnWhereTheFirstTokenWasChosen) {
   EXPECT_TRUE(nodes.decode_is_empty());
 }
 
+// The decode engine drafts after the first token, which the prefill engine chose.
+TEST(StepLoopNodes, DraftsOfTheDecodeEngineChangeNothing) {
+  const FakeLogits logits = [](std::span<const int32_t> history, std::span<float> out) {
+    hashed_logits(history, out);
+    for (float& x : out) x /= 4;
+    out[static_cast<size_t>(history.back() % 3 + 1)] += 7;  // mostly a cycle
+  };
+  const auto with_grammars = [](LoopShape shape) {
+    shape.grammars = [] { return std::make_unique<CostlyCompiler>([](auto&&...) { return FakeCost(); }); };
+    return shape;
+  };
+  LoopShape shape = with_grammars({});
+  shape.drafts = {.max_tokens = 3, .min_match = 1, .max_match = 4};
+  Nodes nodes(shape, with_grammars({}), logits);
+  TestLoop one(logits, with_grammars({}));
+  int64_t num_correct = 0;
+  for (const int64_t num_tokens : {1, 4, 5, 37})
+    for (const int64_t num_answer : {1, 2, 40})
+      for (const bool has_grammar : {false, true}) {
+        Request request{
+            "", prompt_of(num_tokens), {.temperature = 0.8f, .seed = 77, .max_new_tokens = num_answer}};
+        if (has_grammar) request.sampling.grammar = {GrammarSpec::Kind::kRegex, "hashed"};
+        request.routed_experts_from = 0;
+        const Answer want = one.run(request);
+        request.prefill_node = nodes.address();
+        Collector got;
+        ASSERT_TRUE((*nodes.decode)->submit(request, got.callback()).ok());
+        EXPECT_EQ(got.wait().token_ids, want.token_ids) << num_tokens << " " << num_answer;
+        ASSERT_NE(got.wait().last.routed_experts, nullptr);
+        EXPECT_EQ(*got.wait().last.routed_experts, *want.last.routed_experts);
+        num_correct += got.wait().last.spec_num_correct_drafts;
+      }
+  EXPECT_GT(num_correct, 100);
+  EXPECT_TRUE(nodes.prefill_is_empty());
+  EXPECT_TRUE(nodes.decode_is_empty());
+}
+
 void expect_same_ids(const PositionLogprobs& a, const PositionLogprobs& b) {
   ASSERT_EQ(a.ids.size(), 2u);
   ASSERT_EQ(b.ids.size(), 2u);
