@@ -15,6 +15,8 @@ LayerLoader layer_loader(ModelFamily family) {
       return load_qwen2_moe_layer;
     case ModelFamily::kGlm4Moe:
       return load_glm4_moe_layer;
+    case ModelFamily::kEagle3Head:
+      break;  // load_eagle3_head()
   }
   return nullptr;
 }

@@ -1,11 +1,13 @@
 // Any three texts, separated by NUL, as config.json, generation_config.json and hf_quant_config.json: the
-// parser refuses them, or the sizes are valid for a model.
+// parser refuses them, or the sizes are valid for a model. A fourth text is the config.json of an EAGLE-3
+// head for this model.
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string_view>
 
 #include "base/check.h"
+#include "io/config/eagle3_config.h"
 #include "io/config/model_config.h"
 
 using namespace fp4moe;
@@ -31,19 +33,40 @@ void check_config(const ModelConfig& config) {
     FP4MOE_CHECK(!__builtin_mul_overflow(product, factor, &product), "overflow");
 }
 
+void check_head(const Eagle3Config& head, const ModelConfig& target) {
+  FP4MOE_CHECK(std::ssize(head.layers.layer_windows) == head.layers.num_layers, "layer_windows");
+  FP4MOE_CHECK(head.layers.num_heads % head.layers.num_kv_heads == 0 && head.layers.head_dim >= 2, "heads");
+  FP4MOE_CHECK(head.target_hidden_size == target.hidden_size && head.target_vocab_size == target.vocab_size,
+               "target");
+  FP4MOE_CHECK(head.layers.vocab_size >= 1 && head.layers.vocab_size <= target.vocab_size, "vocabulary");
+  for (size_t i = 0; i < head.after_layers.size(); ++i)
+    FP4MOE_CHECK(head.after_layers[i] >= (i == 0 ? 0 : head.after_layers[i - 1] + 1) &&
+                     head.after_layers[i] < target.num_layers,
+                 "after_layers");
+  int64_t product = 2;  // bytes of fc
+  for (const int64_t factor : {head.feature_width(), head.layers.hidden_size})
+    FP4MOE_CHECK(!__builtin_mul_overflow(product, factor, &product), "overflow");
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string_view rest(reinterpret_cast<const char*>(data), size);
-  std::array<std::string_view, 3> texts;
+  std::array<std::string_view, 4> texts;
   for (std::string_view& text : texts) {
     text = rest.substr(0, rest.find('\0'));
     rest.remove_prefix(std::min(text.size() + 1, rest.size()));
   }
   const auto config = parse_model_config(texts[0], texts[1], texts[2]);
-  if (config.ok())
-    check_config(*config);
-  else
+  if (!config.ok()) {
     FP4MOE_CHECK(!config.status().message().empty(), "an error without a message");
+    return 0;
+  }
+  check_config(*config);
+  const auto head = parse_eagle3_config(texts[3], *config);
+  if (head.ok())
+    check_head(*head, *config);
+  else
+    FP4MOE_CHECK(!head.status().message().empty(), "an error without a message");
   return 0;
 }

@@ -16,7 +16,14 @@ namespace fp4moe {
 
 // How a model's layers are loaded (model/families.h). Families that differ in defaults and names only, such
 // as kimi_k2 and deepseek_v3, share a value; their rows are in model_families.cc.
-enum class ModelFamily { kGptOss, kDeepseekV3, kQwen3Moe, kQwen2Moe, kGlm4Moe };
+enum class ModelFamily {
+  kGptOss,
+  kDeepseekV3,
+  kQwen3Moe,
+  kQwen2Moe,
+  kGlm4Moe,
+  kEagle3Head,  // the layers of a draft model (eagle3_config.h); no checkpoint of a target has it
+};
 
 enum class QuantMethod {
   kNone,

@@ -7,19 +7,6 @@ namespace {
 
 constexpr int64_t kGptOssHeadDim = 64, kGptOssWindow = 128;  // gpt-oss defaults if the file lacks the key
 
-void read_head_dim(JsonFields& fields, ModelConfig& config) {
-  if (!fields.status().ok()) return;
-  const bool divides = config.hidden_size % config.num_heads == 0;
-  const bool is_default = config.family == ModelFamily::kGptOss && !fields.contains("head_dim");
-  fields.require(fields.has("head_dim") || is_default || divides,
-                 "head_dim is missing, and " + equals("hidden_size", config.hidden_size) +
-                     " is not a multiple of " + equals("num_attention_heads", config.num_heads));
-  config.head_dim = is_default ? kGptOssHeadDim : config.hidden_size / config.num_heads;
-  fields.read_int("head_dim", config.head_dim, kHeadDims);
-  fields.require(config.head_dim % 2 == 0 && config.head_dim <= kHeadDims.max,
-                 equals("head_dim", config.head_dim) + "; legal: even numbers from 2 to 1024");
-}
-
 void read_gpt_oss(JsonFields& fields, const StockDefaults&, ModelConfig& config) {
   read_head_dim(fields, config);
   double limit = config.swiglu_limit, alpha = config.swiglu_alpha;
@@ -313,6 +300,19 @@ std::vector<FamilyRow> make_families() {
 }
 
 }  // namespace
+
+void read_head_dim(JsonFields& fields, ModelConfig& config) {
+  if (!fields.status().ok()) return;
+  const bool divides = config.hidden_size % config.num_heads == 0;
+  const bool is_default = config.family == ModelFamily::kGptOss && !fields.contains("head_dim");
+  fields.require(fields.has("head_dim") || is_default || divides,
+                 "head_dim is missing, and " + equals("hidden_size", config.hidden_size) +
+                     " is not a multiple of " + equals("num_attention_heads", config.num_heads));
+  config.head_dim = is_default ? kGptOssHeadDim : config.hidden_size / config.num_heads;
+  fields.read_int("head_dim", config.head_dim, kHeadDims);
+  fields.require(config.head_dim % 2 == 0 && config.head_dim <= kHeadDims.max,
+                 equals("head_dim", config.head_dim) + "; legal: even numbers from 2 to 1024");
+}
 
 std::string equals(const char* key, int64_t value) {
   return std::string(key) + " = " + std::to_string(value);

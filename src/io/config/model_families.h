@@ -58,6 +58,9 @@ struct FamilyRow {
 
 std::span<const FamilyRow> model_families();
 
+// Reads head_dim, whose default is hidden_size / num_heads (gpt-oss: 64).
+void read_head_dim(JsonFields& fields, ModelConfig& config);
+
 // Reads rope_parameters {rope_type, rope_theta, ...}, or the older rope_theta plus rope_scaling {rope_type or
 // type, ...}, and partial_rotary_factor; sets rope and rotary_dim. Called after FamilyRow::read.
 void read_rope(JsonFields& fields, const StockDefaults& stock, ModelConfig& config);
