@@ -162,6 +162,16 @@ struct CopyHeadsArgs {
   int num_heads = 0;
 };
 
+// out[t] = x[t], n elements per row, converted to out's type (an EAGLE-3 head: GEMM inputs of several parts).
+struct ConvertRowsArgs {
+  const float* x = nullptr;        // row t starts at x + t * x_stride
+  int64_t x_stride = 0;            // elements
+  void* out = nullptr;             // row t starts at element t * out_stride; must not overlap x
+  DType out_dtype = DType::kBF16;  // kBF16 or kF32
+  int64_t out_stride = 0;          // elements
+  int64_t num_tokens = 0, n = 0;
+};
+
 // out[t] *= sigmoid(x[t] . weight), with sums in double on a CPU and in f32 on a GPU (a shared expert's
 // gate).
 struct SigmoidGateArgs {
@@ -202,6 +212,7 @@ struct DenseOps {
   void (*add)(const AddArgs&, ThreadPool&);
   void (*gather_rows)(const GatherRowsArgs&, ThreadPool&);
   void (*copy_heads)(const CopyHeadsArgs&, ThreadPool&);
+  void (*convert_rows)(const ConvertRowsArgs&, ThreadPool&);
   void (*sigmoid_gate)(const SigmoidGateArgs&, ThreadPool&);
   // Returns the size in bytes of AttentionArgs::workspace for batches of up to max_tokens rows with heads as
   // in args. Null: no workspace is needed.

@@ -67,6 +67,30 @@ TEST_P(RowOps, CopyHeadsMovesEachHeadAndNothingElse) {
     }
 }
 
+// Strided rows to f32 and to bf16, including values whose nearest bf16 is decided by the last bits.
+TEST_P(RowOps, ConvertRowsRoundsEachElementAndNothingElse) {
+  const int64_t tokens = 19, n = 7, x_stride = 9, out_stride = 11;
+  std::vector<float> x = random_floats(tokens * x_stride, 10);
+  x[0] = 1 + 0x1p-8f, x[1] = 1 + 3 * 0x1p-8f, x[2] = 1 + 0x1p-8f + 0x1p-20f, x[3] = -0.0f;
+  for (const int64_t count : {int64_t{0}, int64_t{1}, tokens}) {
+    std::vector<float> same(static_cast<size_t>(tokens * out_stride), kNaN);
+    std::vector<bf16> rounded(same.size(), float_to_bf16(kNaN));
+    ops().convert_rows({x.data(), x_stride, same.data() + 2, DType::kF32, out_stride, count, n}, pool_);
+    ops().convert_rows({x.data(), x_stride, rounded.data() + 2, DType::kBF16, out_stride, count, n}, pool_);
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t c = 0; c < out_stride; ++c) {
+        const auto at = static_cast<size_t>(t * out_stride + c);
+        if (t < count && c >= 2 && c < 2 + n) {
+          const float value = x[static_cast<size_t>(t * x_stride + c - 2)];
+          EXPECT_EQ(same[at], value);
+          EXPECT_EQ(bf16_to_float(rounded[at]), bf16_to_float(float_to_bf16(value)));
+        } else {
+          EXPECT_TRUE(std::isnan(same[at]) && std::isnan(bf16_to_float(rounded[at]))) << t << ", " << c;
+        }
+      }
+  }
+}
+
 TEST_P(RowOps, SigmoidGateScalesEachTokenByItsOwn) {
   const int64_t tokens = 33, h = 48;
   const std::vector<float> x = random_floats(tokens * h, 5), weight = random_floats(h, 6);

@@ -159,6 +159,7 @@ constexpr DenseOps make_ops(const char* name) {
           .add = ref::add,
           .gather_rows = ref::gather_rows,
           .copy_heads = ref::copy_heads,
+          .convert_rows = ref::convert_rows,
           .sigmoid_gate = ref::sigmoid_gate};
 }
 

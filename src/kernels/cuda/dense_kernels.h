@@ -22,5 +22,6 @@ void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool& pool);
 void add(const AddArgs& args, ThreadPool& pool);
 void gather_rows(const GatherRowsArgs& args, ThreadPool& pool);
 void copy_heads(const CopyHeadsArgs& args, ThreadPool& pool);
+void convert_rows(const ConvertRowsArgs& args, ThreadPool& pool);
 
 }  // namespace fp4moe::cuda

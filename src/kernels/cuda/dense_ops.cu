@@ -55,6 +55,7 @@ constexpr DenseOps kOps = {.name = "cuda",
                            .add = cuda::add,
                            .gather_rows = cuda::gather_rows,
                            .copy_heads = cuda::copy_heads,
+                           .convert_rows = cuda::convert_rows,
                            .sigmoid_gate = cuda::sigmoid_gate,
                            .attention_workspace_bytes = cuda::attention_workspace_bytes,
                            .memory = device_memory};

@@ -37,6 +37,7 @@ const DenseOps& ref_dense_ops(DenseQuant quant) {
                                    .add = ref::add,
                                    .gather_rows = ref::gather_rows,
                                    .copy_heads = ref::copy_heads,
+                                   .convert_rows = ref::convert_rows,
                                    .sigmoid_gate = ref::sigmoid_gate};
   static constexpr DenseOps q8_ops = [] {
     DenseOps q8 = ops;

@@ -22,6 +22,7 @@ void silu_mul(const SiluMulArgs& args, ThreadPool& pool);
 void add(const AddArgs& args, ThreadPool& pool);
 void gather_rows(const GatherRowsArgs& args, ThreadPool& pool);
 void copy_heads(const CopyHeadsArgs& args, ThreadPool& pool);
+void convert_rows(const ConvertRowsArgs& args, ThreadPool& pool);
 void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool& pool);
 
 // Returns element i of `data`, bf16 or f32.

@@ -54,6 +54,14 @@ void copy_heads(const CopyHeadsArgs& a, ThreadPool& pool) {
   });
 }
 
+void convert_rows(const ConvertRowsArgs& a, ThreadPool& pool) {
+  run_ranges(pool, a.num_tokens, kRowsPerChunk, [&](int64_t first, int64_t last) {
+    for (int64_t t = first; t < last; ++t)
+      for (int64_t i = 0; i < a.n; ++i)
+        store_elem(a.out, a.out_dtype, t * a.out_stride + i, a.x[t * a.x_stride + i]);
+  });
+}
+
 void sigmoid_gate(const SigmoidGateArgs& a, ThreadPool& pool) {
   run_ranges(pool, a.num_tokens, kRowsPerChunk, [&](int64_t first, int64_t last) {
     for (int64_t t = first; t < last; ++t) {

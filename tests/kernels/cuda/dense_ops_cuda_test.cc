@@ -458,6 +458,10 @@ TEST_F(DenseOpsCuda, RowOpsAreExact) {
       const DeviceArray<int64_t> device_rows(first);
       ops_.gather_rows({device_x.data(), gathered.data(), device_rows.data(), t, h * 4}, pool_);
       ops_.copy_heads({device_x.data(), h, h / 2, copied.data(), h + 2, h / 2 + 1, t, h / 2, 2}, pool_);
+      const DeviceArray<bf16> rounded(t * (h + 2));
+      const DeviceArray<float> same(t * (h + 2));
+      ops_.convert_rows({device_x.data(), h, rounded.data(), DType::kBF16, h + 2, t, h}, pool_);
+      ops_.convert_rows({device_x.data(), h, same.data(), DType::kF32, h + 2, t, h}, pool_);
       wait();
       EXPECT_TRUE(same_bits(sum.values(), expected));
       std::vector<float> copies = filled(t * (h + 2), kNan), gather = filled(t * h, kNan);
@@ -465,6 +469,12 @@ TEST_F(DenseOpsCuda, RowOpsAreExact) {
       ref_.copy_heads({x.data(), h, h / 2, copies.data(), h + 2, h / 2 + 1, t, h / 2, 2}, pool_);
       EXPECT_TRUE(same_bits(gathered.values(), gather));
       EXPECT_TRUE(same_bits(copied.values(), copies));
+      std::vector<bf16> rounds = poisoned<bf16>(t * (h + 2));
+      std::vector<float> sames = poisoned<float>(t * (h + 2));
+      ref_.convert_rows({x.data(), h, rounds.data(), DType::kBF16, h + 2, t, h}, pool_);
+      ref_.convert_rows({x.data(), h, sames.data(), DType::kF32, h + 2, t, h}, pool_);
+      EXPECT_TRUE(same_bits(to_float(rounded.values()), to_float(rounds)));
+      EXPECT_TRUE(same_bits(same.values(), sames));
     }
 }
 

@@ -1,10 +1,10 @@
-// Ops that move rows: embed, add, gather_rows, copy_heads, copies from the host, and copies of KV pages to
-// and from the host.
+// Ops that move rows: embed, add, gather_rows, copy_heads, convert_rows, copies from the host, and copies of
+// KV pages to and from the host.
 //
 // Computes:  as documented in kernels/ops.h and kernels/device_copy.h, element by element.
 // Bytes:     the rows read and written.
 // Bound:     HBM; at T = 1, the launch; for copies from and to the host, PCIe.
-// Numerics:  exact, except that add rounds once.
+// Numerics:  exact, except that add and convert_rows round once.
 #include "base/check.h"
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/kernel_mark.cuh"
@@ -79,6 +79,20 @@ __global__ void __launch_bounds__(kThreads) copy_heads_kernel(const __grid_const
   });
 }
 
+__global__ void __launch_bounds__(kThreads) convert_rows_kernel(const __grid_constant__ ConvertRowsArgs a) {
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const int64_t t = blockIdx.x;
+  each_column(a.n, [&](int64_t i) {
+    const float value = __ldcg(a.x + t * a.x_stride + i);
+    const int64_t at = t * a.out_stride + i;
+    if (a.out_dtype == DType::kF32)
+      static_cast<float*>(a.out)[at] = value;
+    else
+      static_cast<__nv_bfloat16*>(a.out)[at] = __float2bfloat16_rn(value);
+  });
+}
+
 // Grid (rows of all parts, blocks per row). A thread's first word is read before the wait, since the host
 // wrote it.
 __global__ void __launch_bounds__(kThreads)
@@ -138,6 +152,10 @@ void gather_rows(const GatherRowsArgs& args, ThreadPool&) {
 void copy_heads(const CopyHeadsArgs& args, ThreadPool&) {
   launch("copy_heads", copy_heads_kernel,
          {blocks_of(args.num_tokens, args.num_heads * args.n), dim3(kThreads)}, args);
+}
+
+void convert_rows(const ConvertRowsArgs& args, ThreadPool&) {
+  launch("convert_rows", convert_rows_kernel, {blocks_of(args.num_tokens, args.n), dim3(kThreads)}, args);
 }
 
 }  // namespace fp4moe::cuda
