@@ -125,7 +125,8 @@ int64_t dense_mlp_block(const MlpWeightsView& weights) {
     return weights.intermediate_size % kTileRows == 0 ? kTileRows : fp4_block(weights.gate.fp4.format);
   const bool has_fp8_blocks = weights.down.is_fp8() && weights.down.fp8.col_block < weights.intermediate_size;
   // A width that is no multiple of the step cannot be split, but fits in one shard.
-  return has_fp8_blocks && weights.intermediate_size % kFp8ColumnStep == 0 ? kFp8ColumnStep : kPanelRows;
+  if (has_fp8_blocks && weights.intermediate_size % kFp8ColumnStep == 0) return kFp8ColumnStep;
+  return weights.intermediate_size % kPanelRows == 0 ? kPanelRows : weights.intermediate_size;
 }
 
 Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const DenseOps& ops,

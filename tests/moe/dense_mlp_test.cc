@@ -189,6 +189,23 @@ TEST(DenseMlpTest, Fp8EqualsItsDequantisedWeights) {
   }
 }
 
+// The first rank has all columns of a width that has no whole panels.
+TEST(DenseMlpTest, EveryWidthIsSplitWithoutRemainder) {
+  const MlpCase c(false);
+  for (int64_t width = 1; width <= 130; ++width)
+    for (const int64_t parts : {1, 2, 5}) {
+      MlpWeightsView view = c.view;
+      view.intermediate_size = width;
+      int64_t end = 0;
+      for (int64_t rank = 0; rank < parts; ++rank) {
+        const Shard shard = shard_blocks(width, dense_mlp_block(view), parts, rank);
+        EXPECT_EQ(shard.first, end);
+        end = shard.first + shard.count;
+      }
+      EXPECT_EQ(end, width);
+    }
+}
+
 TEST(DenseMlpTest, NoTokens) {
   for (bool is_fp4 : {true, false}) {
     MlpCase c(is_fp4);
