@@ -44,7 +44,8 @@ inline int64_t attention_workspace(const DenseOps& ops, const AttentionArgs& arg
 // of a head) and window.
 struct GqaOptions {
   int64_t layer = 0;
-  bool sinks = false;  // "<prefix>sinks" [num_heads]
+  bool sinks = false;      // "<prefix>sinks" [num_heads]
+  int64_t input_cols = 0;  // of the rows that q, k and v project; 0: hidden_size
 };
 // prefix: for example "model.layers.0.self_attn."
 Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::string& prefix,

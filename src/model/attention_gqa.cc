@@ -12,8 +12,9 @@ namespace fp4moe {
 namespace {
 
 struct GqaWeights {
-  LinearLayer qkv;        // [(q + 2 kv heads) head_dim, H] if no projection is FP4; else q, k, v are used
-  LinearLayer q, k, v;    // [heads head_dim, H]
+  // [(q + 2 kv heads) head_dim, input columns] if no projection is FP4; else q, k, v are used
+  LinearLayer qkv;
+  LinearLayer q, k, v;    // [heads head_dim, input columns]
   Buffer q_norm, k_norm;  // [head_dim] f32 or empty
   Buffer sinks;           // [query heads] f32 or empty
   Buffer inv_freq;        // [rotary_dim / 2] f32
@@ -119,12 +120,12 @@ class GqaAttention final : public Attention {
 };
 
 // Loads the projections of this rank's heads.
-Status load_qkv(WeightLoader& loader, const std::string& prefix, GqaWeights& w) {
+Status load_qkv(WeightLoader& loader, const std::string& prefix, int64_t input_cols, GqaWeights& w) {
   const ModelConfig& config = loader.config();
-  const int64_t h = config.hidden_size, d = config.head_dim;
+  const int64_t d = config.head_dim;
   const auto part = [&](const char* name, int64_t num_heads, Shard heads) -> Result<LinearPart> {
     FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView view,
-                            loader.view(prefix + name, {num_heads * d, h, config.attention_bias}));
+                            loader.view(prefix + name, {num_heads * d, input_cols, config.attention_bias}));
     return LinearPart{view, row_range(heads.first * d, heads.count * d), {}};
   };
   FP4MOE_ASSIGN_OR_RETURN(const LinearPart q, part("q_proj", config.num_heads, w.heads.query));
@@ -155,7 +156,8 @@ Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::str
   FP4MOE_ASSIGN_OR_RETURN(w.inv_freq, loader.put(rope.inv_freq));
   w.norm_eps = static_cast<float>(config.rms_norm_eps);
   w.window = config.layer_windows[static_cast<size_t>(options.layer)];
-  FP4MOE_RETURN_IF_ERROR(load_qkv(loader, prefix, w));
+  FP4MOE_RETURN_IF_ERROR(
+      load_qkv(loader, prefix, options.input_cols > 0 ? options.input_cols : config.hidden_size, w));
   FP4MOE_ASSIGN_OR_RETURN(w.kv_scales, loader.kv_scales(prefix));
   if (config.qk_norm) {
     FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.floats(prefix + "q_norm.weight", config.head_dim));

@@ -36,8 +36,6 @@ class Decoder final : public Model {
   SharedWeights shared_weights() const override { return {embedding_.as<bf16>(), &lm_head_}; }
 
  private:
-  Status load_lm_head(WeightLoader& loader);
-
   const DenseOps& ops_;
   Buffer embedding_;  // [V, H] bf16
   LmHead lm_head_;
@@ -52,24 +50,10 @@ Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
   FP4MOE_RETURN_IF_ERROR(stack_.load_layers(loader, load_layer, {0, config().num_layers}));
   enter_weights_part("head");
   FP4MOE_ASSIGN_OR_RETURN(Buffer final_norm, loader.floats("model.norm.weight", h));
-  FP4MOE_RETURN_IF_ERROR(load_lm_head(loader));
-  return stack_.finish(loader.moe_plan(), std::move(final_norm), lm_head_);
-}
-
-Status Decoder::load_lm_head(WeightLoader& loader) {
-  const ModelOptions& options = stack_.options();
-  const RankLayout& layout = options.rank.layout;
-  const LmHeadOptions head{
-      .rank = options.rank,
-      .whole_job = layout.dp > 1 && !options.dp_lm_head,
-      .max_rows = options.max_logit_rows > 0 ? options.max_logit_rows : options.max_batch_tokens * layout.dp,
-      .hidden_size = config().hidden_size,
-      .vocab_size = config().vocab_size,
-      .act_dtype = options.act_dtype,
-  };
   FP4MOE_ASSIGN_OR_RETURN(
-      lm_head_, LmHead::load(loader, config().tie_word_embeddings ? "model.embed_tokens" : "lm_head", head));
-  return {};
+      lm_head_, LmHead::load(loader, config().tie_word_embeddings ? "model.embed_tokens" : "lm_head",
+                             lm_head_options(config(), stack_.options())));
+  return stack_.finish(loader.moe_plan(), std::move(final_norm), lm_head_);
 }
 
 Status Decoder::forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) {
@@ -90,6 +74,18 @@ Result<std::unique_ptr<Model>> load_decoder(const Checkpoint& checkpoint, const 
   auto model = std::make_unique<Decoder>(config, options, loader.ops());
   FP4MOE_RETURN_IF_ERROR(model->load(loader, load_layer));
   return std::unique_ptr<Model>(std::move(model));
+}
+
+LmHeadOptions lm_head_options(const ModelConfig& config, const ModelOptions& options) {
+  const RankLayout& layout = options.rank.layout;
+  return {
+      .rank = options.rank,
+      .whole_job = layout.dp > 1 && !options.dp_lm_head,
+      .max_rows = options.max_logit_rows > 0 ? options.max_logit_rows : options.max_batch_tokens * layout.dp,
+      .hidden_size = config.hidden_size,
+      .vocab_size = config.vocab_size,
+      .act_dtype = options.act_dtype,
+  };
 }
 
 std::string layer_prefix(int64_t layer) { return "model.layers." + std::to_string(layer) + "."; }

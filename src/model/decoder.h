@@ -6,6 +6,7 @@
 
 #include "model/layer_stack.h"
 #include "model/linear_layer.h"
+#include "model/lm_head.h"
 #include "model/model.h"
 
 namespace fp4moe {
@@ -17,6 +18,8 @@ Result<std::unique_ptr<Model>> load_decoder(const Checkpoint& checkpoint, const 
                                             const ModelOptions& options, LayerLoader load_layer,
                                             ThreadPool& pool, const ProgressSink& progress);
 
+// Returns the options of an LM head with the config's sizes.
+LmHeadOptions lm_head_options(const ModelConfig& config, const ModelOptions& options);
 // Returns "model.layers.<layer>."
 std::string layer_prefix(int64_t layer);
 // Loads the two norms, whose names are the same in all families.

@@ -13,7 +13,7 @@ namespace fp4moe {
 
 // ---- loading --------------------------------------------------------------------------------------
 
-Status LayerStack::load_layers(WeightLoader& loader, LayerLoader load_layer, Shard layers) {
+Status LayerStack::load_layers(WeightLoader& loader, const LayerLoader& load_layer, Shard layers) {
   for (int64_t i = layers.first; i < layers.first + layers.count; ++i) {
     enter_weights_part("layer " + std::to_string(i));
     FP4MOE_ASSIGN_OR_RETURN(DecoderLayer layer, load_layer(loader, i));

@@ -3,6 +3,7 @@
 // attention and feed-forward.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -33,7 +34,7 @@ struct DecoderLayer {
 };
 
 // Loads one layer of a family.
-using LayerLoader = Result<DecoderLayer> (*)(WeightLoader& loader, int64_t layer);
+using LayerLoader = std::function<Result<DecoderLayer>(WeightLoader& loader, int64_t layer)>;
 
 // Large because the parts of a layer share the rows of a batch.
 class LayerStack {
@@ -43,7 +44,7 @@ class LayerStack {
       : config_(config), options_(options), ops_(ops) {}
 
   // Appends the checkpoint's layers `layers`.
-  Status load_layers(WeightLoader& loader, LayerLoader load_layer, Shard layers);
+  Status load_layers(WeightLoader& loader, const LayerLoader& load_layer, Shard layers);
   // Allocates the buffers, after all layers are loaded. moe_plan: this rank's. final_norm [H] f32; `lm_head`
   // must outlive the stack.
   Status finish(const MoePlan& moe_plan, Buffer final_norm, const LmHead& lm_head);

@@ -119,4 +119,7 @@ class Model {
   virtual std::span<const int32_t> token_ids() const { return {}; }
 };
 
+// Checks that row t of a draft model's batch continues an existing row of `from`, which has `width` columns.
+void check_feature_rows(const Batch& batch, const Features& from, int64_t width);
+
 }  // namespace fp4moe

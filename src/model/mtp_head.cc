@@ -86,8 +86,7 @@ Status MtpHead::forward_model(const Batch& batch, KvCache& kv, float* logits, Th
   const int64_t t = batch.num_rows(), most = stack_.options().max_batch_tokens;
   FP4MOE_CHECK(t <= most, std::to_string(t) + " rows; the limit is " + std::to_string(most));
   const Features from = batch.chains ? stack_.features() : target_.features();
-  FP4MOE_CHECK(from.data != nullptr && from.dtype == DType::kF32 && from.width == config().hidden_size,
-               "the target must keep its final norm");
+  check_feature_rows(batch, from, config().hidden_size);
   if (t > 0) write_inputs(batch, from, pool);
   return stack_.forward_layers(batch, kv, logits, pool);
 }
@@ -95,12 +94,6 @@ Status MtpHead::forward_model(const Batch& batch, KvCache& kv, float* logits, Th
 // Writes the rows' residual before the layer.
 void MtpHead::write_inputs(const Batch& batch, const Features& from, ThreadPool& pool) {
   const int64_t t = batch.num_rows(), h = config().hidden_size;
-  FP4MOE_CHECK(
-      batch.device != nullptr || std::ssize(batch.feature_rows) == t,
-      std::to_string(batch.feature_rows.size()) + " feature rows for " + std::to_string(t) + " rows");
-  for (const int64_t row : batch.feature_rows)
-    FP4MOE_CHECK(row >= 0 && row < from.num_rows,
-                 "feature row " + std::to_string(row) + " of " + std::to_string(from.num_rows));
   scratch_.reset();
   ops_.embed({target_.shared_weights().embedding, batch.op_token_ids(), input_, t, h, batch.op_chosen()},
              pool);
