@@ -242,7 +242,7 @@ void add_speculative_flags(CLI::App& subcommand, EngineConfig& c) {
       "--speculative-algorithm", c.speculative_algorithm,
       {"none", "NGRAM", "EAGLE", "NEXTN", "EAGLE3", "STANDALONE"},
       "how tokens are drafted, which does not change the output; NGRAM: from repetitions in the request's "
-      "tokens; STANDALONE: by a smaller model (CPU only)");
+      "tokens; STANDALONE: by a smaller model; EAGLE3: by an EAGLE-3 head (both CPU only)");
   group
       .value("--speculative-draft-model-path,--speculative-draft-model", c.speculative_draft_model_path,
              "the draft model's checkpoint folder")

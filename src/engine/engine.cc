@@ -206,7 +206,8 @@ Result<Prepared> prepare(const EngineConfig& given) {
                           comm_memory(plan.moe, step_limits(config, plan, flags, options), draft_moe(plan)));
   FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, open_weights(flags.model_path, flags.load_format, config));
   FP4MOE_RETURN_IF_ERROR(check_weights(checkpoint, config, plan));
-  FP4MOE_ASSIGN_OR_RETURN(std::optional<Checkpoint> draft, open_draft(plan.draft.get(), flags.load_format));
+  FP4MOE_ASSIGN_OR_RETURN(std::optional<Checkpoint> draft,
+                          open_draft(plan.draft.get(), config, flags.load_format));
   const Checkpoint* const draft_weights = draft ? &*draft : nullptr;
   FP4MOE_ASSIGN_OR_RETURN(MemoryProblem problem,
                           memory_problem(checkpoint, config, plan, flags, draft_weights));

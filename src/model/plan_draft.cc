@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "model/eagle3_head.h"
 #include "model/mtp_head.h"
 
 namespace fp4moe {
@@ -53,27 +54,34 @@ Status plan_mtp(const ModelConfig& target, const ModelPlan& plan, DraftPlan& dra
   return {};
 }
 
-Status refuse(const std::string& algorithm, const std::string& drafter) {
-  return unsupported(
-      "--speculative-algorithm " + algorithm + " drafts with " + drafter +
-      ", which this engine does not run; nearest legal choice: --speculative-algorithm NGRAM or "
-      "STANDALONE on --device cpu");
+// The head runs as the target does; without experts, the target's plan for them is not used.
+Status plan_eagle3(const ModelConfig& target, const ModelPlan& plan, DraftPlan& draft) {
+  draft.algorithm = DraftAlgorithm::kEagle3;
+  draft.folder = plan.flags.speculative_draft_model_path;
+  FP4MOE_ASSIGN_OR_RETURN(const Eagle3Config head, load_eagle3_config(draft.folder, target));
+  FP4MOE_RETURN_IF_ERROR(check_attention(head.layers, plan.moe.problem()));
+  draft.config = head.layers;
+  draft.plan = plan;
+  draft.features = eagle3_features(head);
+  draft.num_input_ids = target.vocab_size;
+  draft.max_positions = target.max_position_embeddings;
+  return {};
 }
 
 }  // namespace
 
 Result<std::shared_ptr<const DraftPlan>> plan_draft(const ModelConfig& target, const ModelPlan& plan) {
   const std::string& algorithm = plan.flags.speculative_algorithm;
-  if (algorithm == "EAGLE3") return refuse(algorithm, "an EAGLE-3 head");
   auto draft = std::make_shared<DraftPlan>();
   if (algorithm == "EAGLE" || algorithm == "NEXTN") {
     if (const Status status = plan_mtp(target, plan, *draft); !status.ok())
       return status.with_context("--speculative-algorithm " + algorithm);
     return std::shared_ptr<const DraftPlan>(std::move(draft));
   }
-  if (algorithm != "STANDALONE") return std::shared_ptr<const DraftPlan>();
-  if (const Status status = plan_standalone(plan, *draft); !status.ok())
-    return status.with_context("--speculative-draft-model-path " + draft->folder);
+  if (algorithm != "STANDALONE" && algorithm != "EAGLE3") return std::shared_ptr<const DraftPlan>();
+  const Status status =
+      algorithm == "EAGLE3" ? plan_eagle3(target, plan, *draft) : plan_standalone(plan, *draft);
+  if (!status.ok()) return status.with_context("--speculative-draft-model-path " + draft->folder);
   return std::shared_ptr<const DraftPlan>(std::move(draft));
 }
 

@@ -308,9 +308,13 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
     log_info("--enable-dp-lm-head is implied: on GPUs each data-parallel group has its own LM head");
   }
   (problem.device == DeviceKind::kCpu ? note_graph_flags : note_determinism)(flags);
-  FP4MOE_RETURN_IF_ERROR(check_head_dim(model, problem.device));
-  FP4MOE_RETURN_IF_ERROR(check_heads(model, plan.moe.problem().layout));
+  FP4MOE_RETURN_IF_ERROR(check_attention(model, plan.moe.problem()));
   return plan;
+}
+
+Status check_attention(const ModelConfig& model, const MoeProblem& problem) {
+  FP4MOE_RETURN_IF_ERROR(check_head_dim(model, problem.device));
+  return check_heads(model, problem.layout);
 }
 
 }  // namespace fp4moe

@@ -38,6 +38,10 @@ struct ModelPlan {
 Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given,
                              const std::optional<AbsentGpu>& absent_gpu = {});
 
+// kUnsupported: the attention ops of the problem's device do not take the model's heads, or the ranks of a
+// group cannot share them. `problem`: only its device and layout are used.
+Status check_attention(const ModelConfig& model, const MoeProblem& problem);
+
 // Returns the --quantization value for the checkpoint's scheme: "mxfp4", "modelopt_fp4",
 // "compressed-tensors", or "none".
 const char* quantization_name(const QuantConfig& quant);

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/printable.h"
+#include "io/checkpoint/eagle3_tensors.h"
 #include "io/checkpoint/unused_tensors.h"
 #include "io/write/dummy_checkpoint.h"
 #include "model/mtp_head.h"
@@ -29,8 +30,14 @@ Status check_weights(const Checkpoint& target, const ModelConfig& config, const 
   return check_unused_tensors(target, config, plan.flags.allow_unused_tensors, drafts_with_mtp(plan));
 }
 
-Result<std::optional<Checkpoint>> open_draft(const DraftPlan* draft, const std::string& load_format) {
+Result<std::optional<Checkpoint>> open_draft(const DraftPlan* draft, const ModelConfig& target,
+                                             const std::string& load_format) {
   if (draft == nullptr || draft->folder.empty()) return std::optional<Checkpoint>();
+  if (draft->algorithm == DraftAlgorithm::kEagle3) {
+    Result<Checkpoint> head = open_eagle3_head(draft->folder, target);
+    if (!head.ok()) return of_draft(head.status(), *draft);
+    return std::optional<Checkpoint>(std::move(*head));
+  }
   Result<Checkpoint> checkpoint = open_weights(draft->folder, load_format, draft->config);
   if (!checkpoint.ok()) return of_draft(checkpoint.status(), *draft);
   const Status status =

@@ -15,7 +15,8 @@ namespace fp4moe {
 Status check_weights(const Checkpoint& target, const ModelConfig& config, const ModelPlan& plan);
 
 // Opens the checkpoint; nothing if `draft` is null or its weights are the target's. Errors name the folder.
-Result<std::optional<Checkpoint>> open_draft(const DraftPlan* draft, const std::string& load_format);
+Result<std::optional<Checkpoint>> open_draft(const DraftPlan* draft, const ModelConfig& target,
+                                             const std::string& load_format);
 
 // Compares the tokens of all ids: their bytes, and whether they are special. kUnsupported names the first id
 // that differs, with both tokens.

@@ -84,6 +84,7 @@ std::vector<std::string> draft_lines(const StartupFacts& facts) {
        << (draft.config.num_layers == 1 ? "" : "s") << ", hidden size " << draft.config.hidden_size
        << "; weights " << size_string(bytes.weights) << " and KV pages " << size_string(bytes.kv)
        << " of those below";
+  if (draft.config.num_experts == 0) return {line.str()};
   return {line.str(), "           MoE " + summary(draft.plan.moe)};
 }
 

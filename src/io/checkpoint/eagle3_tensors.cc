@@ -94,6 +94,13 @@ Result<Checkpoint> eagle3_tensors(const Checkpoint& stored, const Eagle3Config& 
   return renamed;
 }
 
+Result<Checkpoint> open_eagle3_head(const std::string& folder, const ModelConfig& target) {
+  FP4MOE_ASSIGN_OR_RETURN(const Eagle3Config config, load_eagle3_config(folder, target));
+  FP4MOE_ASSIGN_OR_RETURN(Checkpoint checkpoint, Checkpoint::open(folder));
+  FP4MOE_RETURN_IF_ERROR(eagle3_tensors(checkpoint, config).status());
+  return checkpoint;
+}
+
 Result<std::vector<int32_t>> eagle3_token_ids(const Checkpoint& tensors, const Eagle3Config& config) {
   std::vector<int32_t> ids;
   if (tensors.find("d2t") == nullptr) return ids;

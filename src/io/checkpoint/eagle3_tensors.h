@@ -27,6 +27,9 @@ std::string eagle3_tensor_name(std::string_view stored);
 // configured head does not use, or no tensor where the target's cannot replace it.
 Result<Checkpoint> eagle3_tensors(const Checkpoint& stored, const Eagle3Config& config);
 
+// Opens a head's checkpoint and makes the checks of eagle3_tensors() with its config.json for this target.
+Result<Checkpoint> open_eagle3_head(const std::string& folder, const ModelConfig& target);
+
 // Returns the target's id of each of the draft's ids, or an empty vector if they are the same. `tensors`: of
 // eagle3_tensors(). kDataLoss: an id that is not in the target's vocabulary, or "t2d" differs from "d2t".
 Result<std::vector<int32_t>> eagle3_token_ids(const Checkpoint& tensors, const Eagle3Config& config);

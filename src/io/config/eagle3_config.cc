@@ -69,12 +69,13 @@ void check_head_keys(const Json& object, JsonFields& fields, bool is_closed) {
   }
 }
 
-void check_kind(HeadFields& head) {
+void read_kind(HeadFields& head, ModelConfig& layers) {
   constexpr std::string_view kArchitectures[] = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM",
                                                  "Eagle3Speculator", "Eagle3DraftModel"};
   std::vector<std::string> architectures;
   head.top.read_strings("architectures", architectures);
   const std::string name = architectures.empty() ? "" : architectures[0];
+  layers.architecture = name;
   if (std::ranges::find(kArchitectures, name) == std::end(kArchitectures))
     head.top.fail(unsupported("config.json: architecture '" + name +
                               "' is not an EAGLE-3 head; supported: LlamaForCausalLMEagle3, "
@@ -254,14 +255,14 @@ Result<Eagle3Config> parse_eagle3_config(std::string_view config_json, const Mod
                                 is_speculators ? "config.json: transformer_layer_config" : "config.json"),
                      JsonFields(eagle == nullptr ? empty : *eagle, "config.json: eagle_config"),
                      is_speculators};
-  check_kind(head);
+  Eagle3Config config;
+  config.layers.family = ModelFamily::kEagle3Head;
+  config.layers.model_type = "eagle3";
+  read_kind(head, config.layers);
   check_head_keys(json, head.top, /*is_closed=*/false);
   if (eagle != nullptr) check_head_keys(*eagle, head.eagle, /*is_closed=*/true);
   check_plain_layers(head.layers);
   FP4MOE_RETURN_IF_ERROR(head.status());
-  Eagle3Config config;
-  config.layers.family = ModelFamily::kEagle3Head;
-  config.layers.model_type = "eagle3";
   read_layer_sizes(head.layers, config.layers);
   FP4MOE_RETURN_IF_ERROR(head.status());
   check_target(head, target, config);
