@@ -14,8 +14,8 @@
 
 namespace fp4moe {
 
-// Shards of the MLP's I must be multiples of this many columns, which I is: I itself if it cannot be split.
-// The same on every device.
+// Shards of the MLP's I must be multiples of this many columns, which divides I: I itself if that cannot be
+// split. The same on every device.
 int64_t dense_mlp_block(const MlpWeightsView& weights);
 
 class DenseMlp {

@@ -5,7 +5,6 @@
 #include <memory>
 
 #include "io/write/make_tiny_eagle3.h"
-
 #include "subcommand.h"
 
 namespace fp4moe {
