@@ -130,7 +130,7 @@ class GpuGroup final : public RankGroup {
     int64_t num_logit_rows = 0;      // of the last step
     int64_t first_chosen = 0;        // index of its first row in the last start_sample()
     std::vector<SampleRowParams> params;
-    // Of a pass of the draft model: all its rows, and the indices of the wanted ones among its logits' rows.
+    // All rows of a pass of the draft model, and the indices of the wanted ones among its logits' rows.
     std::vector<int64_t> all_rows, draft_rows;
   };
   struct SampledCounts {  // of a group, in one start_sample()
