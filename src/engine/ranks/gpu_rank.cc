@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "device/pinned_memory.h"
 #include "kernels/device_copy.h"
 #include "model/lm_head.h"
 

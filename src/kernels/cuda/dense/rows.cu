@@ -5,6 +5,8 @@
 // Bytes:     the rows read and written.
 // Bound:     HBM; at T = 1, the launch; for copies from and to the host, PCIe.
 // Numerics:  exact, except that add and convert_rows round once.
+#include <cuda_bf16.h>
+
 #include "base/check.h"
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/kernel_mark.cuh"
