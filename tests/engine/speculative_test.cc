@@ -138,6 +138,8 @@ class MtpSpeculation : public testing::Test {
     MakeTinyOptions options = small_model(like);
     options.dialect = dialect;
     options.num_mtp_layers = 1;
+    options.vocab_size = 259;         // every id has a token
+    options.intermediate_size = 128;  // for bf16 experts on 4 ranks
     const Status made = make_tiny(folder_.file(like + dialect), options);
     EXPECT_TRUE(made.ok()) << made.to_string();
     return folder_.file(like + dialect);
