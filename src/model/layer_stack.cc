@@ -10,6 +10,11 @@
 #include "model/weight_loader.h"
 
 namespace fp4moe {
+namespace {
+
+constexpr int32_t kNotRouted = -1;
+
+}  // namespace
 
 // ---- loading --------------------------------------------------------------------------------------
 
@@ -144,10 +149,14 @@ Status LayerStack::forward_layers(const Batch& batch, KvCache& kv, float* logits
   return lm_head_->forward_lm_head(norm_args(final_norm_, num_rows, nullptr), logits, scratch_, pool);
 }
 
-// Where the layer writes its rows' experts; null: nowhere.
+// Where the layer writes its rows' experts; null: nowhere. On a CPU, ranks of a group write to one place,
+// each the rows that it routes; the other rows of act_.last_experts stay kNotRouted.
 int32_t* LayerStack::experts_of(const Batch& batch, int64_t layer) const {
   if (batch.routed_experts == nullptr) return nullptr;
-  if (layer + 1 == config_.num_layers && keeps_last_rows()) return act_.last_experts;
+  if (layer + 1 == config_.num_layers && keeps_last_rows()) {
+    if (batch.device == nullptr) std::fill_n(act_.last_experts, batch.num_rows() * config_.top_k, kNotRouted);
+    return act_.last_experts;
+  }
   return batch.routed_experts + layer * batch.num_rows() * config_.top_k;
 }
 
@@ -167,6 +176,22 @@ void LayerStack::keep_residual(int64_t layer, int64_t num_rows, ThreadPool& pool
                       pool);
 }
 
+// Copies the last layer's experts of the logit rows to the batch.
+void LayerStack::keep_last_experts(const Batch& batch, ThreadPool& pool) {
+  const int64_t n = batch.num_logit_rows(), k = config_.top_k;
+  int32_t* const out = batch.routed_experts + (config_.num_layers - 1) * batch.num_rows() * k;
+  if (batch.device != nullptr) {
+    if (n > 0)
+      ops_.gather_rows({act_.last_experts, out, batch.op_logit_rows(), n, k * int64_t{sizeof(int32_t)}},
+                       pool);
+    return;
+  }
+  for (int64_t i = 0; i < n; ++i) {
+    const int32_t* const ids = act_.last_experts + batch.logit_rows[static_cast<size_t>(i)] * k;
+    if (ids[0] != kNotRouted) std::copy_n(ids, k, out + i * k);
+  }
+}
+
 // After a last layer that ran for all rows: keeps their final norm if it is a feature, and reduces the rows
 // and their experts to the logit rows, whose number is returned.
 int64_t LayerStack::keep_last_features(const Batch& batch, ThreadPool& pool) {
@@ -183,11 +208,7 @@ int64_t LayerStack::keep_last_features(const Batch& batch, ThreadPool& pool) {
                      .num_heads = 1},
                     pool);
   }
-  const int64_t last = (config_.num_layers - 1) * t * config_.top_k;
-  if (batch.routed_experts != nullptr && layers_.back().moe && n > 0)
-    ops_.gather_rows({act_.last_experts, batch.routed_experts + last, batch.op_logit_rows(), n,
-                      config_.top_k * int64_t{sizeof(int32_t)}},
-                     pool);
+  if (batch.routed_experts != nullptr && layers_.back().moe) keep_last_experts(batch, pool);
   keep_logit_rows(batch, /*has_attention=*/false, pool);
   return n;
 }

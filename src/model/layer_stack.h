@@ -87,6 +87,7 @@ class LayerStack {
   bool keeps_last_rows() const;  // whether the last layer's feed-forward runs for all rows
   int32_t* experts_of(const Batch& batch, int64_t layer) const;
   void keep_residual(int64_t layer, int64_t num_rows, ThreadPool& pool);
+  void keep_last_experts(const Batch& batch, ThreadPool& pool);
   int64_t keep_last_features(const Batch& batch, ThreadPool& pool);
   Batch window_batch(const Batch& batch, DeviceBatch& device);
   void attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool);

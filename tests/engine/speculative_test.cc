@@ -187,7 +187,7 @@ TEST_F(MtpSpeculation, OutputsAreThoseOfPlainDecoding) {
     for (const char* like : {"deepseek-v3-tiny", "glm-4.5"}) {
       const std::string path = make(like, dialect);
       for (const Layout& layout : {Layout{}, Layout{.max_total_tokens = 640},
-                                   Layout{.tp = 2, .a2a = "deepep"}, Layout{.tp = 2, .dp = 2}}) {
+                                   Layout{.tp = 2, .a2a = "deepep"}, Layout{.tp = 4, .dp = 2}}) {
         EngineConfig config = config_of_layout(path, layout);
         const Crowd plain = run_crowd(config);
         config.speculative_algorithm = "EAGLE";
