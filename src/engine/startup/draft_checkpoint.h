@@ -15,6 +15,7 @@ namespace fp4moe {
 Status check_weights(const Checkpoint& target, const ModelConfig& config, const ModelPlan& plan);
 
 // Opens the checkpoint; nothing if `draft` is null or its weights are the target's. Errors name the folder.
+// An EAGLE-3 head's tensors are read from the folder with every load format.
 Result<std::optional<Checkpoint>> open_draft(const DraftPlan* draft, const ModelConfig& target,
                                              const std::string& load_format);
 
