@@ -239,12 +239,13 @@ TEST(ModelDrafter, ExtendsInPassesOfAtMostItsBatch) {
   loop->finish();
 }
 
-// A prefix's pages hold the draft's part as well, even if the request before ended with its prompt's step.
+// A prefix's pages hold the draft's part as well, even if the request before ended with its prompt's last
+// step, which filled four pages.
 TEST_P(ModelDraft, ReusedPagesHoldItsKeys) {
   for (const int64_t first_output : {1, 2, 30}) {
     Drafting loop(hashed_choice, hashed_choice, {}, GetParam());
-    loop->run(numbers(20, 50), endless(first_output));
-    std::vector<int32_t> longer = numbers(20, 50);
+    loop->run(numbers(20, 48), endless(first_output));
+    std::vector<int32_t> longer = numbers(20, 48);
     longer.insert(longer.end(), {7, 8, 9});
     const Answer answer = loop->run(longer, endless(41));
     EXPECT_GE(answer.last.cached_tokens, 48);
