@@ -9,7 +9,6 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <set>
 #include <vector>
 
 #include "engine/fake_draft.h"
@@ -199,18 +198,6 @@ class FakeExecutor : public Executor {
     return draft;
   }
 
-  // Sequences share pages, but no two rows of a pass write to the same place.
-  void expect_separate_rows(const Batch& batch) const {
-    std::set<int64_t> places;
-    for (const SequenceRows& rows : batch.sequences) {
-      ASSERT_LE(rows.first_position + rows.num_rows, std::ssize(rows.page_table) * page_size());
-      for (int64_t p = rows.first_position; p < rows.first_position + rows.num_rows; ++p) {
-        const int64_t page = rows.page_table[static_cast<size_t>(p / page_size())];
-        EXPECT_TRUE(places.insert(page * page_size() + p % page_size()).second) << "position " << p;
-      }
-    }
-  }
-
   Status run_draft(std::span<const Batch> groups) {
     if (!draft_failure.ok()) return draft_failure;
     auto* features = dynamic_cast<FakeFeatureDraft*>(draft_);
@@ -222,7 +209,7 @@ class FakeExecutor : public Executor {
       EXPECT_LE(batch.num_rows(), draft_shape_.max_batch_tokens);
       for (const int32_t id : batch.token_ids) EXPECT_TRUE(id >= 0 && id < draft_shape_.num_input_ids) << id;
       for (const int64_t position : batch.positions) EXPECT_LT(position, draft_shape_.max_positions);
-      expect_separate_rows(batch);
+      expect_separate_rows(batch, page_size());
       if (features != nullptr) features->set_group(group);
       EXPECT_TRUE(draft_->forward_model(batch, draft_kv_[group], logits, pool_).ok());
       logits += std::ssize(batch.logit_rows) * draft_shape_.vocab_size;
