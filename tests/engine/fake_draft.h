@@ -2,10 +2,24 @@
 // that continues a target's features.
 #pragma once
 
+#include <set>
+
 #include "engine/fake_model.h"
 #include "engine/ranks/draft_shape.h"
 
 namespace fp4moe {
+
+// Sequences share pages, but no two rows of a pass write to the same place.
+inline void expect_separate_rows(const Batch& batch, int page_size) {
+  std::set<int64_t> places;
+  for (const SequenceRows& rows : batch.sequences) {
+    ASSERT_LE(rows.first_position + rows.num_rows, std::ssize(rows.page_table) * page_size);
+    for (int64_t p = rows.first_position; p < rows.first_position + rows.num_rows; ++p) {
+      const int64_t page = rows.page_table[static_cast<size_t>(p / page_size)];
+      EXPECT_TRUE(places.insert(page * page_size + p % page_size).second) << "position " << p;
+    }
+  }
+}
 
 // A draft model that a test lends to a fake executor. Sizes of 0 are those of the target and the step loop.
 struct FakeDraft {

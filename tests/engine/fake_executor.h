@@ -211,8 +211,7 @@ class FakeExecutor : public Executor {
       EXPECT_LE(batch.num_rows(), draft_shape_.max_batch_tokens);
       for (const int32_t id : batch.token_ids) EXPECT_TRUE(id >= 0 && id < draft_shape_.num_input_ids) << id;
       for (const int64_t position : batch.positions) EXPECT_LT(position, draft_shape_.max_positions);
-      for (const SequenceRows& rows : batch.sequences)
-        EXPECT_LE(rows.first_position + rows.num_rows, std::ssize(rows.page_table) * page_size());
+      expect_separate_rows(batch, page_size());
       if (features != nullptr) features->set_group(group);
       EXPECT_TRUE(draft_->forward_model(batch, draft_kv_[group], logits, pool_).ok());
       logits += std::ssize(batch.logit_rows) * draft_shape_.vocab_size;

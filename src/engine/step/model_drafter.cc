@@ -162,8 +162,9 @@ void ModelDrafter::claim_pages(int group, Work& work) {
     return static_cast<size_t>(work.page_table[static_cast<size_t>(page_of(position))]);
   };
   if (work.sequence == nullptr && has_granted_pages(group, work)) work.next = work.end;
-  while (work.next < work.end && written[page_at(work.next)] == call_)
-    work.next = (page_of(work.next) + 1) * page_size_;
+  // The pages before a shared page are shared too: another sequence extends or has extended them.
+  for (int64_t p = work.next; p < work.end; p = (page_of(p) + 1) * page_size_)
+    if (written[page_at(p)] == call_) work.next = (page_of(p) + 1) * page_size_;
   if (work.next >= work.end) work.max_drafts = 0;
   for (int64_t p = work.next; p < work.end; p = (page_of(p) + 1) * page_size_) written[page_at(p)] = call_;
 }
