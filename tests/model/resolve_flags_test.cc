@@ -305,10 +305,11 @@ TEST(ResolveFlags, DraftsAreForRanksThatDecode) {
   with_model.speculative_algorithm = "STANDALONE";
   with_model.speculative_draft_model_path = "folder";
   EXPECT_TRUE(resolve_flags(with_model, Fp4Format::kMxfp4, DeviceKind::kCuda).ok());
-  for (EngineConfig* groups : {&flags, &with_model})
+  EngineConfig with_ngrams = flags;
+  for (EngineConfig* groups : {&with_ngrams, &with_model})
     groups->dp_size = groups->tp_size = 2, groups->enable_dp_attention = true;
   EXPECT_TRUE(resolve_flags(with_model, Fp4Format::kMxfp4, DeviceKind::kCpu).ok());
-  EXPECT_TRUE(resolve_flags(flags, Fp4Format::kMxfp4, DeviceKind::kCuda).ok());
+  EXPECT_TRUE(resolve_flags(with_ngrams, Fp4Format::kMxfp4, DeviceKind::kCuda).ok());
   const Status on_gpu = resolve_flags(with_model, Fp4Format::kMxfp4, DeviceKind::kCuda).status();
   EXPECT_EQ(on_gpu.code(), StatusCode::kUnsupported);
   EXPECT_NE(on_gpu.message().find("STANDALONE is not supported with --dp-size 2 on device=cuda"),
