@@ -486,8 +486,9 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
   subcommand
       ->add_option(
           "--speculative-synthetic-acceptance", options->synthetic_acceptance,
-          "draft from the output of an earlier run, which is random, with this probability that a draft "
-          "is right if the one before it is; implies --speculative-algorithm NGRAM")
+          "probability that a draft is right "
+          "if the draft before it is; drafts are taken from the random output of an earlier run; implies "
+          "--speculative-algorithm NGRAM")
       ->check(CLI::Range(0.0, 1.0));
   subcommand->callback([options, &exit_code] {
     if (options->synthetic_acceptance >= 0) options->engine.speculative_algorithm = "NGRAM";
