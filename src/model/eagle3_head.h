@@ -3,10 +3,14 @@
 // Row t takes the token after the one whose features it continues: with token x_{p+1} and the target's
 // features f_p (Eagle3Config::after_layers),
 //
-//   h   = fc f_p                    with the norms of norm_before_fc or fc_norm; a chained row: the head's
-//   own output res = h                         norm_before_residual: norm(h, hidden_norm) res = res +
-//   attention([norm(embed(x_{p+1}), input_layernorm) ; norm(h, hidden_norm)])      at position p res = res +
-//   mlp(norm(res, post_attention_layernorm))                   and further plain layers, if any
+//   h   = fc f_p               with the norms of norm_before_fc or fc_norm
+//                              a chained row: h is the head's own output
+//   res = h                    norm_before_residual: norm(h, hidden_norm)
+//   in  = [norm(embed(x_{p+1}), input_layernorm) ; norm(h, hidden_norm)]
+//   res = res + attention(in)  at position p
+//   res = res + mlp(norm(res, post_attention_layernorm))
+//
+// and further plain layers, if any.
 //
 // logits = lm_head norm(res, norm), and the output for chained rows is res (norm_output: the normed rows).
 // The embedding and the LM head are the target's if the checkpoint has none. A group of ranks shares the

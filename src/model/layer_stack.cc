@@ -385,7 +385,7 @@ Status LayerStack::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) 
   return {};
 }
 
-// Gathers rows [num_rows, H] of which each rank of the group has its share.
+// Gathers rows [num_rows, H]; each rank of the group has its share of them.
 void LayerStack::gather_rows(const CommOp& op, const DeviceCommunicator& group, float* rows,
                              int64_t num_rows) {
   std::vector<int64_t> first;

@@ -29,9 +29,8 @@ class BatchStage {
   // Returns the batch padded to num_rows >= T rows. In a decode step (decodes()) every row becomes a sequence
   // of one row with a copy of its sequence's page table, so that kernels compute it as in a step without
   // drafts; the sequences and logit rows are padded to num_rows too. Enqueues the copies on the current
-  // stream. Host
-  // memory alternates between two buffers, so the copies for the step before last must have completed. Device
-  // addresses depend only on sizes.
+  // stream. Host memory alternates between two buffers, so the copies for the step before last must have
+  // completed. Device addresses depend only on sizes.
   DeviceBatch put(const Batch& batch, int64_t num_rows);
   // Does the same as put() but without the copies: the data stays in host memory. For tests.
   DeviceBatch write(const Batch& batch, int64_t num_rows);

@@ -121,7 +121,7 @@ Result<KvCounts> Rank::agree_on_pages(KvCounts num_pages) {
 
 Status Rank::forward_on_rank(const Batch& batch, float* logits) {
   if (batch.model == BatchModel::kTarget) return model_->forward_model(batch, kv_, logits, pool_);
-  FP4MOE_CHECK(draft_ != nullptr, "a batch for a draft model, but there is none");
+  FP4MOE_CHECK(draft_ != nullptr, "a batch for a draft model without a draft model");
   return draft_->forward_model(batch, draft_kv_, logits, pool_);
 }
 

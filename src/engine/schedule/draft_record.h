@@ -10,7 +10,7 @@ namespace fp4moe {
 
 class DraftRecord {
  public:
-  // Adds a verified chain: num_seen drafts, of which the first num_right were right. Earlier counts of its
+  // Adds a verified chain of num_seen drafts; the first num_right were right. Earlier counts of its
   // positions are multiplied by `decay`.
   void add(int64_t num_seen, int64_t num_right, double decay) {
     const auto num_counted = static_cast<size_t>(std::min(num_seen, num_right + 1));

@@ -181,52 +181,44 @@ bool ModelDrafter::has_granted_pages(int group, const Work& work) const {
 
 // Computes all rows up to `end`, and the first draft of each sequence that gets any.
 Status ModelDrafter::extend(std::vector<std::vector<Work>>& work) {
-  for (int64_t num_rows = 1; num_rows > 0;) {
-    num_rows = 0;
-    clear_passes();
-    for (size_t g = 0; g < work.size(); ++g) {
-      Pass& pass = passes_[g];
-      for (Work& one : work[g]) {
-        const int64_t room = shape_.max_batch_tokens - std::ssize(pass.rows.token_ids);
-        const int64_t count = std::min(one.end - one.next, room);
-        if (count <= 0) continue;
-        const auto ids = one.input_ids.subspan(static_cast<size_t>(one.next), static_cast<size_t>(count));
-        add_rows(pass, one, ids, one.next);
-        for (int64_t p = one.next; shape_.takes_features && p < one.next + count; ++p)
-          pass.feature_rows.push_back(p + one.feature_offset);
-        one.next += count;
-        num_rows += count;
-        if (one.next < one.end || one.max_drafts == 0) continue;
-        pass.rows.logit_rows.push_back(one.row);
-        pass.choosing.push_back(&one);
-      }
-    }
-    if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(run_pass(/*chains=*/false));
-  }
-  return {};
+  return run_passes(work, /*chains=*/false, [this](Pass& pass, Work& one) {
+    const int64_t room = shape_.max_batch_tokens - std::ssize(pass.rows.token_ids);
+    const int64_t count = std::min(one.end - one.next, room);
+    if (count <= 0) return false;
+    const auto ids = one.input_ids.subspan(static_cast<size_t>(one.next), static_cast<size_t>(count));
+    add_rows(pass, one, ids, one.next);
+    for (int64_t p = one.next; shape_.takes_features && p < one.next + count; ++p)
+      pass.feature_rows.push_back(p + one.feature_offset);
+    one.next += count;
+    if (one.next == one.end && one.max_drafts > 0) choose_after(pass, one);
+    return true;
+  });
 }
 
 // Draft i + 1 is the token after draft i, whose row is at position end - 1 + i.
 Status ModelDrafter::chain(std::vector<std::vector<Work>>& work) {
-  for (int64_t num_rows = 1; num_rows > 0;) {
-    num_rows = 0;
+  return run_passes(work, /*chains=*/true, [this](Pass& pass, Work& one) {
+    const int64_t num_drafts = std::ssize(one.drafts);
+    if (num_drafts == 0 || num_drafts >= one.max_drafts || one.drafts.back() >= shape_.num_input_ids)
+      return false;
+    if (shape_.takes_features) pass.feature_rows.push_back(one.row);
+    add_rows(pass, one, std::span(one.drafts).last(1), one.end - 1 + num_drafts);
+    choose_after(pass, one);
+    return true;
+  });
+}
+
+// Runs passes of the rows that `add` adds for each sequence (false: none), until it adds none.
+template <class Add>
+Status ModelDrafter::run_passes(std::vector<std::vector<Work>>& work, bool chains, const Add& add) {
+  while (true) {
     clear_passes();
-    for (size_t g = 0; g < work.size(); ++g) {
-      Pass& pass = passes_[g];
-      for (Work& one : work[g]) {
-        const int64_t num_drafts = std::ssize(one.drafts);
-        if (num_drafts == 0 || num_drafts >= one.max_drafts || one.drafts.back() >= shape_.num_input_ids)
-          continue;
-        if (shape_.takes_features) pass.feature_rows.push_back(one.row);
-        add_rows(pass, one, std::span(one.drafts).last(1), one.end - 1 + num_drafts);
-        pass.rows.logit_rows.push_back(one.row);
-        pass.choosing.push_back(&one);
-        ++num_rows;
-      }
-    }
-    if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(run_pass(/*chains=*/true));
+    bool has_rows = false;
+    for (size_t g = 0; g < work.size(); ++g)
+      for (Work& one : work[g]) has_rows |= add(passes_[g], one);
+    if (!has_rows) return {};
+    FP4MOE_RETURN_IF_ERROR(run_pass(chains));
   }
-  return {};
 }
 
 void ModelDrafter::clear_passes() {
@@ -243,6 +235,11 @@ void ModelDrafter::add_rows(Pass& pass, Work& work, std::span<const int32_t> ids
   pass.rows.token_ids.insert(pass.rows.token_ids.end(), ids.begin(), ids.end());
   for (int64_t p = first_position; p < first_position + count; ++p) pass.rows.positions.push_back(p);
   work.row = first_row + count - 1;
+}
+
+void ModelDrafter::choose_after(Pass& pass, Work& work) {
+  pass.rows.logit_rows.push_back(work.row);
+  pass.choosing.push_back(&work);
 }
 
 // Runs the rows of all groups, and appends the token of each row of logits to its sequence's drafts. A row
@@ -271,7 +268,7 @@ Status ModelDrafter::run_pass(bool chains) {
   return {};
 }
 
-// Returns the target's id of an id of the draft model; -1 if there is none.
+// Returns the id that the target has for the token of the draft model's id, or -1.
 int32_t ModelDrafter::target_id(int32_t draft_id) const {
   if (draft_id < 0) return -1;
   const std::span<const int32_t> ids = executor_.draft_token_ids();

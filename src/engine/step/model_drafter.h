@@ -1,13 +1,12 @@
 // ModelDrafter: drafts with the executor's draft model, by repeatedly taking its most probable next token.
 //
-// For a sequence with n tokens, of which D more are drafted:
+// A sequence has n tokens, and D more are drafted. The draft model takes tokens alone, or features too:
 //
-//   the draft model takes    row p gets                     extend: rows up to   chain: rows after them
-//   tokens alone             token p                        n - 1                D - 1, each with the last
-//   draft features too             token p + 1, and the target's  n - 2                the same, and the
-//   draft model's
-//                            features of row p                                   own features of the row
-//                            before
+//                      tokens alone         features too
+//   row p takes        token p              token p + 1, and the target's features of row p
+//   extend: rows to    n - 1                n - 2
+//   chain: then        D - 1 rows, each     the same, and the draft model's features
+//                      with the last draft  of the row before
 //
 // Extension computes the rows of the last step whose tokens are now known, of prompts too, so that the pages
 // of a prefix hold its draft keys and values when another sequence takes them.
@@ -70,6 +69,10 @@ class ModelDrafter final : public Drafter {
   Status extend(std::vector<std::vector<Work>>& work);
   Status chain(std::vector<std::vector<Work>>& work);
   static void add_rows(Pass& pass, Work& work, std::span<const int32_t> ids, int64_t first_position);
+  // Makes the pass choose a draft after the work's last row.
+  static void choose_after(Pass& pass, Work& work);
+  template <class Add>
+  Status run_passes(std::vector<std::vector<Work>>& work, bool chains, const Add& add);
   void clear_passes();
   Status run_pass(bool chains);
   int32_t target_id(int32_t draft_id) const;

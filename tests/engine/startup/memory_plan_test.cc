@@ -253,14 +253,19 @@ TEST(MemoryPlan, AnAbsurdPoolIsRefused) {
   EXPECT_EQ(plan_memory(problem(), absurd).status().code(), StatusCode::kDoesNotFit);
 }
 
+ModelConfig config_of(const MakeTinyOptions& options) {
+  const auto files = make_tiny_files(options);
+  EXPECT_TRUE(files.ok());
+  auto config = parse_model_config(files->config.dump(), "", "");
+  EXPECT_TRUE(config.ok()) << config.status().message();
+  return std::move(*config);
+}
+
 // gpt-oss-20b with the defaults on GPUs of three sizes: the pool holds at least 1.8 times the tokens that it
 // holds if window layers hold all tokens.
 TEST(MemoryPlanOnAGpu, GptOssHoldsAlmostTwiceTheTokens) {
-  const auto files = make_tiny_files({.like = "gpt-oss-20b"});
-  ASSERT_TRUE(files.ok());
-  const auto config = parse_model_config(files->config.dump(), "", "");
-  ASSERT_TRUE(config.ok()) << config.status().message();
-  const auto checkpoint = dummy_checkpoint(*config, "folder");
+  const ModelConfig config = config_of({.like = "gpt-oss-20b"});
+  const auto checkpoint = dummy_checkpoint(config, "folder");
   ASSERT_TRUE(checkpoint.ok());
   for (const char* gpu : {"h100", "h200", "gh200"}) {
     EngineConfig flags;
@@ -269,9 +274,9 @@ TEST(MemoryPlanOnAGpu, GptOssHoldsAlmostTwiceTheTokens) {
     int64_t num_pages[2];
     for (const bool splits : {false, true}) {
       flags.disable_hybrid_swa_memory = !splits;
-      const auto plan = plan_model(*config, flags, absent_gpu(gpu, 0).value());
+      const auto plan = plan_model(config, flags, absent_gpu(gpu, 0).value());
       ASSERT_TRUE(plan.ok()) << plan.status().message();
-      const auto problem = memory_problem(*checkpoint, *config, *plan, plan->flags);
+      const auto problem = memory_problem(*checkpoint, config, *plan, plan->flags);
       ASSERT_TRUE(problem.ok());
       const auto memory = plan_memory(*problem, plan->flags);
       ASSERT_TRUE(memory.ok()) << memory.status().message();
@@ -287,10 +292,7 @@ TEST(MemoryPlanOnAGpu, GptOssHoldsAlmostTwiceTheTokens) {
 
 // The draft's weights and, beside every full page, its page of all layers count.
 TEST(MemoryProblem, CountsADraftModel) {
-  const auto config_of = [](const char* like) {
-    return parse_model_config(make_tiny_files({.like = like})->config.dump(), "", "").value();
-  };
-  const ModelConfig target = config_of("gpt-oss-120b"), small = config_of("gpt-oss-20b");
+  const ModelConfig target = config_of({.like = "gpt-oss-120b"}), small = config_of({.like = "gpt-oss-20b"});
   const Checkpoint checkpoint = dummy_checkpoint(target, "target").value();
   const Checkpoint draft_checkpoint = dummy_checkpoint(small, "draft").value();
   EngineConfig flags;
@@ -312,18 +314,15 @@ TEST(MemoryProblem, CountsADraftModel) {
 
 // Rows of drafts have activations and logits, and their edits grow with the pool.
 TEST(MemoryPlanOnAGpu, DraftsTakeTheMemoryOfTheirRows) {
-  const auto files = make_tiny_files({.like = "gpt-oss-20b"});
-  ASSERT_TRUE(files.ok());
-  const auto config = parse_model_config(files->config.dump(), "", "");
-  ASSERT_TRUE(config.ok()) << config.status().message();
-  const auto checkpoint = dummy_checkpoint(*config, "folder");
+  const ModelConfig config = config_of({.like = "gpt-oss-20b"});
+  const auto checkpoint = dummy_checkpoint(config, "folder");
   ASSERT_TRUE(checkpoint.ok());
   EngineConfig flags;
   flags.device = "cuda";
   const auto problem_of = [&] {
-    const auto plan = plan_model(*config, flags, absent_gpu("h200", 0).value());
+    const auto plan = plan_model(config, flags, absent_gpu("h200", 0).value());
     EXPECT_TRUE(plan.ok()) << plan.status().message();
-    return memory_problem(*checkpoint, *config, *plan, plan->flags).value();
+    return memory_problem(*checkpoint, config, *plan, plan->flags).value();
   };
   const MemoryProblem plain = problem_of();
   flags.speculative_algorithm = "NGRAM";
@@ -331,7 +330,7 @@ TEST(MemoryPlanOnAGpu, DraftsTakeTheMemoryOfTheirRows) {
   const MemoryProblem drafted = problem_of();
   const int64_t more_rows = 64 * 4;
   EXPECT_EQ(drafted.work_bytes - plain.work_bytes,
-            more_rows * (plain.work_bytes_per_token + config->vocab_size * 8));
+            more_rows * (plain.work_bytes_per_token + config.vocab_size * 8));
   EXPECT_EQ(plain.edit_bytes_per_page, 0);
   EXPECT_EQ(drafted.edit_bytes_per_page, 4 * flags.page_size * int64_t{sizeof(LogitEdit)});
   EngineConfig all = flags;
@@ -350,9 +349,6 @@ TEST(MemoryPlanOnAGpu, DraftsTakeTheMemoryOfTheirRows) {
 // On a GPU a draft model's weights have the GPU's layout, and its passes have activations of their own. An
 // MTP layer's dense weights are among the target's, its experts are not.
 TEST(MemoryPlanOnAGpu, CountsADraftModel) {
-  const auto config_of = [](const MakeTinyOptions& options) {
-    return parse_model_config(make_tiny_files(options)->config.dump(), "", "").value();
-  };
   const ModelConfig target = config_of({.like = "deepseek-v3-tiny", .num_mtp_layers = 1});
   const ModelConfig small = config_of({.like = "gpt-oss-20b"});
   const Checkpoint checkpoint = dummy_checkpoint(target, "target").value();

@@ -1,6 +1,7 @@
 // Drafts by a fake model. A draft model with the target's function is right exactly if its pages hold what
 // the drafter promises, so most tests expect every draft to be correct.
 #include "engine/step/model_drafter.h"
+#include "engine/crowd_shape.h"
 
 #include <gtest/gtest.h>
 
@@ -281,19 +282,7 @@ struct CrowdRun {
 class DraftedCrowd {
  public:
   DraftedCrowd(int round, bool samples) : random_(static_cast<uint32_t>(round)) {
-    shape_ = {.page_size = 1 + round % 5,
-              .scheduler = {.max_running_requests = 1 + below(8),
-                            .chunked_prefill_size = 1 + below(12),
-                            .max_prefill_tokens = 1 + below(20)},
-              .context_length = 100,
-              .num_groups = 1 + round % 3};
-    shape_.num_pages = (100 + shape_.page_size - 1) / shape_.page_size + below(40);
-    if (round % 2 == 1) {
-      shape_.window = 1 + below(20);
-      const int64_t least = KvWindow{shape_.window, shape_.page_size}.most_pages(1);
-      shape_.num_window_pages = std::min(least + below(20), shape_.num_pages);
-    }
-    shape_.reuses_prefixes = round % 4 != 3;
+    shape_ = crowd_shape(round, /*max_spare_pages=*/40, random_);
     for (int i = 0; i < 12; ++i) {
       Request request{"", numbers(20 + below(2), 1 + below(30)), endless(1 + below(60))};
       if (samples && i % 3 == 0) request.sampling.temperature = 0.7f;
@@ -313,7 +302,7 @@ class DraftedCrowd {
   }
 
  private:
-  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
+  int below(int n) { return fp4moe::below(random_, n); }
 
   CrowdRun run_in(TestLoop& loop) {
     std::vector<Collector> collectors(requests_.size()), twins(requests_.size());

@@ -3,6 +3,7 @@
 
 #include <random>
 
+#include "engine/crowd_shape.h"
 #include "engine/fake_grammar.h"
 #include "engine/test_loop.h"
 
@@ -247,19 +248,7 @@ TEST_P(StepLoopDrafts, AnExecutorThatFailsToSampleEndsTheRequests) {
 class Crowd {
  public:
   explicit Crowd(int round) : random_(static_cast<uint32_t>(round)) {
-    shape_ = {.page_size = 1 + round % 5,
-              .scheduler = {.max_running_requests = 1 + below(8),
-                            .chunked_prefill_size = 1 + below(12),
-                            .max_prefill_tokens = 1 + below(20)},
-              .context_length = 100,
-              .num_groups = 1 + round % 3};
-    shape_.num_pages = (100 + shape_.page_size - 1) / shape_.page_size + below(12);
-    if (round % 2 == 1) {
-      shape_.window = 1 + below(20);
-      const int64_t least = KvWindow{shape_.window, shape_.page_size}.most_pages(1);
-      shape_.num_window_pages = std::min(least + below(20), shape_.num_pages);
-    }
-    shape_.reuses_prefixes = round % 4 != 3;
+    shape_ = crowd_shape(round, /*max_spare_pages=*/12, random_);
     shape_.grammars = [] { return std::make_unique<CostlyCompiler>([](auto&&...) { return FakeCost(); }); };
     for (int i = 0; i < 12; ++i) requests_.push_back(request());
   }
@@ -289,7 +278,7 @@ class Crowd {
   }
 
  private:
-  int below(int n) { return static_cast<int>(random_() % static_cast<unsigned>(n)); }
+  int below(int n) { return fp4moe::below(random_, n); }
 
   Request request() {
     Request request;
