@@ -115,6 +115,9 @@ struct EngineConfig {
   // occurrence that matches the most of the last max tokens is used.
   int speculative_ngram_min_match_window_size = 2, speculative_ngram_max_match_window_size = 12;
   DraftSource draft_source;  // with NGRAM: proposes all drafts instead; empty: repetitions
+  // For measurements: a draft is kept with this probability if the one before it is, whatever the model
+  // computes, so the output is no longer the model's; < 0: drafts are compared
+  double speculative_synthetic_acceptance = -1;
 
   // Seconds; 0: no limit. A request past its limit ends with kUnavailable if queued, kDeadline if running.
   double req_waiting_timeout = 0;  // from submission to the first computed token

@@ -160,6 +160,12 @@ GrammarLimits grammar_limits(const EngineConfig& flags) {
 }
 
 // Few threads, because masks are filled while the model computes on the same cores.
+PriorityRules priority_rules(const EngineConfig& flags) {
+  return {.are_used = flags.enable_priority_scheduling,
+          .low_first = flags.schedule_low_priority_values_first,
+          .refuse_unused = flags.abort_on_priority_when_disabled};
+}
+
 MaskLimits mask_limits(const EngineConfig& flags) {
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   return {.num_fast_threads = std::clamp(cores / 4, 2, 8),
@@ -314,15 +320,14 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .masks = mask_limits(flags),
       .drafts = draft_limits(flags),
       .draft_source = flags.draft_source,
+      .synthetic_acceptance = flags.speculative_synthetic_acceptance,
       .max_model_drafts = prepared.plan.draft != nullptr ? rows_per_request(flags) - 1 : 0,
       .adaptive = flags.speculative_adaptive ? std::optional(step_cost(prepared.config, info.weight_bytes))
                                              : std::nullopt,
       .time_limits = {.waiting = flags.req_waiting_timeout,
                       .running = flags.req_running_timeout,
                       .held = is_prefill ? flags.disaggregation_timeout : 0},
-      .priorities = {.are_used = flags.enable_priority_scheduling,
-                     .low_first = flags.schedule_low_priority_values_first,
-                     .refuse_unused = flags.abort_on_priority_when_disabled},
+      .priorities = priority_rules(flags),
       .watchdog_timeout = flags.watchdog_timeout,
       .hello = flags.disaggregation_mode == "decode" ? hello : KvHello(),
       .link = link,

@@ -42,6 +42,7 @@ struct LoopShape {
   int64_t max_model_drafts = 0;
   FakeDraft draft = {};
   DraftSource draft_source = {};  // empty: n-gram drafts
+  double synthetic_acceptance = -1;
   std::optional<StepCost> adaptive = {};
   std::vector<int32_t> eos_token_ids = {kEosId};
 };

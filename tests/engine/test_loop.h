@@ -77,6 +77,7 @@ class TestLoop {
                                   .masks = shape.masks,
                                   .drafts = shape.drafts,
                                   .draft_source = shape.draft_source,
+                                  .synthetic_acceptance = shape.synthetic_acceptance,
                                   .max_model_drafts = shape.max_model_drafts,
                                   .adaptive = shape.adaptive,
                                   .time_limits = shape.time_limits,

@@ -14,7 +14,6 @@
 #include "bench/bench_limit.h"
 #include "bench/bench_spread.h"
 #include "bench/busy_processes.h"
-#include "bench/synthetic_drafts.h"
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 #include "subcommand.h"
@@ -34,10 +33,10 @@ struct BenchOptions {
   int busy = 0;
   int64_t cold_mib = 0;
   bool no_warmup = false;
-  double synthetic_acceptance = -1;  // of SyntheticDrafts; < 0: none
   std::string output = "md";
 
   bool has_drafts() const { return engine.speculative_algorithm != "none"; }
+  bool is_synthetic() const { return engine.speculative_synthetic_acceptance >= 0; }
 };
 
 // One row of the table. Each request of a batch either has n_prompt prompt ids, or generates n_gen tokens
@@ -90,28 +89,26 @@ struct Measured {
 // hold all requests at once, decode is timed until the last request ends or batch x n_gen tokens are
 // generated, and num_together() is less than the batch.
 //
-// With `synthetic` drafts all outputs are random and are recorded there; otherwise they are greedy.
+// All outputs are random if `is_synthetic`, because forced drafts are, and otherwise greedy.
 class Batch {
  public:
-  Batch(Engine& engine, const Case& c, int64_t num_ahead, SyntheticDrafts* synthetic)
-      : engine_(engine), case_(c), num_ahead_(num_ahead), synthetic_(synthetic) {}
+  Batch(Engine& engine, const Case& c, int64_t num_ahead, bool is_synthetic)
+      : engine_(engine), case_(c), num_ahead_(num_ahead), is_synthetic_(is_synthetic) {}
 
   Result<double> run(uint64_t seed) {
     std::mt19937_64 random(seed);
     const Clock::time_point start = Clock::now();
     int64_t submitted = 0;
     Status refused;
-    outputs_.resize(static_cast<size_t>(case_.batch));
-    for (Output& output : outputs_) {
+    for (int64_t i = 0; i < case_.batch; ++i) {
       Request request;
       request.input_ids.resize(static_cast<size_t>(case_.num_ids()));
       for (int32_t& id : request.input_ids) id = static_cast<int32_t>(random() % vocabulary());
-      request.sampling.temperature = synthetic_ != nullptr ? 1 : 0;
+      request.sampling.temperature = is_synthetic_ ? 1 : 0;
       request.sampling.seed = static_cast<uint64_t>(request.input_ids[0]);  // equal prompts: equal outputs
       request.sampling.ignore_eos = true;
       request.sampling.max_new_tokens = num_new_tokens();
-      output.prompt = request.input_ids;
-      auto id = engine_.submit(std::move(request), [&](const Delta& delta) { on_delta(delta, output.ids); });
+      auto id = engine_.submit(std::move(request), [&](const Delta& delta) { on_delta(delta); });
       if (id.ok()) ++submitted;
       if (!id.ok()) refused = id.status();
     }
@@ -119,8 +116,6 @@ class Batch {
     news_.wait(lock, [&] { return ended_ == submitted; });
     if (!refused.ok()) return refused;
     if (!status_.ok()) return status_;
-    if (synthetic_ != nullptr)
-      for (Output& output : outputs_) synthetic_->record(output.prompt, std::move(output.ids));
     const Clock::time_point from = case_.n_gen > 0 ? all_started_at_ : start;
     const Clock::time_point to = case_.n_gen > 0 ? timed_until_ : all_started_at_;
     return std::chrono::duration<double>(to - from).count();
@@ -141,9 +136,8 @@ class Batch {
     return case_.n_gen + 1 + std::clamp<int64_t>(room, 0, num_ahead_);
   }
 
-  void on_delta(const Delta& delta, std::vector<int32_t>& output) {
+  void on_delta(const Delta& delta) {
     std::lock_guard<std::mutex> lock(mutex_);
-    output.insert(output.end(), delta.token_ids.begin(), delta.token_ids.end());
     const auto made = static_cast<int64_t>(delta.token_ids.size());
     tokens_ += made;
     if (started_ < case_.batch) most_ahead_ = std::max(most_ahead_, delta.completion_tokens - 1);
@@ -166,11 +160,7 @@ class Batch {
   Engine& engine_;
   const Case case_;
   const int64_t num_ahead_;
-  SyntheticDrafts* const synthetic_;  // or null
-  struct Output {
-    std::vector<int32_t> prompt, ids;
-  };
-  std::vector<Output> outputs_;
+  const bool is_synthetic_;
   std::mutex mutex_;
   std::condition_variable news_;
   int64_t started_ = 0, ended_ = 0, tokens_ = 0, tokens_at_start_ = 0, num_timed_ = 0, num_together_ = 0,
@@ -187,13 +177,12 @@ double limit_of(const Case& c, const LatencyLimit& limit, double read_gbps) {
   return tokens / limit.step_seconds(tokens, batch, read_gbps);
 }
 
-Status run_once(Engine& engine, Measured& m, int repeat, SyntheticDrafts* synthetic) {
+Status run_once(Engine& engine, Measured& m, int repeat, bool is_synthetic) {
   BusyProcesses neighbours;
   Status status = neighbours.start(m.what.busy);
   if (!status.ok()) return status;
-  if (synthetic != nullptr) synthetic->start_run();
-  Batch batch(engine, m.what, m.num_ahead, synthetic);
-  const auto seconds = batch.run(synthetic != nullptr ? 0 : static_cast<uint64_t>(repeat + 1));
+  Batch batch(engine, m.what, m.num_ahead, is_synthetic);
+  const auto seconds = batch.run(static_cast<uint64_t>(repeat + 1));
   if (!seconds.ok()) return seconds.status().with_context(m.what.name());
   m.num_together = batch.num_together();
   constexpr int64_t kSpare = 2;  // extra tokens: requests do not join at the same step in every run
@@ -211,23 +200,18 @@ double accept_length(const EngineStats& before, const EngineStats& after) {
 
 // Runs the case alone and, with --beside-busy, alternates it with runs next to busy processes.
 Result<std::vector<Measured>> measure(Engine& engine, const Case& c, const BenchOptions& options,
-                                      LatencyLimit* limit, SyntheticDrafts* synthetic) {
+                                      LatencyLimit* limit) {
   std::vector<Measured> rows = {{.what = c}};
   if (options.busy > 0) {
     rows.push_back(rows[0]);
     rows[1].what.busy = options.busy;
   }
   double read_gbps = limit != nullptr ? limit->read_gbps() : 0;
-  if (synthetic != nullptr) synthetic->start_case(c.num_ids());
   EngineStats before;
-  constexpr int kSyntheticWarmups = 3;  // see SyntheticDrafts
-  for (int r = synthetic != nullptr ? -kSyntheticWarmups
-               : options.no_warmup  ? 0
-                                    : -1;
-       r < options.repeat; ++r) {
+  for (int r = options.no_warmup ? 0 : -1; r < options.repeat; ++r) {
     if (r == 0) before = engine.stats();
     for (Measured& m : rows)
-      if (Status status = run_once(engine, m, r, synthetic); !status.ok()) return status;
+      if (Status status = run_once(engine, m, r, options.is_synthetic()); !status.ok()) return status;
   }
   if (limit != nullptr) read_gbps = std::max(read_gbps, limit->read_gbps());
   for (Measured& m : rows) {
@@ -260,8 +244,10 @@ std::string layout_text(const EngineConfig& config) {
 // "NGRAM" or "synthetic 0.80"; "none" for a row without drafts.
 std::string drafts_text(const Measured& m, const BenchOptions& options) {
   if (m.accept_length == 0) return "none";
-  return options.synthetic_acceptance < 0 ? options.engine.speculative_algorithm
-                                          : fmt::format("synthetic {:.2f}", options.synthetic_acceptance);
+  const EngineConfig& config = options.engine;
+  if (!options.is_synthetic()) return config.speculative_algorithm;
+  const std::string rate = fmt::format("synthetic {:.2f}", config.speculative_synthetic_acceptance);
+  return config.draft_source ? rate : config.speculative_algorithm + ", " + rate;
 }
 
 json to_json(const Measured& m, const ModelInfo& info, const BenchOptions& options) {
@@ -373,6 +359,14 @@ std::vector<Case> cases(const BenchOptions& options, int threads) {
   return list;
 }
 
+// Returns random ones of the request's tokens.
+std::vector<int32_t> random_drafts(std::span<const int32_t> token_ids, int64_t max_tokens) {
+  std::minstd_rand random(static_cast<uint32_t>(token_ids.back()) + static_cast<uint32_t>(token_ids.size()));
+  std::vector<int32_t> ids(static_cast<size_t>(max_tokens));
+  for (int32_t& id : ids) id = token_ids[random() % token_ids.size()];
+  return ids;
+}
+
 EngineConfig without_drafts(EngineConfig config) {
   const EngineConfig defaults;
   config.speculative_algorithm = defaults.speculative_algorithm;
@@ -390,9 +384,7 @@ EngineConfig without_drafts(EngineConfig config) {
 class LatencyBench {
  public:
   explicit LatencyBench(const BenchOptions& options)
-      : options_(options),
-        synthetic_(options.synthetic_acceptance),
-        table_(Engine::is_follower(options.engine) ? "none" : options.output, options) {}
+      : options_(options), table_(Engine::is_follower(options.engine) ? "none" : options.output, options) {}
 
   int run() {
     for (const int threads : options_.threads) {
@@ -412,10 +404,8 @@ class LatencyBench {
     const int64_t most = *std::max_element(options_.batch.begin(), options_.batch.end());
     config.max_running_requests = std::max(config.max_running_requests, static_cast<int>(most));
     config.max_queued_requests = std::max(config.max_queued_requests, static_cast<int>(most));
-    if (is_synthetic()) config.draft_source = synthetic_.source();
     return config;
   }
-  bool is_synthetic() const { return options_.synthetic_acceptance >= 0; }
 
   int run_engine(const EngineConfig& config, int threads) {
     if (Engine::is_follower(config)) return follow(config);
@@ -429,7 +419,7 @@ class LatencyBench {
     const bool is_compared = options_.has_drafts() && config.speculative_algorithm == "none";
     for (const Case& c : cases(options_, used)) {
       if (is_compared && c.n_gen == 0) continue;
-      auto measured = measure(**engine, c, options_, limited, is_synthetic() ? &synthetic_ : nullptr);
+      auto measured = measure(**engine, c, options_, limited);
       if (!measured.ok()) return report_error(measured.status());
       for (Measured& row : *measured) {
         const std::string name = std::to_string(threads) + " " + row.what.name();
@@ -443,7 +433,6 @@ class LatencyBench {
   }
 
   const BenchOptions& options_;
-  SyntheticDrafts synthetic_;
   Table table_;
   std::map<std::string, double> plain_rates_;  // tokens per second without drafts, by threads and test
 };
@@ -485,13 +474,15 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
       "--json", [options] { options->output = "json"; }, "the same as -o json");
   subcommand
       ->add_option(
-          "--speculative-synthetic-acceptance", options->synthetic_acceptance,
-          "probability that a draft is right "
-          "if the draft before it is; drafts are taken from the random output of an earlier run; implies "
-          "--speculative-algorithm NGRAM")
+          "--speculative-synthetic-acceptance", options->engine.speculative_synthetic_acceptance,
+          "probability that a draft is kept if the draft before it is, whatever the model computes; outputs "
+          "are random; without --speculative-algorithm, drafts are random tokens of the request")
       ->check(CLI::Range(0.0, 1.0));
   subcommand->callback([options, &exit_code] {
-    if (options->synthetic_acceptance >= 0) options->engine.speculative_algorithm = "NGRAM";
+    if (options->is_synthetic() && !options->has_drafts()) {
+      options->engine.speculative_algorithm = "NGRAM";
+      options->engine.draft_source = random_drafts;
+    }
     exit_code = LatencyBench(*options).run();
   });
 }

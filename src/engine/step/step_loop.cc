@@ -86,7 +86,7 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                   .num_window_pages = executor.num_window_pages(),
                   .window = executor.window().tokens}),
       rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size),
-            /*has_drafts=*/options.max_drafts() > 0),
+            {.can_exist = options.max_drafts() > 0, .synthetic_acceptance = options.synthetic_acceptance}),
       drafter_(make_drafter(executor, options)),
       delivery_({executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(),
                  remote_prefill_.get(), drafter_.get()}),

@@ -31,7 +31,8 @@ struct StepLoopOptions {
   GrammarLimits grammars;
   MaskLimits masks;
   NgramLimits drafts;
-  DraftSource draft_source;      // proposes the drafts instead, at most drafts.max_tokens; empty: n-grams
+  DraftSource draft_source;          // proposes the drafts instead, at most drafts.max_tokens; empty: n-grams
+  double synthetic_acceptance = -1;  // EngineConfig::speculative_synthetic_acceptance
   int64_t max_model_drafts = 0;  // per sequence and step, by the executor's draft model; 0: it drafts nothing
   std::optional<StepCost> adaptive;  // drafts only as far as it pays
   TimeLimits time_limits;

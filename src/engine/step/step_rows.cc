@@ -1,5 +1,6 @@
 #include "engine/step/step_rows.h"
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -7,9 +8,10 @@
 
 namespace fp4moe {
 
-StepRows::StepRows(Executor& executor, std::vector<int32_t> masked_ids, bool has_drafts)
+StepRows::StepRows(Executor& executor, std::vector<int32_t> masked_ids, const Drafts& drafts)
     : executor_(executor),
-      runs_ahead_(executor.samples() && !has_drafts),
+      runs_ahead_(executor.samples() && !drafts.can_exist),
+      synthetic_acceptance_(drafts.synthetic_acceptance),
       sampler_(executor.config().vocab_size, std::move(masked_ids)),
       groups_(static_cast<size_t>(executor.num_groups())) {}
 
@@ -100,8 +102,23 @@ void StepRows::sample_on_host() {
   });
 }
 
-// Appends the row's edits as if the drafts before it were output tokens.
+// Appends the row's edits. With a synthetic acceptance one more edit makes the row choose the draft that
+// follows it, or another token.
 void StepRows::append_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const {
+  const auto first = std::ssize(edits);
+  append_own_edits(row, edits);
+  const Sequence& sequence = *row.sequence;
+  if (synthetic_acceptance_ < 0 || row.depth >= std::ssize(sequence.draft.ids)) return;
+  const int32_t draft = sequence.draft.ids[static_cast<size_t>(row.depth)];
+  const double random = token_random(~sequence.request.seed, sequence.num_tokens() + row.depth);
+  constexpr float kDecisive = 1e9f;
+  const auto is_same_id = [&](const LogitEdit& edit) { return edit.token_id == draft; };
+  edits.erase(std::remove_if(edits.begin() + first, edits.end(), is_same_id), edits.end());
+  edits.push_back({.token_id = draft, .bias = random < synthetic_acceptance_ ? kDecisive : -kDecisive});
+}
+
+// Appends the edits of the row's request as if the drafts before the row were output tokens.
+void StepRows::append_own_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const {
   const Sequence& sequence = *row.sequence;
   const int64_t n = sequence.num_tokens() + row.depth - sequence.num_prompt_tokens;
   if (row.depth == 0 || !sequence.output.edits.has_penalties()) return sequence.output.edits.append(n, edits);

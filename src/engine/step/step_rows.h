@@ -35,9 +35,14 @@ struct LogitRow {
 // Used by the loop's thread only. The executor is borrowed.
 class StepRows {
  public:
-  // masked_ids: as in Sampler. has_drafts: rows may follow drafts, so that the next step depends on the
-  // tokens of this one; then sample() waits for an executor that samples.
-  StepRows(Executor& executor, std::vector<int32_t> masked_ids, bool has_drafts);
+  struct Drafts {
+    // Rows may follow drafts, so that the next step depends on the tokens of this one; then sample() waits
+    // for an executor that samples.
+    bool can_exist = false;
+    double synthetic_acceptance = -1;  // EngineConfig::speculative_synthetic_acceptance
+  };
+  // masked_ids: as in Sampler.
+  StepRows(Executor& executor, std::vector<int32_t> masked_ids, const Drafts& drafts);
 
   // Runs the model on the planned step's rows; next() then holds those with logits.
   Status forward(const DpScheduler& scheduler);
@@ -59,6 +64,7 @@ class StepRows {
   void gather(GroupRows& rows, std::span<const ScheduledRows> step);
   void sample_on_host();
   void append_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const;
+  void append_own_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const;
   void drop_wrong_drafts();
   void record_experts();
   Status start_on_executor();
@@ -67,6 +73,7 @@ class StepRows {
 
   Executor& executor_;
   const bool runs_ahead_;  // a step is enqueued before the tokens of the step before it are known
+  const double synthetic_acceptance_;
   Sampler sampler_;
   std::vector<GroupRows> groups_;  // [dp]
   std::vector<LogitRow> current_, next_;

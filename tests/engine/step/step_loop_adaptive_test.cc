@@ -6,7 +6,6 @@
 #include <random>
 #include <thread>
 
-#include "bench/synthetic_drafts.h"
 #include "engine/test_loop.h"
 
 namespace fp4moe {
@@ -31,20 +30,25 @@ struct Requests {
   std::vector<Answer> answers;
 };
 
-// Drafts that are right with the probability `acceptance`.
-std::shared_ptr<SyntheticDrafts> drafts_of(const Requests& requests, double acceptance) {
-  auto drafts = std::make_shared<SyntheticDrafts>(acceptance);
-  drafts->start_case(std::ssize(requests.list[0].input_ids));
-  for (size_t i = 0; i < requests.list.size(); ++i)
-    drafts->record(requests.list[i].input_ids, requests.answers[i].token_ids);
-  return drafts;
-}
-
+// Drafts that are right with the probability `acceptance` if the draft before them is.
 LoopShape shape_of(const Requests& requests, double acceptance) {
   LoopShape shape = kShape;
   shape.drafts.max_tokens = kMaxDrafts;
-  const auto drafts = drafts_of(requests, acceptance);
-  shape.draft_source = [drafts](auto... arguments) { return drafts->draft(arguments...); };
+  shape.draft_source = [&requests, acceptance](std::span<const int32_t> ids, int64_t most) {
+    const size_t num_prompt = requests.list[0].input_ids.size(), first = ids.size() - num_prompt;
+    const auto is_asked = [&](const Request& request) {
+      return std::ranges::equal(ids.first(num_prompt), request.input_ids);
+    };
+    const auto request = std::ranges::find_if(requests.list, is_asked) - requests.list.begin();
+    const std::vector<int32_t>& output = requests.answers[static_cast<size_t>(request)].token_ids;
+    std::vector<int32_t> drafts;
+    for (size_t i = first; i < std::min(first + static_cast<size_t>(most), output.size()); ++i) {
+      const bool is_right =
+          token_random(static_cast<uint64_t>(request), static_cast<int64_t>(i)) < acceptance;
+      drafts.push_back(is_right ? output[i] : output[i] == 0 ? 1 : output[i] - 1);
+    }
+    return drafts;
+  };
   return shape;
 }
 
@@ -132,6 +136,32 @@ TEST(StepLoopAdaptive, AcceptanceIsCountedByPosition) {
                     static_cast<double>(stats.spec_proposed_by_position[i]),
                 std::pow(0.8, static_cast<double>(i + 1)), 0.08)
         << "position " << i;
+}
+
+// The share of kept drafts is the synthetic acceptance, whatever the drafts are.
+TEST(StepLoopAdaptive, SyntheticAcceptanceDecidesWhatIsKept) {
+  for (const bool samples : {false, true}) {
+    const Requests requests(8);
+    LoopShape shape = with_random_drafts();
+    shape.samples = samples;
+    for (const double acceptance : {0.0, 0.8, 1.0}) {
+      shape.synthetic_acceptance = acceptance;
+      TestLoop loop(hashed_logits, shape);
+      for (uint64_t seed = 0; Request request : requests.list) {
+        request.sampling.seed = seed++;
+        EXPECT_EQ(loop.run(request).token_ids.size(), static_cast<size_t>(kNumTokens));
+      }
+      const EngineStats stats = loop.finish();
+      double kept = 1;
+      for (size_t i = 0; i < static_cast<size_t>(kMaxDrafts); ++i) {
+        kept *= acceptance;
+        EXPECT_NEAR(static_cast<double>(stats.spec_correct_by_position[i]) /
+                        static_cast<double>(stats.spec_proposed_by_position[i]),
+                    kept, acceptance == 0.8 ? 0.08 : 0)
+            << "position " << i << ", acceptance " << acceptance << ", samples " << samples;
+      }
+    }
+  }
 }
 
 // A model whose step takes a time, and as much again for every two rows after the first.
