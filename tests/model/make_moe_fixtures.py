@@ -661,6 +661,7 @@ def make_fixture(name, spec, folder, num_seeds=NUM_SEEDS):
     print("OK", name, "seed", fixture.seed, f"margin {fixture.margin:.1e} loop {fixture.loop_error:.1e}",
           "max", round(float(expected["logits_w4a16"].abs().max()), 2), "w4a4 moves", [round(m, 4) for m in moved],
           "bytes", num_bytes, flush=True)
+    return fixture
 
 
 if __name__ == "__main__":

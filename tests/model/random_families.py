@@ -101,9 +101,18 @@ def run(binary, folder, expected, flags):
         return None
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
-    difference = (load_file(out)["logits"] - expected["logits_w4a16"]).norm(dim=1)
-    errors = difference / expected["logits_w4a16"].norm(dim=1)
+    return errors_of(load_file(out)["logits"], expected)
+
+
+def errors_of(logits, expected):
+    errors = (logits - expected["logits_w4a16"]).norm(dim=1) / expected["logits_w4a16"].norm(dim=1)
     return float(errors.max()), float(errors.median())
+
+
+def stock_bf16_errors(fixture, expected):
+    """The errors of the stock class with the same weights, computed in bf16: what bf16 activations cost at least."""
+    fixture.model.to(torch.bfloat16)
+    return errors_of(fixture.forward(expected["ids"][None]), expected)
 
 
 def compare(args, family, seed):
@@ -111,8 +120,9 @@ def compare(args, family, seed):
     spec, binary, device, good = random_spec(family, seed), args.binary, args.device, True
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        fixtures.make_fixture(f"{family}-{seed}", spec, folder, num_seeds=8)
+        fixture = fixtures.make_fixture(f"{family}-{seed}", spec, folder, num_seeds=8)
         expected = load_file(folder / "expected.safetensors")
+        print("   stock class in bf16: max %.1e median %.1e" % stock_bf16_errors(fixture, expected))
         for ranks in args.ranks:
             flags = ["--device", device, "--tp-size", str(ranks)]
             errors = run(binary, folder, expected, flags)
