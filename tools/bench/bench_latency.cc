@@ -14,6 +14,7 @@
 #include "bench/bench_limit.h"
 #include "bench/bench_spread.h"
 #include "bench/busy_processes.h"
+#include "bench/random_drafts.h"
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 #include "subcommand.h"
@@ -34,6 +35,7 @@ struct BenchOptions {
   int64_t cold_mib = 0;
   bool no_warmup = false;
   std::string output = "md";
+  bool has_random_drafts = false;  // with a synthetic acceptance and no drafter
 
   bool has_drafts() const { return engine.speculative_algorithm != "none"; }
   bool is_synthetic() const { return engine.speculative_synthetic_acceptance >= 0; }
@@ -247,7 +249,7 @@ std::string drafts_text(const Measured& m, const BenchOptions& options) {
   const EngineConfig& config = options.engine;
   if (!options.is_synthetic()) return config.speculative_algorithm;
   const std::string rate = fmt::format("synthetic {:.2f}", config.speculative_synthetic_acceptance);
-  return config.draft_source ? rate : config.speculative_algorithm + ", " + rate;
+  return options.has_random_drafts ? rate : config.speculative_algorithm + ", " + rate;
 }
 
 json to_json(const Measured& m, const ModelInfo& info, const BenchOptions& options) {
@@ -359,14 +361,6 @@ std::vector<Case> cases(const BenchOptions& options, int threads) {
   return list;
 }
 
-// Returns random ones of the request's tokens.
-std::vector<int32_t> random_drafts(std::span<const int32_t> token_ids, int64_t max_tokens) {
-  std::minstd_rand random(static_cast<uint32_t>(token_ids.back()) + static_cast<uint32_t>(token_ids.size()));
-  std::vector<int32_t> ids(static_cast<size_t>(max_tokens));
-  for (int32_t& id : ids) id = token_ids[random() % token_ids.size()];
-  return ids;
-}
-
 EngineConfig without_drafts(EngineConfig config) {
   const EngineConfig defaults;
   config.speculative_algorithm = defaults.speculative_algorithm;
@@ -398,12 +392,13 @@ class LatencyBench {
   }
 
  private:
-  EngineConfig engine_config(int threads) const {
+  EngineConfig engine_config(int threads) {
     EngineConfig config = options_.engine;
     config.threads = threads;
     const int64_t most = *std::max_element(options_.batch.begin(), options_.batch.end());
     config.max_running_requests = std::max(config.max_running_requests, static_cast<int>(most));
     config.max_queued_requests = std::max(config.max_queued_requests, static_cast<int>(most));
+    if (options_.has_random_drafts) config.draft_source = random_drafts_.source();
     return config;
   }
 
@@ -411,6 +406,7 @@ class LatencyBench {
     if (Engine::is_follower(config)) return follow(config);
     auto engine = Engine::make(config);
     if (!engine.ok()) return report_error(engine.status());
+    if (options_.has_random_drafts) random_drafts_.set_engine(**engine);
     const int used = threads > 0 ? threads : static_cast<int>(std::thread::hardware_concurrency());
     const auto limit = LatencyLimit::make(config, used, options_.cold_mib);
     if (!limit.ok()) return report_error(limit.status());
@@ -433,6 +429,7 @@ class LatencyBench {
   }
 
   const BenchOptions& options_;
+  RandomDrafts random_drafts_;
   Table table_;
   std::map<std::string, double> plain_rates_;  // tokens per second without drafts, by threads and test
 };
@@ -476,13 +473,11 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
       ->add_option(
           "--speculative-synthetic-acceptance", options->engine.speculative_synthetic_acceptance,
           "probability that a draft is kept if the draft before it is, whatever the model computes; outputs "
-          "are random; without --speculative-algorithm, drafts are random tokens of the request")
+          "are random; without --speculative-algorithm, drafts are random tokens")
       ->check(CLI::Range(0.0, 1.0));
   subcommand->callback([options, &exit_code] {
-    if (options->is_synthetic() && !options->has_drafts()) {
-      options->engine.speculative_algorithm = "NGRAM";
-      options->engine.draft_source = random_drafts;
-    }
+    options->has_random_drafts = options->is_synthetic() && !options->has_drafts();
+    if (options->has_random_drafts) options->engine.speculative_algorithm = "NGRAM";
     exit_code = LatencyBench(*options).run();
   });
 }
