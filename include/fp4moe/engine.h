@@ -28,6 +28,7 @@ struct ModelInfo {
   int64_t num_layers = 0, hidden_size = 0, num_experts = 0, top_k = 0;
   int64_t context_length = 0;        // maximum tokens in prompt and output together
   int64_t max_running_requests = 0;  // maximum in one batch
+  int64_t max_prefill_tokens = 0;    // maximum prompt tokens in one step
   // A text of n bytes has at least n / max_bytes_per_token tokens; 0: unknown (the tokenizer may drop text).
   int64_t max_bytes_per_token = 0;
   int64_t page_size = 0;                   // tokens per KV page; prefixes are cached in whole pages

@@ -266,6 +266,7 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
   info.context_length = memory.context_length;
   info.page_size = flags.page_size;
   info.max_running_requests = flags.max_running_requests;
+  info.max_prefill_tokens = flags.max_prefill_tokens;
   info.max_total_tokens = memory.num_kv_pages * flags.page_size * plan.moe.problem().layout.dp;
   info.eos_token_ids = config.eos_token_ids;
   info.speculative_algorithm = flags.speculative_algorithm == "none" ? "" : flags.speculative_algorithm;

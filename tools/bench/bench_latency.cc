@@ -87,7 +87,8 @@ struct Measured {
 // Runs a batch of equal requests. Prefill is timed from submission to the last request's first token; decode
 // from there until batch x n_gen more tokens are generated. Because a step mixes prefill and decode, the
 // first requests are already ahead when the timing starts. Every request therefore generates `num_ahead`
-// extra tokens, so that all timed steps have the whole batch. If that is too few, or the KV pool does not
+// extra tokens, so that all timed steps have the whole batch: as many as steps compute the prompts, and from
+// the second run on at least as many as the run before needed. If that is too few, or the KV pool does not
 // hold all requests at once, decode is timed until the last request ends or batch x n_gen tokens are
 // generated, and num_together() is less than the batch.
 //
@@ -200,10 +201,17 @@ double accept_length(const EngineStats& before, const EngineStats& after) {
   return between.spec_accept_length();
 }
 
+// Returns how many tokens a request can generate before all prompts of the batch are computed.
+int64_t tokens_ahead(const Engine& engine, const Case& c, const BenchOptions& options) {
+  if (c.n_gen == 0 || c.batch == 1) return 0;
+  const int64_t steps = c.batch * c.num_ids() / engine.info().max_prefill_tokens;
+  return (steps + steps / 8 + 2) * (options.has_drafts() ? options.engine.speculative_num_draft_tokens : 1);
+}
+
 // Runs the case alone and, with --beside-busy, alternates it with runs next to busy processes.
 Result<std::vector<Measured>> measure(Engine& engine, const Case& c, const BenchOptions& options,
                                       LatencyLimit* limit) {
-  std::vector<Measured> rows = {{.what = c}};
+  std::vector<Measured> rows = {{.what = c, .num_ahead = tokens_ahead(engine, c, options)}};
   if (options.busy > 0) {
     rows.push_back(rows[0]);
     rows[1].what.busy = options.busy;
