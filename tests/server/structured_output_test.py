@@ -19,6 +19,7 @@ from serve_process import Serve
 
 BINARY, MODEL = sys.argv[1:3]
 PYDANTIC = pathlib.Path(__file__).parents[1] / "engine/grammar/pydantic_schemas.json"
+FUNCTION_TAGS = pathlib.Path(__file__).parents[1] / "io/data/templates/function_tags.jinja"
 NUM_SCHEMAS, MAX_TOKENS, PLENTY = 200, 600, 3500
 MESSAGES = [{"role": "user", "content": "Tom has 12 apples and eats 3. Describe what is left."}]
 
@@ -224,6 +225,38 @@ class StructuredOutput(unittest.TestCase):
         with self.assertRaises(openai.BadRequestError) as caught:  # the demo's template does not render tools
             self.chat(tools=tools)
         self.assertIn("has no place for tools", caught.exception.message)
+
+    def test_forced_calls_with_function_tags(self):
+        """Parameters are plain text between tags, typed by the schema; results go back through the template."""
+        schema = {"type": "object", "additionalProperties": False, "properties": {
+            "n": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"type": "boolean"}, "s": {"type": "string", "maxLength": 12},
+            "e": {"enum": ["red", "two words", "3"]}, "p": {"type": "string", "pattern": "^[a-z]{1,8}$"},
+            "o": {"type": "object", "properties": {"k": {"enum": [None, "a", 2]}}, "required": ["k"], "additionalProperties": False}}}
+        schema["required"] = list(schema["properties"])
+        tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+        with Serve(BINARY, MODEL, "--chat-template", str(FUNCTION_TAGS), "--context-length", "1024") as serve:
+            with openai.OpenAI(base_url=serve.url + "/v1", api_key="none", max_retries=0) as client:
+                def chat(seed, **fields):
+                    return client.chat.completions.create(
+                        model="default", messages=MESSAGES, tools=tools, tool_choice="required", seed=seed, max_tokens=300,
+                        parallel_tool_calls=False, extra_body={"chat_template_kwargs": {"enable_thinking": False}}, **fields)
+
+                for seed in range(12):
+                    choice = chat(seed).choices[0]
+                    self.assertEqual((choice.finish_reason, choice.message.content), ("tool_calls", None))
+                    function = choice.message.tool_calls[0].function
+                    self.assertEqual(function.name, "look")
+                    jsonschema.validate(json.loads(function.arguments), schema)
+                deltas = [c for chunk in chat(0, stream=True) for c in chunk.choices[0].delta.tool_calls or []]
+                whole = chat(0).choices[0].message.tool_calls[0].function.arguments
+                self.assertEqual("".join(d.function.arguments for d in deltas), whole)
+                call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"s": "x\\n", "n": 2, "o": {"k": null}}'}}
+                turns = [*MESSAGES, {"role": "assistant", "content": None, "reasoning_content": "Hm.", "tool_calls": [call]},
+                         {"role": "tool", "tool_call_id": "a", "content": "done"}]
+                rendered = client.post(serve.url + "/apply-template", body={"messages": turns, "tools": tools}, cast_to=object)["prompt"]
+                self.assertIn("<think>\nHm.\n</think>\n\n<tool_call>\n<function=look>\n<parameter=s>\nx\n\n</parameter>\n"
+                              '<parameter=n>\n2\n</parameter>\n<parameter=o>\n{"k": null}\n</parameter>\n</function>\n</tool_call>', rendered)
+                self.assertIn("<tool_response>\ndone\n</tool_response>", rendered)
 
     def test_a_format_or_a_call(self):
         """With tools, a format constrains the text of a response that calls none."""

@@ -1,19 +1,17 @@
 #include <utility>
 
-#include "server/chat/argument_types.h"
+#include "server/chat/call_arguments.h"
 #include "server/chat/call_text.h"
 
 namespace fp4moe {
 
 namespace {
 
-using Kind = OutputPart::Kind;
-
 // <tool_call>NAME and pairs of <arg_key>KEY</arg_key><arg_value>TEXT</arg_value>, then </tool_call>, with any
-// white space between the tags. Strings are passed on as they arrive, other values when they are complete.
+// white space between the tags.
 class ArgumentTagsParser final : public OutputParser {
  public:
-  explicit ArgumentTagsParser(std::shared_ptr<const ArgumentTypes> types) : types_(std::move(types)) {}
+  explicit ArgumentTagsParser(std::shared_ptr<const ArgumentTypes> types) : arguments_(std::move(types)) {}
 
   void push(std::string_view text, OutputParts& parts) override {
     text_.push(text);
@@ -25,11 +23,12 @@ class ArgumentTagsParser final : public OutputParser {
     const std::string rest = text_.take_rest();
     if (state_ == State::kContent) content_.push(rest, parts);
     if (state_ == State::kName) content_.push(std::string(kCallTag) + name_ + rest, parts);
-    if ((state_ == State::kKey || state_ == State::kBeforeValue) && !trimmed(key_).empty())
-      add_arguments(before_value() + (state_ == State::kKey ? "" : "\""), parts);
+    const std::string_view key = trimmed(key_);
+    if (state_ == State::kKey && !key.empty()) arguments_.cut_key(key, parts);
+    if (state_ == State::kBeforeValue && !key.empty()) arguments_.cut_after_key(key, parts);
     if (state_ == State::kValue) {
-      put_value(rest, parts);
-      add_arguments(std::exchange(value_, {}), parts);
+      arguments_.put(rest, parts);
+      arguments_.cut_value(parts);
     }
     if (!trimmed(stray_).empty()) content_.push(stray_, parts);
     content_.finish(parts);
@@ -69,7 +68,7 @@ class ArgumentTagsParser final : public OutputParser {
         return take_gap(parts);
       case State::kValue: {
         const int marker = text_.next({kValueEndTag}, text);
-        put_value(text, parts);
+        arguments_.put(text, parts);
         if (marker == 0) end_value(parts);
         return marker >= 0;
       }
@@ -92,10 +91,8 @@ class ArgumentTagsParser final : public OutputParser {
       if (marker == 2) begin_name();
       return;
     }
-    name_ = name;
-    has_arguments_ = false;
     content_.begin_call();
-    parts.push_back({Kind::kCall, name_});
+    arguments_.begin_call(name, parts);
     leave_pair(marker, parts);
   }
 
@@ -107,7 +104,7 @@ class ArgumentTagsParser final : public OutputParser {
       state_ = State::kKey;
       return;
     }
-    add_arguments(has_arguments_ ? "}" : "{}", parts);
+    arguments_.end_call(parts);
     if (!trimmed(stray_).empty()) content_.push(stray_, parts);
     stray_.clear();
     state_ = State::kContent;
@@ -121,12 +118,7 @@ class ArgumentTagsParser final : public OutputParser {
     gap_ += text;
     if (marker == 3) {
       if (!trimmed(gap_).empty()) stray_ += gap_;
-      key_ = trimmed(key_);
-      is_text_ = types_->is_text(name_, key_);
-      is_trimmed_ = types_->is_trimmed(name_, key_);
-      trimmed_ = {};
-      add_arguments(before_value() + (is_text_ ? "\": \"" : "\": "), parts);
-      has_arguments_ = true;
+      arguments_.begin(trimmed(key_), parts);
       state_ = State::kValue;
     } else if (marker >= 0) {
       stray_ += std::string(kKeyTag) + key_ + std::string(kKeyEndTag) + gap_;
@@ -135,34 +127,17 @@ class ArgumentTagsParser final : public OutputParser {
     return marker >= 0;
   }
 
-  // The arguments' JSON up to the key, without the key's closing quote.
-  std::string before_value() const { return (has_arguments_ ? ", \"" : "{\"") + json_escaped(trimmed(key_)); }
-
-  void put_value(std::string_view text, OutputParts& parts) {
-    if (is_text_)
-      add_arguments(json_escaped(is_trimmed_ ? trimmed_.push(text) : std::string(text)), parts);
-    else
-      value_ += text;
-  }
-
   void end_value(OutputParts& parts) {
-    add_arguments(is_text_ ? "\"" : types_->to_json(name_, key_, value_), parts);
-    value_.clear();
+    arguments_.end(parts);
     state_ = State::kBetween;
   }
 
-  static void add_arguments(std::string text, OutputParts& parts) {
-    if (!text.empty()) parts.push_back({Kind::kArguments, std::move(text)});
-  }
-
-  const std::shared_ptr<const ArgumentTypes> types_;
   State state_ = State::kContent;
   MarkedText text_;
   ContentBesideCalls content_;
-  std::string name_, key_, gap_, value_;  // gap_: between key and value; value_: not for strings
-  std::string stray_;                     // text between the parts of a call; content after it
-  TrimmedText trimmed_;                   // the value of a trimmed string
-  bool has_arguments_ = false, is_text_ = false, is_trimmed_ = false;
+  CallArguments arguments_;
+  std::string name_, key_, gap_;  // gap_: between key and value
+  std::string stray_;             // text between the parts of a call; content after it
 };
 
 }  // namespace

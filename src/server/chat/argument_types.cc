@@ -71,6 +71,16 @@ unsigned types_of(const json& schema, const json& root, int depth) {
   return types;
 }
 
+// The JSON of Python's True, False or None if `types` allow the value but no string, else `text`.
+std::string without_python(std::string_view text, unsigned types) {
+  if ((types & kString) == 0) {
+    if ((types & kBoolean) != 0 && text == "True") return "true";
+    if ((types & kBoolean) != 0 && text == "False") return "false";
+    if ((types & kNull) != 0 && text == "None") return "null";
+  }
+  return std::string(text);
+}
+
 // Whether a string of the schema is limited by more than its type.
 bool limits_text(const json& schema, const json& root, int depth) {
   if (!schema.is_object() || depth > kMaxSchemaDepth) return false;
@@ -88,10 +98,11 @@ bool limits_text(const json& schema, const json& root, int depth) {
 }  // namespace
 
 void ArgumentTypes::add(const std::string& function, const json& parameters) {
+  std::map<std::string, Parameter>& of_function = parameters_[function];
   const auto properties = parameters.find("properties");
   if (properties == parameters.end() || !properties->is_object()) return;
   for (const auto& [name, schema] : properties->items())
-    parameters_[function][name] = {types_of(schema, parameters, 0), limits_text(schema, parameters, 0)};
+    of_function[name] = {types_of(schema, parameters, 0), limits_text(schema, parameters, 0)};
 }
 
 ArgumentTypes::Parameter ArgumentTypes::find(const std::string& function,
@@ -102,8 +113,17 @@ ArgumentTypes::Parameter ArgumentTypes::find(const std::string& function,
   return found == of_function->second.end() ? Parameter{kAnyType, false} : found->second;
 }
 
+bool ArgumentTypes::has(const std::string& function, const std::string& parameter) const {
+  const auto found = parameters_.find(function);
+  return found != parameters_.end() && found->second.contains(parameter);
+}
+
 bool ArgumentTypes::is_text(const std::string& function, const std::string& parameter) const {
   return find(function, parameter).types == kString;
+}
+
+bool ArgumentTypes::may_be_text(const std::string& function, const std::string& parameter) const {
+  return (find(function, parameter).types & kString) != 0;
 }
 
 bool ArgumentTypes::is_trimmed(const std::string& function, const std::string& parameter) const {
@@ -113,7 +133,7 @@ bool ArgumentTypes::is_trimmed(const std::string& function, const std::string& p
 std::string ArgumentTypes::to_json(const std::string& function, const std::string& parameter,
                                    std::string_view text) const {
   const Parameter known = find(function, parameter);
-  const std::string value(trimmed(text));
+  const std::string value = without_python(trimmed(text), known.types);
   const Result<json> parsed = parse_json(value);
   const bool stays_text =
       (known.types & kString) != 0 && parsed.ok() && (known.types & type_of(*parsed)) == 0;

@@ -272,6 +272,8 @@ std::unique_ptr<OutputParser> make_call_parser(CallSyntax syntax,
       return std::make_unique<CallTokensParser>(kKimiTokens, /*is_kimi=*/true);
     case CallSyntax::kArgumentTags:
       return make_argument_tags_parser(std::move(types));
+    case CallSyntax::kFunctionTags:
+      return make_function_tags_parser(std::move(types));
     case CallSyntax::kJsonArray:
       return std::make_unique<JsonArrayParser>();
     case CallSyntax::kNone:

@@ -57,20 +57,26 @@ json any_tokens_but(const Engine& engine, std::vector<int32_t> ids) {
   return {{"type", "any_tokens"}, {"exclude_tokens", ids}};
 }
 
-// Returns the token other than </think> that ends reasoning, or "": Kimi-K2 can begin its calls before
-// </think>.
+// Returns the text other than </think> that ends reasoning, or "": Kimi-K2 and Qwen3.5 can begin their calls
+// before </think>.
 std::string_view other_think_end(CallSyntax calls) {
-  return calls == CallSyntax::kKimi ? kKimiTokens.section_begin : std::string_view();
+  if (calls == CallSyntax::kKimi) return kKimiTokens.section_begin;
+  return calls == CallSyntax::kFunctionTags ? kFunctionCallBegin : std::string_view();
+}
+
+// The first token of that text; -1: none.
+int32_t other_think_end_token(const Engine& engine, CallSyntax calls) {
+  const std::string_view end = other_think_end(calls);
+  return end.empty() ? -1 : token_of(engine, end.starts_with(kCallTag) ? kCallTag : end);
 }
 
 // Reasoning that ends in </think>.
 json think_format(const Engine& engine, const OutputDialect& dialect, bool inside) {
-  const std::string_view other_end = other_think_end(dialect.calls);
   const json space = {{"type", "regex"}, {"pattern", "\\n{0,2}"}};
   json parts = json::array();
   if (!inside) parts.push_back(marker_format(engine, kThinkBegin));
   if (const int32_t end = token_of(engine, kThinkEnd); end >= 0) {
-    parts.push_back(any_tokens_but(engine, {end, other_end.empty() ? -1 : token_of(engine, other_end)}));
+    parts.push_back(any_tokens_but(engine, {end, other_think_end_token(engine, dialect.calls)}));
     parts.push_back({{"type", "token"}, {"token", end}});
   } else {
     parts.push_back({{"type", "any_text"}, {"excludes", json::array({kThinkEnd})}});
@@ -106,30 +112,29 @@ json parts_before(const Engine& engine, const OutputDialect& dialect, const std:
 
 // ---- calls ----------------------------------------------------------------------------------------
 
-json hermes_calls(const ToolUse& tools) {
-  json tags = json::array();
-  for (const ToolUse::Function& f : tools.functions)
-    tags.push_back({{"type", "tag"},
-                    {"begin", "<tool_call>\n{\"name\": " + to_text(f.name) + ", \"arguments\": "},
-                    {"content", json_schema_format(f.parameters, f.place)},
-                    {"end", "}\n</tool_call>"}});
-  return {{"type", "tags_with_separator"},
-          {"tags", std::move(tags)},
-          {"separator", "\n"},
-          {"at_least_one", true},
-          {"stop_after_first", !tools.parallel}};
+// A call between tags, as kHermes, kArgumentTags or kFunctionTags.
+json tagged_call(CallSyntax syntax, const ToolUse::Function& f) {
+  json arguments = json_schema_format(f.parameters, f.place);
+  std::string begin, end;
+  if (syntax == CallSyntax::kHermes) {
+    begin = "<tool_call>\n{\"name\": " + to_text(f.name) + ", \"arguments\": ";
+    end = "}\n</tool_call>";
+  } else if (syntax == CallSyntax::kArgumentTags) {
+    arguments["style"] = "glm_xml";
+    begin = std::string(kCallTag) + f.name + "\n";
+    end = kCallEndTag;
+  } else {
+    arguments["style"] = "qwen_xml";
+    arguments["max_whitespace_cnt"] = 1;  // between tags and values; else a weak model writes nothing else
+    begin = std::string(kFunctionCallBegin) + f.name + ">\n";
+    end = std::string(kFunctionEndTag) + "\n" + std::string(kCallEndTag);
+  }
+  return {{"type", "tag"}, {"begin", begin}, {"content", std::move(arguments)}, {"end", end}};
 }
 
-json tagged_calls(const ToolUse& tools) {
+json tagged_calls(CallSyntax syntax, const ToolUse& tools) {
   json tags = json::array();
-  for (const ToolUse::Function& f : tools.functions) {
-    json arguments = json_schema_format(f.parameters, f.place);
-    arguments["style"] = "glm_xml";
-    tags.push_back({{"type", "tag"},
-                    {"begin", std::string(kCallTag) + f.name + "\n"},
-                    {"content", std::move(arguments)},
-                    {"end", std::string(kCallEndTag)}});
-  }
+  for (const ToolUse::Function& f : tools.functions) tags.push_back(tagged_call(syntax, f));
   return {{"type", "tags_with_separator"},
           {"tags", std::move(tags)},
           {"separator", "\n"},
@@ -197,12 +202,12 @@ json array_of_calls(const ToolUse& tools) {
 json calls_format(const Engine& engine, const OutputDialect& dialect, const ToolUse& tools) {
   switch (dialect.calls) {
     case CallSyntax::kHermes:
-      return hermes_calls(tools);
+    case CallSyntax::kArgumentTags:
+    case CallSyntax::kFunctionTags:
+      return tagged_calls(dialect.calls, tools);
     case CallSyntax::kDeepSeek:
     case CallSyntax::kKimi:
       return token_calls(engine, dialect, tools);
-    case CallSyntax::kArgumentTags:
-      return tagged_calls(tools);
     case CallSyntax::kHarmony:
       return harmony_call(engine, tools);
     case CallSyntax::kNone:
@@ -234,7 +239,10 @@ OutputDialect detect_dialect(const Engine& engine) {
   } else if (has(kCallTag) && has(kKeyTag)) {
     dialect.calls = CallSyntax::kArgumentTags;
     markers = {kCallTag, kKeyTag, kValueTag};
-  } else if (has(kCallTag) && !has("<function=")) {  // <function=: XML (Qwen3-Coder)
+  } else if (has(kCallTag) && has(kFunctionTag) && has(kParameterTag)) {
+    dialect.calls = CallSyntax::kFunctionTags;
+    markers = {kCallTag};
+  } else if (has(kCallTag) && !has(kFunctionTag)) {
     dialect.calls = CallSyntax::kHermes;
     markers = {kCallTag};
   }
@@ -259,7 +267,7 @@ OutputPlan plan_output(const OutputDialect& dialect, const std::string& prompt, 
   plan.separates_reasoning = separate_reasoning;
   plan.thinks = dialect.thinks && separate_reasoning;
   plan.starts_inside_reasoning = is_inside_reasoning(dialect, prompt);
-  if (plan.calls != CallSyntax::kArgumentTags) return plan;
+  if (plan.calls != CallSyntax::kArgumentTags && plan.calls != CallSyntax::kFunctionTags) return plan;
   ArgumentTypes types;
   for (const ToolUse::Function& f : tools.functions) types.add(f.name, f.parameters);
   plan.argument_types = std::make_shared<const ArgumentTypes>(std::move(types));

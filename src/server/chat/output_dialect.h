@@ -43,7 +43,7 @@ struct OutputPlan {
   bool separates_reasoning = true;
   bool starts_inside_reasoning = false;
   bool thinks = false;
-  std::shared_ptr<const ArgumentTypes> argument_types;  // of the functions, for kArgumentTags
+  std::shared_ptr<const ArgumentTypes> argument_types;  // of the functions; null: not needed
 };
 OutputPlan plan_output(const OutputDialect& dialect, const std::string& prompt, const ToolUse& tools,
                        bool separate_reasoning);

@@ -51,15 +51,17 @@ enum class CallSyntax {
   kJsonArray,     // the whole output is [{"name": "f", "parameters": {...}}, ...]
   kKimi,          // Kimi-K2's tokens around functions.f:0 and arguments
   kArgumentTags,  // <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call> (GLM)
+  kFunctionTags,  // <tool_call><function=f><parameter=k>v</parameter></function></tool_call> (Qwen3.5)
 };
 
 // All text is content.
 std::unique_ptr<OutputParser> make_content_parser();
-// Content and calls in any syntax except kHarmony. kArgumentTags needs `types`.
+// Content and calls in any syntax except kHarmony. kArgumentTags and kFunctionTags need `types`.
 class ArgumentTypes;
 std::unique_ptr<OutputParser> make_call_parser(CallSyntax syntax,
                                                std::shared_ptr<const ArgumentTypes> types = nullptr);
 std::unique_ptr<OutputParser> make_argument_tags_parser(std::shared_ptr<const ArgumentTypes> types);
+std::unique_ptr<OutputParser> make_function_tags_parser(std::shared_ptr<const ArgumentTypes> types);
 // Parses <think>reasoning</think>, followed by text for `rest`. `inside`: the prompt already ends in <think>.
 // White space around the reasoning is dropped. `also_ends`, if not empty, ends reasoning without </think> and
 // is passed on to `rest`.
@@ -101,9 +103,14 @@ inline constexpr CallTokens kKimiTokens = {"<|tool_calls_section_begin|>", "<|to
                                            "<|tool_call_argument_begin|>", "<|tool_call_end|>",
                                            "<|tool_calls_section_end|>"};
 
-// GLM's tags; the first two are also those of kHermes.
+// GLM's tags; the first two are also those of kHermes and kFunctionTags.
 inline constexpr std::string_view kCallTag = "<tool_call>", kCallEndTag = "</tool_call>",
                                   kKeyTag = "<arg_key>", kKeyEndTag = "</arg_key>", kValueTag = "<arg_value>",
                                   kValueEndTag = "</arg_value>";
+// The other tags of kFunctionTags. A name and '>' follow those that end in '='.
+inline constexpr std::string_view kFunctionTag = "<function=", kFunctionEndTag = "</function>",
+                                  kParameterTag = "<parameter=", kParameterEndTag = "</parameter>";
+// The begin of a call in kFunctionTags, which models also write without </think>.
+inline constexpr std::string_view kFunctionCallBegin = "<tool_call>\n<function=";
 
 }  // namespace fp4moe

@@ -1,79 +1,18 @@
-// Tool calls, reasoning and constraints of chat requests. The fake engine's output is its prompt: the
-// messages' contents, concatenated.
+// Tool calls, reasoning and constraints of chat requests.
 #include <gtest/gtest.h>
 
+#include "server/chat/chat_requests.h"
 #include "server/chat/output_parser.h"
-#include "server/server_fixture.h"
 
 namespace fp4moe {
 namespace {
 
-using nlohmann::json;
-
-constexpr const char* kChat = "/v1/chat/completions";
-constexpr const char* kTools =
-    R"([{"type":"function","function":{"name":"look","parameters":{"type":"object","properties":{"x":{"type":"integer"}}}}},)"
-    R"({"type":"function","function":{"name":"wait"}}])";
 const std::string kHermesTemplate = "{{ tools }}<tool_call></tool_call>";
 const FakeOptions kHermes{.chat_template = kHermesTemplate + "<think></think>", .has_grammars = true};
 const FakeOptions kHarmony{
     .chat_template = "{{ tools }}<|channel|> developer message.thinking",
     .special_tokens = {"<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>", "<|call|>"},
     .has_grammars = true};
-
-json chat(const std::string& content, const json& more = json::object()) {
-  json body = {{"messages", {{{"role", "user"}, {"content", content}}}}};
-  body.update(more);
-  return body;
-}
-json tools(const json& more = json::object()) {
-  json fields = {{"tools", json::parse(kTools)}};
-  fields.update(more);
-  return fields;
-}
-
-HttpAnswer post(TestServer& s, const json& body) { return http_post(s.port, kChat, body.dump()); }
-json choice(TestServer& s, const json& body) {
-  const HttpAnswer answer = post(s, body);
-  EXPECT_EQ(answer.status, 200) << answer.body;
-  return json::parse(answer.body)["choices"][0];
-}
-json error(TestServer& s, const json& body) {
-  const HttpAnswer answer = post(s, body);
-  EXPECT_EQ(answer.status, 400) << answer.body;
-  return json::parse(answer.body)["error"];
-}
-
-// Assembles a stream's deltas like OpenAI's client.
-json collected(TestServer& s, json body) {
-  body["stream"] = true;
-  const HttpAnswer answer = post(s, body);
-  json message = {{"content", ""}, {"reasoning_content", ""}, {"tool_calls", json::array()}};
-  std::string finish_reason;
-  for (const json& event : parse_events(answer.body)) {
-    if (event.is_string()) continue;
-    const json& entry = event["choices"][0];
-    const json& delta = entry["delta"];
-    for (const char* field : {"content", "reasoning_content"})
-      if (delta.contains(field) && !delta[field].is_null())
-        message[field] = message[field].get<std::string>() + delta[field].get<std::string>();
-    for (const json& call : delta.value("tool_calls", json::array())) {
-      json& calls = message["tool_calls"];
-      const size_t index = call["index"];
-      if (index == calls.size()) {
-        EXPECT_EQ(call["type"], "function");
-        const std::string id = call["id"];
-        calls.push_back({{"name", call["function"]["name"]}, {"arguments", ""}});
-        if (!id.starts_with("call_")) calls.back()["id"] = id;
-      }
-      json& arguments = calls.at(index)["arguments"];
-      arguments = arguments.get<std::string>() + call["function"]["arguments"].get<std::string>();
-    }
-    if (!entry["finish_reason"].is_null()) finish_reason = entry["finish_reason"];
-  }
-  message["finish_reason"] = finish_reason;
-  return message;
-}
 
 TEST(ChatTools, ACallInTheModelsSyntax) {
   TestServer s(kHermes);
@@ -93,133 +32,6 @@ TEST(ChatTools, ACallInTheModelsSyntax) {
   EXPECT_EQ(stream["tool_calls"], json::parse(R"([{"name":"look","arguments":"{\"x\": 1}"}])"));
   EXPECT_EQ(stream["finish_reason"], "tool_calls");
   EXPECT_FALSE(s.engine.last_options().tools_json.empty());
-}
-
-const FakeOptions kGlm{.chat_template = "{{ tools }}<tool_call><arg_key><arg_value><think></think>",
-                       .has_grammars = true};
-
-TEST(ChatTools, CallsWithArgumentTags) {
-  TestServer s(kGlm);
-  const std::string call = "<tool_call>look\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
-  const std::string text = "<think>Hm.</think>\nI look.\n" + call + "\n<tool_call>wait</tool_call>";
-  const json whole = choice(s, chat(text, tools()));
-  EXPECT_EQ(whole["finish_reason"], "tool_calls");
-  EXPECT_EQ(whole["message"]["content"], "I look.");
-  EXPECT_EQ(whole["message"]["reasoning_content"], "Hm.");
-  ASSERT_EQ(whole["message"]["tool_calls"].size(), 2u);
-  EXPECT_EQ(whole["message"]["tool_calls"][0]["function"],
-            (json{{"name", "look"}, {"arguments", "{\"x\": 1}"}}));
-  EXPECT_EQ(whole["message"]["tool_calls"][1]["function"], (json{{"name", "wait"}, {"arguments", "{}"}}));
-  const json stream = collected(s, chat(text, tools()));
-  EXPECT_EQ(stream["content"], "I look.");
-  EXPECT_EQ(stream["reasoning_content"], "Hm.");
-  EXPECT_EQ(stream["tool_calls"],
-            json::parse(R"([{"name":"look","arguments":"{\"x\": 1}"},{"name":"wait","arguments":"{}"}])"));
-  const json text_tool = json::parse(
-      R"([{"type":"function","function":{"name":"look","parameters":{"properties":{"x":{"type":"string"}}}}}])");
-  const json as_text = choice(s, chat(call, {{"tools", text_tool}}));
-  EXPECT_EQ(as_text["message"]["tool_calls"][0]["function"]["arguments"], R"({"x": "1"})")
-      << "the schema says that x is a string";
-  EXPECT_EQ(choice(s, chat(call))["message"]["content"], call) << "without tools";
-}
-
-TEST(ChatTools, ForcedCallsWithArgumentTags) {
-  TestServer s(kGlm);
-  choice(s, chat("x", tools({{"tool_choice", "required"}})));
-  const json format = json::parse(s.engine.last_request().sampling.grammar.text)["format"]["elements"][1];
-  ASSERT_EQ(format["type"], "tags_with_separator") << format;
-  const json& tag = format["tags"][0];
-  EXPECT_EQ(tag["begin"], "<tool_call>look\n");
-  EXPECT_EQ(tag["content"]["style"], "glm_xml");
-  EXPECT_EQ(tag["content"]["json_schema"]["properties"]["x"]["type"], "integer");
-  EXPECT_EQ(tag["end"], "</tool_call>");
-}
-
-const FakeOptions kKimi{
-    .chat_template = "{{ tools }}<|tool_calls_section_begin|><|tool_call_begin|><think></think>",
-    .special_tokens = {"<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>",
-                       "<|tool_call_end|>", "<|tool_calls_section_end|>"},
-    .has_grammars = true};
-
-// The tokens in assistant messages stay tokens: those in user messages become text.
-json kimi_chat(const std::string& text, const json& more) {
-  json body = {{"messages", {{{"role", "assistant"}, {"content", text}}}}};
-  body.update(more);
-  return body;
-}
-
-TEST(ChatTools, KimiNamesItsCalls) {
-  TestServer s(kKimi);
-  const std::string text =
-      "<think>Hm.<|tool_calls_section_begin|><|tool_call_begin|>functions.look:3<|tool_call_argument_begin|>"
-      "{\"x\": 1}<|tool_call_end|><|tool_call_begin|>functions.wait:4<|tool_call_argument_begin|>{}"
-      "<|tool_call_end|><|tool_calls_section_end|>";
-  const json whole = choice(s, kimi_chat(text, tools()));
-  EXPECT_FALSE(s.engine.last_request().sampling.skip_special_tokens);
-  EXPECT_EQ(whole["finish_reason"], "tool_calls");
-  EXPECT_EQ(whole["message"]["reasoning_content"], "Hm.") << "calls end reasoning";
-  ASSERT_EQ(whole["message"]["tool_calls"].size(), 2u);
-  EXPECT_EQ(whole["message"]["tool_calls"][0]["id"], "functions.look:3");
-  EXPECT_EQ(whole["message"]["tool_calls"][1]["function"], (json{{"name", "wait"}, {"arguments", "{}"}}));
-  const json stream = collected(s, kimi_chat(text, tools()));
-  EXPECT_EQ(stream["reasoning_content"], "Hm.");
-  EXPECT_EQ(stream["tool_calls"],
-            json::parse(R"([{"name":"look","arguments":"{\"x\": 1}","id":"functions.look:3"},
-    {"name":"wait","arguments":"{}","id":"functions.wait:4"}])"));
-}
-
-TEST(ChatTools, KimiKeepsItsIdsInOtherApis) {
-  TestServer s(kKimi);
-  const std::string text =
-      "<|tool_call_begin|>functions.look:3<|tool_call_argument_begin|>{\"x\":1}<|tool_call_end|>";
-  const json schema = {{"type", "object"}};
-  const HttpAnswer message = http_post(
-      s.port, "/v1/messages",
-      json{{"model", "fake"},
-           {"max_tokens", 999},
-           {"tools", {{{"name", "look"}, {"input_schema", schema}}}},
-           {"messages", {{{"role", "user"}, {"content", ""}}, {{"role", "assistant"}, {"content", text}}}}}
-          .dump());
-  ASSERT_EQ(message.status, 200) << message.body;
-  const json block = json::parse(message.body)["content"][0];
-  EXPECT_EQ(block["id"], "functions.look:3");
-  EXPECT_EQ(block["input"], (json{{"x", 1}}));
-  const HttpAnswer response =
-      http_post(s.port, "/v1/responses",
-                json{{"tools", {{{"type", "function"}, {"name", "look"}, {"parameters", schema}}}},
-                     {"input", {{{"role", "assistant"}, {"content", text}}}}}
-                    .dump());
-  ASSERT_EQ(response.status, 200) << response.body;
-  const json item = json::parse(response.body)["output"][0];
-  EXPECT_EQ(item["call_id"], "functions.look:3");
-  EXPECT_EQ(item["name"], "look");
-}
-
-TEST(ChatTools, ForcedKimiCallsUseItsTokens) {
-  TestServer s(kKimi);
-  choice(s, chat("x", tools({{"tool_choice", "required"}})));
-  const json format = json::parse(s.engine.last_request().sampling.grammar.text)["format"]["elements"][1];
-  ASSERT_EQ(format["elements"].size(), 4u) << format;
-  EXPECT_EQ(format["elements"][0], (json{{"type", "token"}, {"token", 257}}));
-  const json& call = format["elements"][1]["elements"][0]["elements"];
-  ASSERT_EQ(call.size(), 6u) << format;
-  EXPECT_EQ(call[0], (json{{"type", "token"}, {"token", 258}}));
-  EXPECT_EQ(call[1]["value"], "functions.look:");
-  EXPECT_EQ(call[2]["type"], "regex");
-  EXPECT_EQ(call[3], (json{{"type", "token"}, {"token", 259}}));
-  EXPECT_EQ(call[4]["json_schema"]["properties"]["x"]["type"], "integer");
-  EXPECT_EQ(call[5], (json{{"type", "token"}, {"token", 260}}));
-  EXPECT_EQ(format["elements"][2]["type"], "star");
-}
-
-// Else the parser would end the reasoning where the grammar does not.
-TEST(ChatTools, ForcedKimiCallsDoNotBeginInsideReasoning) {
-  FakeOptions options = kKimi;
-  options.special_tokens.push_back("</think>");  // 262
-  TestServer s(options);
-  choice(s, chat("x", tools({{"tool_choice", "required"}})));
-  const json think = json::parse(s.engine.last_request().sampling.grammar.text)["format"]["elements"][0];
-  EXPECT_EQ(think["content"]["elements"][1]["exclude_tokens"], (json{262, 257, 256})) << think;
 }
 
 TEST(ChatTools, NoneMeansText) {

@@ -191,14 +191,16 @@ TEST(OutputParser, KimiCallsEndReasoning) {
   expect_parts(thinks(true, CallSyntax::kKimi), section, "reasoning[" + section + "]");
 }
 
-// The parameters of f: s, e and m are strings, and e and m have limits; n is an integer, u a string or null,
-// and o an object.
-Make tagged() {
+// The parameters of f: s, e and m are strings, of which e and m have limits, n an integer, u a string or
+// null, o an object, b a boolean or null. g has no parameters.
+Make tagged(CallSyntax syntax = CallSyntax::kArgumentTags) {
   auto types = std::make_shared<ArgumentTypes>();
   types->add("f", json::parse(R"({"type": "object", "properties": {"s": {"type": "string"},
     "e": {"$ref": "#/$defs/E"}, "n": {"type": "integer"}, "u": {"anyOf": [{"type": "string"}, {"type": "null"}]},
-    "o": {"type": "object"}, "m": {"type": "string", "maxLength": 9}}, "$defs": {"E": {"enum": ["1", "2"]}}})"));
-  return [types] { return make_call_parser(CallSyntax::kArgumentTags, types); };
+    "o": {"type": "object"}, "m": {"type": "string", "maxLength": 9}, "b": {"type": ["boolean", "null"]}},
+    "$defs": {"E": {"enum": ["1", "2"]}}})"));
+  types->add("g", json::object());
+  return [=] { return make_call_parser(syntax, types); };
 }
 std::string argument(const std::string& key, const std::string& value, const std::string& space = "") {
   return "<arg_key>" + key + "</arg_key>" + space + "<arg_value>" + value + "</arg_value>" + space;
@@ -240,6 +242,12 @@ TEST(OutputParser, ValuesOfArgumentTagsHaveTheTypesOfTheSchema) {
   EXPECT_EQ(value("u", "12"), R"("12")");
   EXPECT_EQ(value("u", "text"), R"("text")");
   EXPECT_EQ(value("o", "{'a': 1}"), R"("{'a': 1}")");
+  EXPECT_EQ(value("b", "False"), "false") << "as Python";
+  EXPECT_EQ(value("b", "\nTrue"), "true");
+  EXPECT_EQ(value("b", "None"), "null");
+  EXPECT_EQ(value("n", "True"), R"("True")") << "not allowed by the schema";
+  EXPECT_EQ(value("u", "None"), R"("None")") << "a string is allowed";
+  EXPECT_EQ(value("unknown", "True"), R"("True")");
   EXPECT_EQ(value("unknown", "true"), "true");
   EXPECT_EQ(value("unknown", "yes"), R"("yes")");
   EXPECT_EQ(value("unknown", std::string(100, '[')), "\"" + std::string(100, '[') + "\"") << "too deep";
@@ -272,6 +280,127 @@ TEST(OutputParser, ArgumentTagsCutAnywhereKeepTheCall) {
                R"(call[f]arguments[{"m": "a b <])");
   expect_parts(make, "<tool_call>f<arg_key>n</arg_key><arg_value>12", R"(call[f]arguments[{"n": 12])");
   expect_parts(make, "<tool_call>f" + argument("n", "1") + "</tool_c", R"(call[f]arguments[{"n": 1])");
+}
+
+std::string parameter(const std::string& key, const std::string& value) {
+  return "<parameter=" + key + ">\n" + value + "\n</parameter>\n";
+}
+std::string function(const std::string& name, const std::string& parameters) {
+  return "<tool_call>\n<function=" + name + ">\n" + parameters + "</function>\n</tool_call>";
+}
+
+TEST(OutputParser, CallsWithFunctionTags) {
+  const Make make = tagged(CallSyntax::kFunctionTags);
+  expect_parts(make, "Sure.\n\n" + function("f", parameter("s", "12") + parameter("n", "12")) + "\n",
+               R"(content[Sure.]call[f]arguments[{"s": "12", "n": 12}])");
+  expect_parts(make, function("g", "") + "\n" + function("f", parameter("o", R"({"a": [1]})")) + "\ndone",
+               R"(call[g]arguments[{}]call[f]arguments[{"o": {"a": [1]}}]content[done])");
+  expect_parts(make, "<tool_call><function=f><parameter=e>1</parameter></function></tool_call>",
+               R"(call[f]arguments[{"e": "1"}])");
+  expect_parts(make, function("unknown.name", parameter("x", "[1]")),
+               R"(call[unknown.name]arguments[{"x": [1]}])");
+  expect_parts(make, "a <b> </tool_call> <func", "content[a <b> </tool_call> <func]");
+}
+
+TEST(OutputParser, ValuesOfFunctionTagsKeepTheirText) {
+  const auto value = [](const std::string& key, const std::string& text) {
+    const std::string call = "<tool_call>\n<function=f>\n<parameter=" + key + ">" + text;
+    const auto parts =
+        parse(tagged(CallSyntax::kFunctionTags), {call + "</parameter>\n</function>\n</tool_call>"});
+    EXPECT_EQ(parts.size(), 2u) << text;
+    const std::string& arguments = parts.back().text;
+    EXPECT_TRUE(json::accept(arguments)) << arguments;
+    return json::parse(arguments).at(key);
+  };
+  EXPECT_EQ(value("s", "\n  a\n\tb \n"), "  a\n\tb ") << "one line feed at each end is not text";
+  EXPECT_EQ(value("s", "\n\n\na\n\n\n"), "\n\na\n\n");
+  EXPECT_EQ(value("s", "inline"), "inline");
+  for (const std::string empty : {"", "\n", "\n\n"}) EXPECT_EQ(value("s", empty), "") << empty.size();
+  EXPECT_EQ(value("s", "\n\"\\\x01 \xC3\xA9\n"), "\"\\\x01 \xC3\xA9");
+  EXPECT_EQ(value("s", "\n{\"a\": 1}\n"), "{\"a\": 1}") << "a string stays a string";
+  EXPECT_EQ(value("s", "\ntrue\n"), "true");
+  EXPECT_EQ(value("m", "\n\n a b \n\n"), "a b") << "limited texts have no white space around them";
+  EXPECT_EQ(value("n", "\n12\n"), 12);
+  EXPECT_EQ(value("n", "\ntwelve\n"), "twelve");
+  EXPECT_EQ(value("b", "\nTrue\n"), true);
+  EXPECT_EQ(value("u", "\nnull\n"), nullptr);
+  EXPECT_EQ(value("u", "\n  text\n"), "  text");
+  EXPECT_EQ(value("o", "\n{\n \"a\": [1,\n2]\n}\n"), (json{{"a", {1, 2}}}));
+  EXPECT_EQ(value("unknown", "\n1.5\n"), 1.5);
+}
+
+// Texts about XML, or about these very calls.
+TEST(OutputParser, ValuesOfFunctionTagsMayHaveTagsInThem) {
+  for (const std::string text :
+       {"<p>\n<parameter name=\"x\">1</parameter>\n</p>", "</parameter></parameter>x", "</parameter>\n.",
+        " <parameter=n>", "a\n<parameter=other>\nb", "a\n</function>\n</doc>", "x <tool_call> y",
+        "a</function>", "\n<parameter", "<tool_call>\n<function=g>", "</tool_call>", "</parameter"})
+    expect_parts(tagged(CallSyntax::kFunctionTags), function("f", parameter("s", text) + parameter("n", "1")),
+                 "call[f]arguments[{\"s\": \"" + json_escaped(text) + "\", \"n\": 1}]");
+}
+
+TEST(OutputParser, FunctionTagsMayBeMissing) {
+  const Make make = tagged(CallSyntax::kFunctionTags);
+  const std::string called = R"(call[f]arguments[{"s": "a\n", "n": 1}])";
+  const std::string begin = "<tool_call>\n<function=f>\n<parameter=s>\na\n\n",
+                    end = "<parameter=n>\n1\n</parameter>\n</function>\n";
+  expect_parts(make, begin + end + "</tool_call>", called);
+  expect_parts(make, begin + "</parameter>\n" + end, called);
+  expect_parts(make, begin + end + function("g", ""), called + "call[g]arguments[{}]");
+  expect_parts(make, begin + end + "<function=g>\n</function>\n</tool_call>",
+               called + "call[g]arguments[{}]");
+  expect_parts(make, begin + "</parameter>\n<parameter=n>\n1\n</function>\n</tool_call>\nso",
+               called + "content[so]");
+  expect_parts(make, begin + "</parameter>\n<parameter=n>\n1\n</parameter>\n</tool_call>\nso",
+               called + "content[so]");
+  expect_parts(make, "I look.\n\n<function=f>\n" + parameter("n", "1") + "</function>\n</tool_call>\nso",
+               R"(content[I look.]call[f]arguments[{"n": 1}]content[so])");
+  expect_parts(make, "<function=g></function><function=other></function></tool_call>",
+               "call[g]arguments[{}]call[other]arguments[{}]");
+}
+
+TEST(OutputParser, FunctionTagsThatAreNotAsTheyShould) {
+  const Make make = tagged(CallSyntax::kFunctionTags);
+  for (const std::string text :
+       {"The tag <tool_call> opens a call.", "<tool_call></tool_call>", "a <function=g> b",
+        "<tool_call>\n<function", "\n<function=other>\n</function>", "<tool_call>\n<function=two words>",
+        "<tool_call>\n<function=>", R"(<tool_call>{"name": "f", "arguments": {}}</tool_call>)",
+        "<tool_call><tool_call>\n<function=f", "<function=g\n>", "<tool_call>\n<function=f<function=g>"})
+    expect_parts(make, text, "content[" + text + "]");
+  expect_parts(make, "<tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+               "content[<tool_call>]call[g]arguments[{}]");
+  expect_parts(make, function("f", parameter("n", "1") + "and\n" + parameter("s", "2")) + "\n.",
+               "call[f]arguments[{\"n\": 1, \"s\": \"2\"}]content[and\n\n.]");
+  expect_parts(make, function("f", "so: " + parameter("n", "1")),
+               "call[f]arguments[{\"n\": 1}]content[so:\n]");
+  expect_parts(make, function("f", "<parameter=\n" + parameter("n", "1")),
+               "call[f]arguments[{\"n\": 1}]content[<parameter=\n]");
+  expect_parts(make, function("f", "<parameter=>"), "call[f]arguments[{}]content[<parameter=>\n]");
+  expect_parts(make, function("g", "") + "\nso</tool_call>", "call[g]arguments[{}]content[so</tool_call>]");
+}
+
+TEST(OutputParser, FunctionTagsCutAnywhereKeepTheCall) {
+  const Make make = tagged(CallSyntax::kFunctionTags);
+  const std::string begin = "<tool_call>\n<function=f>\n";
+  expect_parts(make, begin, "call[f]");
+  expect_parts(make, begin + "<param", "call[f]");
+  expect_parts(make, begin + parameter("n", "1") + "<parameter=s", R"(call[f]arguments[{"n": 1, "s])");
+  expect_parts(make, begin + "<parameter=s>\n a\"<b\n", R"(call[f]arguments[{"s": " a\"<b])");
+  expect_parts(make, begin + "<parameter=s>\na</param", R"(call[f]arguments[{"s": "a</param])");
+  expect_parts(make, begin + "<parameter=s>\na\n<parameter=n", R"(call[f]arguments[{"s": "a\n<parameter=n])");
+  expect_parts(make, begin + "<parameter=n>\n12", R"(call[f]arguments[{"n": 12])");
+  expect_parts(make, begin + "<parameter=s>\na\n</parameter>\n</func", R"(call[f]arguments[{"s": "a"])");
+  expect_parts(make, begin + "<parameter=s>\na\n</function>\n", R"(call[f]arguments[{"s": "a"}])");
+  expect_parts(make, begin + parameter("n", "1") + "</function>\n</tool", R"(call[f]arguments[{"n": 1}])");
+}
+
+TEST(OutputParser, FunctionTagsEndReasoning) {
+  const Make make = [] {
+    return make_think_parser(true, tagged(CallSyntax::kFunctionTags)(), kFunctionCallBegin);
+  };
+  expect_parts(make, "\nwell \n" + function("g", ""), "reasoning[well]call[g]arguments[{}]");
+  expect_parts(make, "a <tool_call> is\n</think>\n\nYes.\n\n" + function("g", ""),
+               "reasoning[a <tool_call> is]content[Yes.]call[g]arguments[{}]");
 }
 
 TEST(OutputParser, AJsonArrayOfCalls) {
