@@ -42,7 +42,8 @@ void expect_error(std::string_view source, StatusCode code, const std::string& p
 // The expected texts were produced by Jinja2 (data/templates/expected.py).
 TEST(ChatTemplate, EqualsJinja2OnEveryConstruct) {
   const Json conversations = Json::parse(read_data("conversations.json"));
-  for (const char* name : {"constructs", "thinking", "tool_types", "argument_tags", "call_tokens"}) {
+  for (const char* name :
+       {"constructs", "thinking", "tool_types", "argument_tags", "call_tokens", "function_tags"}) {
     const Json expected = Json::parse(read_data(std::string(name) + ".json"));
     ASSERT_EQ(expected.size(), conversations.size());
     for (size_t i = 0; i < expected.size(); ++i) {
