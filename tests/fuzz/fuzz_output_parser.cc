@@ -1,4 +1,5 @@
 // Any text as model output in any dialect: parsing it whole and byte by byte gives the same joined parts.
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
 
@@ -10,17 +11,23 @@ namespace {
 
 using namespace fp4moe;
 
-std::unique_ptr<OutputParser> make(unsigned dialect) {
-  if (dialect % 8 == 0) return make_harmony_parser();
+constexpr int kNumSyntaxes = 8;
+
+CallSyntax syntax_of(uint8_t first) { return static_cast<CallSyntax>(first % kNumSyntaxes); }
+
+// `first` selects the syntax of calls, whether reasoning precedes them, and what else ends it.
+std::unique_ptr<OutputParser> make(uint8_t first) {
+  if (syntax_of(first) == CallSyntax::kHarmony) return make_harmony_parser();
   static const auto types = [] {
     auto some = std::make_shared<ArgumentTypes>();
     some->add("f", json::parse(R"({"properties": {"s": {"type": "string"}, "n": {"type": "integer"}}})"));
     return some;
   }();
-  auto calls = make_call_parser(static_cast<CallSyntax>(dialect % 7), types);
-  if (dialect % 3 == 0) return calls;
-  return make_think_parser(dialect % 3 == 1, std::move(calls),
-                           dialect % 2 == 1 ? kKimiTokens.section_begin : std::string_view());
+  auto calls = make_call_parser(syntax_of(first), types);
+  const unsigned mode = first / kNumSyntaxes;
+  if (mode % 3 == 0) return calls;
+  static constexpr std::string_view kEnds[] = {"", kKimiTokens.section_begin, kFunctionCallBegin};
+  return make_think_parser(mode % 3 == 1, std::move(calls), kEnds[mode / 3 % 3]);
 }
 
 void add_joined(OutputParts& joined, const OutputParts& parts) {
@@ -30,6 +37,14 @@ void add_joined(OutputParts& joined, const OutputParts& parts) {
     else
       joined.push_back(part);
   }
+}
+
+// Arguments that are written from plain text are JSON, unless the output ends inside the last call.
+void check_arguments(const OutputParts& joined) {
+  const auto is_call = [](const OutputPart& part) { return part.kind == OutputPart::Kind::kCall; };
+  const auto last = std::find_if(joined.rbegin(), joined.rend(), is_call).base();
+  for (auto part = joined.begin(); part != last; ++part)
+    if (part->kind == OutputPart::Kind::kArguments && !json::accept(part->text)) __builtin_trap();
 }
 
 }  // namespace
@@ -46,5 +61,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   cut->finish(cut_parts);
   add_joined(cut_joined, cut_parts);
   if (joined != cut_joined) __builtin_trap();
+  // Invalid UTF-8, which json::accept() refuses, stays as it is.
+  const bool is_plain =
+      syntax_of(data[0]) == CallSyntax::kArgumentTags || syntax_of(data[0]) == CallSyntax::kFunctionTags;
+  if (is_plain && json::accept("\"" + json_escaped(text) + "\"")) check_arguments(joined);
   return 0;
 }
