@@ -137,7 +137,8 @@ std::string ArgumentTypes::to_json(const std::string& function, const std::strin
   const Result<json> parsed = parse_json(value);
   const bool stays_text =
       (known.types & kString) != 0 && parsed.ok() && (known.types & type_of(*parsed)) == 0;
-  if (parsed.ok() && !stays_text) return value;
+  // The parser takes a NUL as the end of the text.
+  if (parsed.ok() && !stays_text && value.find('\0') == value.npos) return value;
   return "\"" + json_escaped(known.limits_text ? value : text) + "\"";
 }
 

@@ -245,6 +245,7 @@ TEST(OutputParser, ValuesOfArgumentTagsHaveTheTypesOfTheSchema) {
   EXPECT_EQ(value("b", "False"), "false") << "as Python";
   EXPECT_EQ(value("b", "\nTrue"), "true");
   EXPECT_EQ(value("b", "None"), "null");
+  EXPECT_EQ(value("n", std::string("12\0", 3)), R"("12\u0000")");
   EXPECT_EQ(value("n", "True"), R"("True")") << "not allowed by the schema";
   EXPECT_EQ(value("u", "None"), R"("None")") << "a string is allowed";
   EXPECT_EQ(value("unknown", "True"), R"("True")");
