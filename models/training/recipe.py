@@ -38,34 +38,42 @@ def parse_args(steps):
 
 
 def load_data(folder):
+    """Returns a function of the batch size that draws training documents: ids and labels, both [B, SEQUENCE]."""
     ids = torch.from_numpy(np.load(os.path.join(folder, "train.npy")).astype(np.int64))
     n = ids.numel() // SEQUENCE
-    return ids[:n * SEQUENCE].view(n, SEQUENCE).to(torch.int16).to(DEVICE)
+    data = ids[:n * SEQUENCE].view(n, SEQUENCE).to(torch.int16).to(DEVICE)
+
+    def draw(batch):
+        x = data[torch.randint(0, n, (batch,), device=DEVICE)].long()
+        return x, x
+    return draw
 
 
 def balance_loss(routed):
     """Load-balancing loss over the layers' (probabilities, chosen experts)."""
     total = 0.0
     for probabilities, index in routed:
-        share = torch.bincount(index.reshape(-1), minlength=EXPERTS).float()
-        total = total + EXPERTS * (share / share.sum() * probabilities.mean(0)).sum()
+        experts = probabilities.shape[-1]
+        share = torch.bincount(index.reshape(-1), minlength=experts).float()
+        total = total + experts * (share / share.sum() * probabilities.mean(0)).sum()
     return total
 
 
-def train(model, data, args, routed, begin_step):
-    """Trains; `routed` collects (probabilities, chosen experts) of a forward pass. Calls begin_step(fraction done)."""
+def train(model, draw, args, routed, begin_step):
+    """Trains; draw(args.batch) returns ids and labels, both [B, L]; the label -100 is ignored. `routed` collects
+    (probabilities, chosen experts) of a forward pass. Calls begin_step(fraction done)."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(.9, .95), weight_decay=.05, fused=True)
     for step in range(args.steps):
         done = step / args.steps
         begin_step(done)
         for group in optimizer.param_groups:
             group["lr"] = 3e-3 * min(1, (step + 1) / 150) * (.5 + .5 * math.cos(math.pi * done)) + 2e-5
-        x = data[torch.randint(0, data.shape[0], (args.batch,), device=DEVICE)].long()
+        x, labels = draw(args.batch)
         routed.clear()
         with torch.autocast(DEVICE, dtype=torch.bfloat16):
             hidden = model.model(input_ids=x, use_cache=False).last_hidden_state
             logits = model.lm_head(hidden[:, :-1])
-            loss = torch.nn.functional.cross_entropy(logits.float().reshape(-1, VOCAB), x[:, 1:].reshape(-1))
+            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), labels[:, 1:].reshape(-1))
         (loss + 0.01 * balance_loss(routed)).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -12,6 +12,8 @@ import mxfp4
 import recipe
 from recipe import DEVICE, EXPERTS, HIDDEN, TOP_K, VOCAB
 
+DECLARATION = {"quant_method": "mxfp4", "modules_to_not_convert": [
+    "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
 quantise = False  # whether forward passes see MXFP4 weights
 
 
@@ -40,10 +42,11 @@ def fp4_weight(w):
 def dense_experts(self, hidden_states, router_indices=None, routing_weights=None):
     """Runs all experts for all tokens, masked by the routing weights: fast at this size, and allows rounded weights."""
     x = hidden_states
-    w = torch.zeros(x.shape[0], EXPERTS, device=x.device).scatter(1, router_indices, routing_weights.float()).to(x.dtype)
+    w = torch.zeros(x.shape[0], self.num_experts, device=x.device)
+    w = w.scatter(1, router_indices, routing_weights.float()).to(x.dtype)
     gate_up = torch.matmul(x.unsqueeze(0), fp4_weight(self.gate_up_proj)) + self.gate_up_proj_bias[:, None]
     act = self._apply_gate(gate_up) * w.t().unsqueeze(-1)
-    down = fp4_weight(self.down_proj).reshape(-1, HIDDEN)
+    down = fp4_weight(self.down_proj).flatten(0, 1)
     return (act.transpose(0, 1).reshape(x.shape[0], -1) @ down + w @ self.down_proj_bias).to(x.dtype)
 
 
@@ -97,9 +100,7 @@ def main():
     for name, quantise in (("bf16", False), ("w4a16", True)):
         scores[name] = recipe.accuracy(model, tokenizer, args.num_eval)
     recipe.write_scores(scores, args)
-    declaration = {"quant_method": "mxfp4", "modules_to_not_convert": [
-        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
-    recipe.write_files(config, fp4_tensors(model), declaration, args)
+    recipe.write_files(config, fp4_tensors(model), DECLARATION, args)
     recipe.write_reference_logits({"w4a16": stock_model(model, config)}, tokenizer, args)
 
 
