@@ -478,10 +478,10 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
   subcommand->add_flag_callback(
       "--json", [options] { options->output = "json"; }, "the same as -o json");
   subcommand
-      ->add_option(
-          "--speculative-synthetic-acceptance", options->engine.speculative_synthetic_acceptance,
-          "probability that a draft is kept if the draft before it is, whatever the model computes; outputs "
-          "are random; without --speculative-algorithm, drafts are random tokens")
+      ->add_option("--speculative-synthetic-acceptance", options->engine.speculative_synthetic_acceptance,
+                   "probability that a draft is kept if the one before is; the model's choice does not "
+                   "matter, and outputs "
+                   "are random; without --speculative-algorithm, drafts are random tokens")
       ->check(CLI::Range(0.0, 1.0));
   subcommand->callback([options, &exit_code] {
     options->has_random_drafts = options->is_synthetic() && !options->has_drafts();
