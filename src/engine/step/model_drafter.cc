@@ -20,12 +20,14 @@ int64_t num_draft_cached(const Sequence& sequence) {
 
 }  // namespace
 
-ModelDrafter::ModelDrafter(Executor& executor, int64_t max_drafts, bool shares_pages)
+ModelDrafter::ModelDrafter(Executor& executor, int64_t max_drafts, bool shares_pages,
+                           std::span<const int32_t> masked_ids)
     : executor_(executor),
       shape_(executor.draft_shape()),
       max_drafts_(max_drafts),
       shares_pages_(shares_pages),
-      page_size_(executor.page_size()) {
+      page_size_(executor.page_size()),
+      is_masked_(static_cast<size_t>(executor.config().vocab_size)) {
   FP4MOE_CHECK(shape_.vocab_size > 0, "the executor has no draft model");
   const auto num_groups = static_cast<size_t>(executor.num_groups());
   last_.resize(num_groups);
@@ -33,6 +35,7 @@ ModelDrafter::ModelDrafter(Executor& executor, int64_t max_drafts, bool shares_p
   const std::vector<int64_t> pages(static_cast<size_t>(executor.num_kv_pages()));
   written_.assign(num_groups, pages);
   granted_.assign(num_groups, pages);
+  for (const int32_t id : masked_ids) is_masked_[static_cast<size_t>(id)] = true;
 }
 
 // ---- the last step --------------------------------------------------------------------------------
@@ -268,12 +271,12 @@ Status ModelDrafter::run_pass(bool chains) {
   return {};
 }
 
-// Returns the id that the target has for the token of the draft model's id, or -1.
+// Returns the id that the target has for the token of the draft model's id, or -1 if it has none.
 int32_t ModelDrafter::target_id(int32_t draft_id) const {
   if (draft_id < 0) return -1;
   const std::span<const int32_t> ids = executor_.draft_token_ids();
   const int32_t id = ids.empty() ? draft_id : ids[static_cast<size_t>(draft_id)];
-  return id < executor_.config().vocab_size ? id : -1;
+  return id < std::ssize(is_masked_) && !is_masked_[static_cast<size_t>(id)] ? id : -1;
 }
 
 }  // namespace fp4moe

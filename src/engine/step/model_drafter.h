@@ -25,8 +25,10 @@ namespace fp4moe {
 class ModelDrafter final : public Drafter {
  public:
   // The executor has a draft model and is borrowed. `max_drafts`: per sequence and step. `shares_pages`:
-  // whether other sequences may take the pages of a sequence that has ended.
-  ModelDrafter(Executor& executor, int64_t max_drafts, bool shares_pages);
+  // whether other sequences may take the pages of a sequence that has ended. `masked_ids`: the target's ids
+  // without a token, which are never right and end a draft.
+  ModelDrafter(Executor& executor, int64_t max_drafts, bool shares_pages,
+               std::span<const int32_t> masked_ids);
 
   Status draft(DpScheduler& scheduler) override;
   void keep_step(const DpScheduler& scheduler) override;
@@ -83,6 +85,7 @@ class ModelDrafter final : public Drafter {
   const int64_t max_drafts_;
   const bool shares_pages_;
   const int page_size_;
+  std::vector<bool> is_masked_;          // [V of the target]
   std::vector<std::vector<Kept>> last_;  // [dp]
   std::vector<Pass> passes_;             // [dp]
   // [dp][pages]: the last call of draft() that extended rows in the page, and that gave it to a sequence.

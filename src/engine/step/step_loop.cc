@@ -33,12 +33,14 @@ Status status_of(const Part& part) {
 }
 
 // Returns null without speculative decoding.
-std::unique_ptr<Drafter> make_drafter(Executor& executor, const StepLoopOptions& options) {
+std::unique_ptr<Drafter> make_drafter(Executor& executor, const Tokenizer& tokenizer,
+                                      const StepLoopOptions& options) {
   const int64_t max_drafts = options.max_drafts();
   if (max_drafts == 0) return nullptr;
   std::unique_ptr<Drafter> drafter;
   if (options.max_model_drafts > 0)
-    drafter = std::make_unique<ModelDrafter>(executor, max_drafts, options.scheduler.reuses_prefixes);
+    drafter = std::make_unique<ModelDrafter>(executor, max_drafts, options.scheduler.reuses_prefixes,
+                                             ids_without_token(tokenizer, executor.config().vocab_size));
   else if (options.draft_source)
     drafter = std::make_unique<SourceDrafter>(options.draft_source, max_drafts, executor.config().vocab_size);
   else
@@ -87,7 +89,7 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                   .window = executor.window().tokens}),
       rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size),
             {.can_exist = options.max_drafts() > 0, .synthetic_acceptance = options.synthetic_acceptance}),
-      drafter_(make_drafter(executor, options)),
+      drafter_(make_drafter(executor, tokenizer, options)),
       delivery_({executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(),
                  remote_prefill_.get(), drafter_.get()}),
       watchdog_(options.watchdog_timeout, [this](const std::string& place) { on_stuck(place); }) {

@@ -139,6 +139,23 @@ TEST_P(ModelDraft, EndsAtALogitThatIsNotFinite) {
     }
 }
 
+// Id 280 has no token, so a draft of it could only be wrong.
+TEST_P(ModelDraft, EndsAtAnIdWithoutAToken) {
+  for (const size_t period : {1u, 3u}) {
+    const auto draft = [=](std::span<const int32_t> history, std::span<float> logits) {
+      hashed_choice(history, logits);
+      if (history.size() % period == 0) logits[280] = 100;
+    };
+    Drafting loop(hashed_choice, draft, {}, GetParam());
+    TestLoop plain(hashed_choice);
+    const Answer answer = loop->run({1, 2}, endless(50));
+    EXPECT_EQ(answer.token_ids, plain.run({1, 2}, endless(50)).token_ids);
+    EXPECT_EQ(answer.last.spec_num_correct_drafts, answer.last.spec_num_proposed_drafts);
+    EXPECT_EQ(answer.last.spec_num_proposed_drafts > 0, period > 1);
+    loop->finish();
+  }
+}
+
 // Positions from max_positions on have no draft rows; the output goes on.
 TEST_P(ModelDraft, EndsAtItsContext) {
   LoopShape shape;
