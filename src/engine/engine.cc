@@ -311,7 +311,8 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   const bool is_prefill = flags.disaggregation_mode == "prefill";
   KvHello hello;
   if (flags.disaggregation_mode != "null")
-    hello = make_hello(prepared.checkpoint, prepared.config, prepared.plan.kv_dtype, *ranks);
+    hello = make_hello(prepared.checkpoint, prepared.config, prepared.plan, *ranks,
+                       prepared.draft ? &*prepared.draft : nullptr);
   const StepLoopOptions loop_options{
       .scheduler = scheduler_limits(flags),
       .context_length = memory.context_length,

@@ -140,7 +140,9 @@ class Resolver {
       note_unused_drafts();
       return {};
     }
-    if (given_.disaggregation_mode == "prefill") {
+    const std::string& mode = given_.disaggregation_mode;
+    const bool takes_features = algorithm != "NGRAM" && algorithm != "STANDALONE";
+    if (mode == "prefill" && !takes_features) {
       note(given + " has no effect on a prefill engine, which does not decode");
       flags().speculative_algorithm = "none";
       flags().speculative_draft_model_path.clear();
@@ -150,10 +152,10 @@ class Resolver {
       return unsupported(given + " is not supported with --dp-size " + std::to_string(given_.dp_size) +
                          " on device=cuda; nearest legal choices: --dp-size 1, "
                          "--speculative-algorithm NGRAM, --device cpu");
-    if (given_.disaggregation_mode == "decode" && algorithm != "NGRAM")
-      return unsupported(given +
-                         " is not supported with --disaggregation-mode decode, because a prefill engine does "
-                         "not compute the draft model's keys and values; nearest legal choice: NGRAM");
+    if (device_ == DeviceKind::kCuda && mode != "null" && algorithm != "NGRAM")
+      return unsupported(given + " is not supported with --disaggregation-mode " + mode +
+                         " on device=cuda; nearest legal choices: --speculative-algorithm NGRAM, "
+                         "--device cpu");
     return resolve_draft_steps();
   }
 

@@ -321,6 +321,27 @@ TEST(ResolveFlags, DraftsAreForRanksThatDecode) {
   EXPECT_EQ(resolved(flags).notes.size(), 1u);
 }
 
+// A prefill node computes what a draft model makes of the target's features.
+TEST(ResolveFlags, NodesDraftWithModelsOnACpu) {
+  EngineConfig flags;
+  for (const char* algorithm : {"EAGLE", "NEXTN", "EAGLE3", "STANDALONE"})
+    for (const char* mode : {"prefill", "decode"}) {
+      flags.speculative_algorithm = algorithm;
+      flags.speculative_draft_model_path =
+          algorithm == std::string("EAGLE3") || algorithm == std::string("STANDALONE") ? "folder" : "";
+      flags.disaggregation_mode = mode;
+      const bool is_kept = algorithm != std::string("STANDALONE") || mode == std::string("decode");
+      EXPECT_EQ(resolved(flags).flags.speculative_algorithm, is_kept ? algorithm : "none") << mode;
+      const auto on_gpu = resolve_flags(flags, Fp4Format::kMxfp4, DeviceKind::kCuda);
+      EXPECT_EQ(on_gpu.ok(), !is_kept) << algorithm << " " << mode;
+      if (!on_gpu.ok()) {
+        EXPECT_NE(
+            on_gpu.status().message().find("--disaggregation-mode " + std::string(mode) + " on device=cuda"),
+            std::string::npos);
+      }
+    }
+}
+
 TEST(ResolveFlags, TheStepsOfADraftModelGiveItsRows) {
   EngineConfig flags;
   flags.speculative_algorithm = "STANDALONE";

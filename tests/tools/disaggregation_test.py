@@ -9,6 +9,7 @@ exit status 77 without a GPU.
 import concurrent.futures
 import contextlib
 import http.client
+import itertools
 import json
 import sys
 import threading
@@ -29,6 +30,9 @@ LIMITS = ["--max-running-requests", "16", "--self-test", "off", "--disable-autot
 # With these flags a response does not depend on its batch, as on a CPU.
 DEVICE = ["--device", "cuda", "--enable-deterministic-inference"] if CUDA else ["--device", "cpu"]
 PROMPTS = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "Tom has 3 apples and buys 4. " * 12]
+
+with open(f"{MODELS}/evals/gsm8k_form.jsonl", encoding="utf-8") as file:
+    QUESTIONS = [json.loads(line)["question"] for line in itertools.islice(file, 8)]
 
 
 class Node(pd_nodes.Node):
@@ -78,6 +82,18 @@ def answers(url):
              r["meta_info"]["prompt_tokens"]) for _, r in results]
 
 
+def drafted_texts(url):
+    """The texts of chats with questions like those of the drafters' training, all concurrently."""
+    def chat(i):
+        body = {"messages": [{"role": "user", "content": QUESTIONS[i % len(QUESTIONS)]}], "max_tokens": 256,
+                "temperature": 0.7 * (i // len(QUESTIONS)), "seed": i}
+        status, answer = ask(url, "/v1/chat/completions", body)
+        assert status == 200, answer
+        return answer["choices"][0]["message"]["content"]
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        return list(pool.map(chat, range(2 * len(QUESTIONS))))
+
+
 def experts(url):
     """The routed experts of a response's tokens, including its prompt's."""
     body = {"text": PROMPTS[0], "return_routed_experts": True,
@@ -124,6 +140,38 @@ class Disaggregation(unittest.TestCase):
     def test_sliding_windows(self):
         drafts = [] if CUDA else ["--speculative-algorithm", "NGRAM", "--speculative-ngram-min-match-window-size", "1"]
         self.check_model(GPTOSS, drafts, [*drafts, "--disable-radix-cache", "--chunked-prefill-size", "32"])
+
+    # The answers are those of a server without drafts, and drafts are as often right as on one server.
+    def check_drafter(self, model, decode_drafts, prefill_drafts, least, *ranks):
+        with Serve(BINARY, model, *LIMITS, *DEVICE, *POOL) as one:
+            want, asked = answers(one.url), drafted_texts(one.url)
+        with Node("prefill", model, *prefill_drafts, "--chunked-prefill-size", "32") as p, \
+                Node("decode", model, *decode_drafts, *ranks) as d, Router([p], [d]) as router:
+            self.assertEqual(drafted_texts(router.url), asked)
+            self.assertGreaterEqual(metric(d.url, "spec_accept_length"), least)
+            for what in ("cold", "with warm caches"):
+                self.assertEqual(answers(router.url), want, what)
+            for node in (p, d):
+                self.assertTrue(eventually(node.is_empty), node.role)
+
+    @unittest.skipIf(CUDA, "draft models of nodes run on a CPU")
+    def test_draft_models(self):
+        head = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", f"{MODELS}/demo-gptoss-eagle3"]
+        mtp = ["--speculative-algorithm", "EAGLE"]
+        alone = ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", GPTOSS]
+        self.check_drafter(GPTOSS, head, head, 2.5)
+        self.check_drafter(GPTOSS, head, head, 2.5, "--tp", "2", "--enable-deterministic-inference")
+        self.check_drafter(DSV3, mtp, mtp, 2.5)
+        self.check_drafter(GPTOSS, alone, [], 3.5)
+
+    @unittest.skipIf(CUDA, "draft models of nodes run on a CPU")
+    def test_drafters_that_differ_are_refused(self):
+        mtp = ["--speculative-algorithm", "EAGLE"]
+        for prefill, decode in (([], mtp), (mtp, [])):
+            with Node("prefill", DSV3, *prefill) as p, Node("decode", DSV3, *decode) as d, Router([p], [d]) as router:
+                status, error = generate(router.url, "a")
+                self.assertEqual(status, 503, error)
+                self.assertIn("--speculative-algorithm is ", json.dumps(error))
 
     @unittest.skipUnless(CUDA, "needs a GPU")
     def test_latents(self):

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/hash.h"
+#include "model/plan_draft.h"
 
 namespace fp4moe {
 namespace {
@@ -29,16 +30,26 @@ std::string fingerprint(const Checkpoint& checkpoint) {
   return hex;
 }
 
+// The drafter whose draft model's pages follow the target's.
+std::string drafter_text(const DraftPlan& draft, const Checkpoint* checkpoint) {
+  std::string text = draft.algorithm == DraftAlgorithm::kMtp ? "EAGLE" : "EAGLE3";
+  text += std::string(", KV type ") + dtype_name(draft.plan.kv_dtype);
+  return checkpoint == nullptr ? text : text + ", fingerprint " + fingerprint(*checkpoint);
+}
+
 }  // namespace
 
-KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, DType kv_dtype,
-                   const Executor& executor) {
-  KvHello hello = {.facts = {{"protocol", std::to_string(kKvProtocol)},
-                             {"model", config.architecture},
-                             {"checkpoint fingerprint", fingerprint(checkpoint)},
-                             {"KV type", dtype_name(kv_dtype)},
-                             {"KV bytes of a token", std::to_string(executor.kv_token_bytes())},
-                             {"--page-size", std::to_string(executor.page_size())}}};
+KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
+                   const Executor& executor, const Checkpoint* draft) {
+  const bool shares_draft = executor.draft_shape().takes_features;
+  KvHello hello = {
+      .facts = {{"protocol", std::to_string(kKvProtocol)},
+                {"model", config.architecture},
+                {"checkpoint fingerprint", fingerprint(checkpoint)},
+                {"KV type", dtype_name(plan.kv_dtype)},
+                {"--speculative-algorithm", shares_draft ? drafter_text(*plan.draft, draft) : "none"},
+                {"KV bytes of a token", std::to_string(executor.kv_token_bytes())},
+                {"--page-size", std::to_string(executor.page_size())}}};
   if (executor.num_window_pages() > 0)
     hello.facts.emplace_back("KV window", std::to_string(executor.window().tokens) + " tokens, " +
                                               std::to_string(executor.window_token_bytes()) +

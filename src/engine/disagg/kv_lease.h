@@ -1,6 +1,7 @@
 // KvLease: the KV pages of one sequence while a thread other than the engine's reads or fills them.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <mutex>
 #include <span>
@@ -16,10 +17,17 @@ namespace fp4moe {
 
 // The engine's thread creates the lease and ends it before the pages return to the pool. Until then no step
 // writes to the pages or uses pages that are being filled. Any other thread can call read() and write().
+//
+// A lease can begin closed, while a draft model still has to write its part of the pages: read() then waits
+// until the engine's thread has opened or ended it.
 class KvLease {
  public:
-  KvLease(Executor& executor, int group, PageTables tables, int64_t num_tokens)
-      : executor_(executor), group_(group), tables_(std::move(tables)), num_tokens_(num_tokens) {
+  KvLease(Executor& executor, int group, PageTables tables, int64_t num_tokens, bool is_open = true)
+      : executor_(executor),
+        group_(group),
+        tables_(std::move(tables)),
+        num_tokens_(num_tokens),
+        is_open_(is_open) {
     FP4MOE_CHECK(tables_.first_window <= shape().first_window_page,
                  "window page " + std::to_string(shape().first_window_page) + " has been released");
   }
@@ -32,10 +40,13 @@ class KvLease {
             .first_window_page = executor_.window().first_page(num_tokens_)};
   }
   // Reads a page in canonical form: that of full layers and, from first_window_page on, that of window
-  // layers. kCancelled if the lease has ended (nothing was copied); otherwise the executor's errors.
+  // layers. kCancelled if the lease has ended (nothing was copied); otherwise the status of open() or the
+  // executor's errors.
   Status read(int64_t index, std::span<uint8_t> canonical) {
-    std::lock_guard lock(mutex_);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return is_open_ || ended_; });
     if (ended_) return cancelled("the lease has ended");
+    FP4MOE_RETURN_IF_ERROR(status_);
     return for_groups(index, [&](PageId page, int64_t num_tokens, int64_t offset) {
       return executor_.read_page(group_, page, num_tokens, canonical.data() + offset);
     });
@@ -47,10 +58,18 @@ class KvLease {
       return executor_.write_page(group_, page, num_tokens, canonical.data() + offset);
     });
   }
+  // An error makes every later read() fail with it.
+  void open(Status status) {
+    std::lock_guard lock(mutex_);
+    is_open_ = true;
+    status_ = std::move(status);
+    changed_.notify_all();
+  }
   // Waits for a page transfer in progress; later ones fail.
   void end() {
     std::lock_guard lock(mutex_);
     ended_ = true;
+    changed_.notify_all();
   }
 
  private:
@@ -70,7 +89,9 @@ class KvLease {
   const PageTables tables_;
   const int64_t num_tokens_;
   std::mutex mutex_;
-  bool ended_ = false;
+  std::condition_variable changed_;
+  bool is_open_, ended_ = false;
+  Status status_;
 };
 
 }  // namespace fp4moe

@@ -67,7 +67,9 @@ class Executor {
   // Returns an error once no further step can run. A step can also fail because of its batch alone.
   virtual Status failure() const = 0;
 
-  // Reads or writes one KV page of a group in canonical form (KvCache::read_page). Callable from any thread
+  // Reads or writes one KV page of a group in canonical form (KvCache::read_page): a page of full layers is
+  // followed by that of a draft model that takes features, which no other node can compute from tokens.
+  // Callable from any thread
   // while steps run, provided that these steps neither write to the page being read nor use the page being
   // written. Errors are those of failure().
   virtual int64_t kv_token_bytes() const { return 0; }  // bytes per token; 0 if unsupported

@@ -90,6 +90,7 @@ Status Rank::load_draft(const RankSetup& setup, int64_t num_kv_pages) {
                             : load_with_cache(weight_cache_place(checkpoint, draft.plan, layout_, algorithm),
                                               load, draft_weights_);
   if (!status.ok()) return status.with_context("draft model");
+  draft_takes_features_ = !draft.features.is_empty();
   FP4MOE_ASSIGN_OR_RETURN(
       draft_kv_, KvCache::make(draft.config, draft.plan.kv_dtype, {num_kv_pages, 0}, setup.flags.page_size,
                                layout_, dense_ops_for(options.model).memory()));

@@ -53,6 +53,20 @@ class Rank {
   ThreadPool& pool() { return pool_; }
   const Model& model() const { return *model_; }
   const KvCache& kv() const { return kv_; }
+  // As Executor::kv_token_bytes(), read_page() and write_page().
+  int64_t page_token_bytes(KvLayers layers) const {
+    return kv_.token_bytes(layers) + (shares_draft(layers) ? draft_kv_.token_bytes() : 0);
+  }
+  void read_page(PageId page, int64_t num_tokens, uint8_t* canonical) const {
+    kv_.read_page(page, num_tokens, canonical);
+    if (shares_draft(page.layers))
+      draft_kv_.read_page(page, num_tokens, canonical + num_tokens * kv_.token_bytes());
+  }
+  void write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) const {
+    kv_.write_page(page, num_tokens, canonical);
+    if (shares_draft(page.layers))
+      draft_kv_.write_page(page, num_tokens, canonical + num_tokens * kv_.token_bytes());
+  }
   // Bytes of both models, and of both models' pages.
   int64_t weight_bytes() const { return model_->weight_bytes() + draft_bytes().weights; }
   int64_t kv_bytes() const { return kv_.num_bytes() + draft_bytes().kv; }
@@ -65,6 +79,8 @@ class Rank {
   }
 
  private:
+  // Whether other nodes get a page of the draft model after that of these layers.
+  bool shares_draft(KvLayers layers) const { return draft_takes_features_ && layers == KvLayers::kFull; }
   ModelOptions model_options(const RankSetup& setup, const ModelPlan& plan) const;
   Status load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress);
   Status load_draft(const RankSetup& setup, int64_t num_kv_pages);
@@ -83,6 +99,7 @@ class Rank {
   std::unique_ptr<WeightStore> draft_weights_;
   std::unique_ptr<Model> draft_;  // may borrow from model_
   KvCache draft_kv_;
+  bool draft_takes_features_ = false;
 };
 
 // A group of one rank, without a job. Subclasses implement how a step runs.
@@ -96,14 +113,14 @@ class SingleRankGroup : public RankGroup {
   int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
   int64_t num_window_pages() const override { return rank_.kv().num_pages(KvLayers::kWindow); }
   int page_size() const override { return rank_.kv().page_size(); }
-  int64_t kv_token_bytes() const override { return rank_.kv().token_bytes(); }
-  int64_t window_token_bytes() const override { return rank_.kv().token_bytes(KvLayers::kWindow); }
+  int64_t kv_token_bytes() const override { return rank_.page_token_bytes(KvLayers::kFull); }
+  int64_t window_token_bytes() const override { return rank_.page_token_bytes(KvLayers::kWindow); }
   Status read_page(int, PageId page, int64_t num_tokens, uint8_t* canonical) override {
-    rank_.kv().read_page(page, num_tokens, canonical);
+    rank_.read_page(page, num_tokens, canonical);
     return {};
   }
   Status write_page(int, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
-    rank_.kv().write_page(page, num_tokens, canonical);
+    rank_.write_page(page, num_tokens, canonical);
     return {};
   }
   DraftShape draft_shape() const override { return draft_shape_; }

@@ -93,14 +93,14 @@ class MultiRankGroup final : public RankGroup {
   int64_t num_window_pages() const override { return ranks_[0]->kv().num_pages(KvLayers::kWindow); }
   int page_size() const override { return ranks_[0]->kv().page_size(); }
   // Ranks of this process only: disaggregation with ranks in several processes is refused before loading.
-  int64_t kv_token_bytes() const override { return ranks_[0]->kv().token_bytes(); }
-  int64_t window_token_bytes() const override { return ranks_[0]->kv().token_bytes(KvLayers::kWindow); }
+  int64_t kv_token_bytes() const override { return ranks_[0]->page_token_bytes(KvLayers::kFull); }
+  int64_t window_token_bytes() const override { return ranks_[0]->page_token_bytes(KvLayers::kWindow); }
   Status read_page(int group, PageId page, int64_t num_tokens, uint8_t* canonical) override {
-    for (const auto& rank : ranks_of(group)) rank->kv().read_page(page, num_tokens, canonical);
+    for (const auto& rank : ranks_of(group)) rank->read_page(page, num_tokens, canonical);
     return {};
   }
   Status write_page(int group, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
-    for (const auto& rank : ranks_of(group)) rank->kv().write_page(page, num_tokens, canonical);
+    for (const auto& rank : ranks_of(group)) rank->write_page(page, num_tokens, canonical);
     return {};
   }
   Status execute_step(std::span<const Batch> groups) override {

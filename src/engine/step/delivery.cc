@@ -155,12 +155,19 @@ void Delivery::hold(LogitRow& row) {
   FP4MOE_CHECK(parts_.scheduler.hold(sequence), "prompt " + sequence.id + " is not running");
   if (parts_.grammars != nullptr) parts_.grammars->remove(sequence);
   sequence.times.held = Sequence::Clock::now();
+  const bool is_complete = parts_.drafter == nullptr || !parts_.drafter->runs_model();
   sequence.disagg.lease = std::make_shared<KvLease>(parts_.executor, sequence.kv.group, sequence.kv.tables,
-                                                    sequence.num_prompt_tokens);
+                                                    sequence.num_prompt_tokens, is_complete);
+  if (!is_complete) closed_.push_back(sequence.disagg.lease);
   sequence.disagg.on_held({{.token = std::move(row.token),
                             .experts = std::move(sequence.experts.ids),
                             .cached_tokens = sequence.kv.num_reused},
                            sequence.disagg.lease});
+}
+
+void Delivery::open_held_pages(const Status& drafted) {
+  for (const auto& pages : closed_) pages->open(drafted);
+  closed_.clear();
 }
 
 void Delivery::take_first_token(Sequence& sequence) {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "engine/ranks/executor.h"
 #include "engine/schedule/dp_scheduler.h"
@@ -40,6 +42,9 @@ class Delivery {
   // Gives a decode engine's scheduled sequence the token that the prefill node chose; the sequence then
   // awaits its prompt's pages.
   void take_first_token(Sequence& sequence);
+  // Call after drafter.draft(), with its status: a prompt held before is complete with it, so that its pages
+  // can be read.
+  void open_held_pages(const Status& drafted);
   // Delivers the last delta with the remaining text, and deletes the sequence, which must be scheduled.
   void end(Sequence& sequence, Delta delta);
   void fail(Sequence& sequence, const Status& status);
@@ -57,6 +62,7 @@ class Delivery {
   void count_end(const Delta& delta);
 
   const DeliveryParts parts_;
+  std::vector<std::shared_ptr<KvLease>> closed_;  // of held prompts whose last rows the drafter extends
 };
 
 }  // namespace fp4moe

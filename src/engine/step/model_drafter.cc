@@ -46,8 +46,11 @@ void ModelDrafter::keep_step(const DpScheduler& scheduler) {
     kept.clear();
     int64_t first_row = 0;
     for (const ScheduledRows& rows : scheduler.step(group)) {
-      kept.push_back({rows.sequence, first_row, rows.sequence->kv.num_cached, {}, {}});
-      first_row += rows.num_rows + rows.num_drafts;
+      const int64_t count = rows.num_rows + rows.num_drafts, first = rows.sequence->kv.num_cached;
+      const auto table = rows.sequence->kv.tables.full.begin();
+      kept.push_back({rows.sequence, first_row, first, {}, {}, {}});
+      kept.back().pages.assign(table + page_of(first), table + page_of(first + count - 1) + 1);
+      first_row += count;
     }
   }
 }
@@ -94,6 +97,17 @@ Status ModelDrafter::draft(DpScheduler& scheduler) {
   return {};
 }
 
+// Returns the end of those of the rows' pages that publication has exchanged for another sequence's with the
+// same tokens, or 0. That sequence extends their rows or has done so, and another node may be reading them.
+int64_t ModelDrafter::end_of_exchanged_pages(const Kept& kept, std::span<const int32_t> page_table) const {
+  const int64_t first = page_of(kept.first_position);
+  for (int64_t i = std::ssize(kept.pages) - 1; i >= 0; --i)
+    if (first + i < std::ssize(page_table) &&
+        page_table[static_cast<size_t>(first + i)] != kept.pages[static_cast<size_t>(i)])
+      return (first + i + 1) * page_size_;
+  return 0;
+}
+
 // The rows of a sequence that has ended.
 ModelDrafter::Work ModelDrafter::work_of(const Kept& kept) const {
   Work work;
@@ -105,6 +119,7 @@ ModelDrafter::Work ModelDrafter::work_of(const Kept& kept) const {
       shape_.takes_features ? std::max(kept.num_draft_cached, kept.first_position) : kept.num_draft_cached;
   work.end = std::min({kept.num_cached, std::ssize(work.input_ids), shape_.max_positions});
   work.end = first_foreign_id(work.input_ids, work.end);
+  work.next = std::max(work.next, end_of_exchanged_pages(kept, work.page_table));
   work.feature_offset = kept.first_row - kept.first_position;
   FP4MOE_CHECK(work.end <= num_tokens, "rows beyond the tokens");
   return work;
@@ -130,6 +145,7 @@ ModelDrafter::Work ModelDrafter::work_of(Sequence& sequence, const Kept& kept, D
                   : std::min(sequence.draft.num_cached, work.max_drafts > 0 ? work.end - 1 : work.end);
   work.feature_offset = kept.first_row - kept.first_position;
   work.page_table = sequence.kv.tables.full;
+  if (work.max_drafts == 0) work.next = std::max(work.next, end_of_exchanged_pages(kept, work.page_table));
   return work;
 }
 

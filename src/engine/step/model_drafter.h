@@ -40,6 +40,7 @@ class ModelDrafter final : public Drafter {
   struct Kept {
     Sequence* sequence = nullptr;  // null: it has ended
     int64_t first_row = 0, first_position = 0;
+    std::vector<int32_t> pages;  // of the rows, before they were published
     // Only if it has ended, as they were then.
     std::vector<int32_t> token_ids, page_table;
     int64_t num_cached = 0, num_draft_cached = 0;
@@ -63,6 +64,7 @@ class ModelDrafter final : public Drafter {
   };
 
   Work work_of(const Kept& kept) const;
+  int64_t end_of_exchanged_pages(const Kept& kept, std::span<const int32_t> page_table) const;
   Work work_of(Sequence& sequence, const Kept& kept, DpScheduler& scheduler);
   int64_t plan_drafts(Sequence& sequence, int64_t last, DpScheduler& scheduler);
   int64_t first_foreign_id(std::span<const int32_t> input_ids, int64_t end) const;

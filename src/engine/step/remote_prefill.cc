@@ -90,6 +90,7 @@ Result<bool> RemotePrefill::fetch_pages(Sequence& sequence) {
 void RemotePrefill::start_decoding(Sequence& sequence) {
   if (sequence.disagg.lease != nullptr) std::exchange(sequence.disagg.lease, nullptr)->end();
   sequence.kv.num_cached = sequence.num_prompt_tokens;
+  if (executor_.draft_shape().takes_features) sequence.draft.num_cached = sequence.num_prompt_tokens;
   sequence.disagg.awaits_pages = false;
   leave_room(sequence);
 }

@@ -197,7 +197,9 @@ Status StepLoop::plan_and_start_step() {
   }
   if (drafter_ != nullptr) {
     watchdog_.enter("drafting");
-    FP4MOE_RETURN_IF_ERROR(drafter_->draft(scheduler_));
+    const Status drafted = status_of([this] { return drafter_->draft(scheduler_); });
+    delivery_.open_held_pages(drafted);
+    FP4MOE_RETURN_IF_ERROR(drafted);
     watchdog_.enter("planning");
     if (grammars_ != nullptr) grammars_->drop_drafts();
   }
