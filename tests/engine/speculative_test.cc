@@ -295,9 +295,6 @@ TEST(SpeculationFlags, WhatIsNotSupportedIsRefusedByName) {
       std::string::npos);
   EXPECT_NE(standalone([](EngineConfig& c) { c.speculative_num_steps = 64; }).find("0 to 63"),
             std::string::npos);
-  EXPECT_NE(
-      standalone([](EngineConfig& c) { c.disaggregation_mode = "decode"; }).find("--disaggregation-mode"),
-      std::string::npos);
   EXPECT_NE(refusal([](EngineConfig& c) { c.speculative_num_draft_tokens = 1; }).find("2 to 64"),
             std::string::npos);
   EXPECT_NE(refusal([](EngineConfig& c) {
