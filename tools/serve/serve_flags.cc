@@ -59,8 +59,7 @@ void add_disaggregation_flags(CLI::App& subcommand, ServeOptions& options) {
   flag("--disaggregation-mode", e.disaggregation_mode,
        "role of this node; null: no disaggregation; prefill: computes prompts for decode nodes; decode: "
        "generates from those prompts; see `fp4moe router`; both need the same --speculative-algorithm if it "
-       "is "
-       "EAGLE, NEXTN or EAGLE3")
+       "is EAGLE, NEXTN or EAGLE3")
       ->type_name("TEXT:{null,prefill,decode}");
   flag("--disaggregation-bootstrap-port", e.disaggregation_bootstrap_port,
        "prefill: port on --host from which decode nodes fetch KV pages; 0: any free port")
