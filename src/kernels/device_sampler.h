@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/batch.h"
 #include "kernels/device_comm.h"
 
 namespace fp4moe {
@@ -12,7 +13,7 @@ constexpr int kMaxTopLogprobs = 20;
 // How one id's logit x changes before a token is chosen: `add` is added; the sum is divided by `scale`, or
 // multiplied by it if the sum is negative; then `bias` is added. In f32, capped at the largest f32.
 struct LogitEdit {
-  int32_t token_id = 0;
+  int32_t token_id = 0;  // negative: as in SampleRowsArgs::chosen
   float add = 0;
   float scale = 1;  // above 0
   float bias = 0;
@@ -27,7 +28,8 @@ struct SampleRowParams {
   int32_t top_logprobs = -1;  // -1: no log-probabilities; n <= kMaxTopLogprobs
   float min_p = 0;
   int32_t given_id = -1;                  // >= 0: the token is given; only log-probabilities are computed
-  int32_t first_edit = 0, num_edits = 0;  // range in SampleRowsArgs::edits; each id at most once per row
+  int32_t first_edit = 0, num_edits = 0;  // range in SampleRowsArgs::edits; each id at most once per row, and
+                                          // at most one negative id, which is edited last
   int32_t first_logprob_id = 0, num_logprob_ids = 0;  // range in SampleRowsArgs::logprob_ids; empty if
                                                       // top_logprobs < 0
   int32_t allowed = -1;  // index into SampleRowsArgs::allowed; -1: all ids are allowed
@@ -56,14 +58,18 @@ struct SampleRowsArgs {
   const uint32_t* masked = nullptr;
   const SampleRowParams* params = nullptr;  // [num_rows]; not read if all_greedy
   const LogitEdit* edits = nullptr;         // indexed by SampleRowParams::first_edit
+  ChosenTokens chosen;                      // what negative ids in `edits` refer to
   // [masks, ceil(V / 32)], indexed by SampleRowParams::allowed: only ids whose bit (as in `masked`) is set
   // can be chosen. Masks do not change log-probabilities.
   const uint32_t* allowed = nullptr;
   const int32_t* logprob_ids = nullptr;  // indexed by SampleRowParams::first_logprob_id
   float* id_logprobs = nullptr;          // the log-probability of each of logprob_ids, masked ids too
   bool all_greedy = false;               // is_plain_greedy() holds for every row
-  SampledRow* out = nullptr;             // [num_rows]
-  SampledRow* copy = nullptr;            // a second copy of `out`, for instance in pinned memory; or null
+  // [V] or null, only if all_greedy: the id that is put instead of each id. A row whose id has none (-1) is
+  // kNoToken.
+  const int32_t* put_ids = nullptr;
+  SampledRow* out = nullptr;   // [num_rows]
+  SampledRow* copy = nullptr;  // a second copy of `out`, for instance in pinned memory; or null
 };
 
 inline bool is_plain_greedy(const SampleRowParams& row) {
@@ -86,8 +92,8 @@ struct LogitShard {
   int64_t first_id = 0;  // of SampleRowsArgs::logits, which are those of vocab_size consecutive ids
 };
 // Samples rows that are all_greedy, with the results that SampleRows has for whole rows. A rank's vocab_size
-// may be 0. `masked` counts from id 0. All ranks of the group enqueue it, with the same num_rows; each gets
-// all results. If the group fails, every row is kBadLogits.
+// may be 0. `masked` and `put_ids` count from id 0. All ranks of the group enqueue it, with the same
+// num_rows; each gets all results. If the group fails, every row is kBadLogits.
 using SampleShards = void (*)(const SampleRowsArgs& rows, const LogitShard& shard);
 // Returns null in a build without CUDA.
 SampleShards cuda_sample_shards();

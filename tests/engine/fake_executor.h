@@ -1,4 +1,4 @@
-// An executor that runs a fake model, and the parameters of a step loop over it.
+// An executor that runs a fake model.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,48 +11,18 @@
 #include <optional>
 #include <vector>
 
-#include "engine/fake_draft.h"
-#include "engine/fake_model.h"
-#include "engine/fake_tokenizer.h"
-#include "engine/step/step_loop.h"
+#include "engine/loop_shape.h"
 
 namespace fp4moe {
 
-// Large because every part of the loop has parameters here.
-struct LoopShape {
-  int64_t num_pages = 256;
-  int page_size = 4;
-  int64_t window = 0;            // of layer 1, in tokens; 0: none
-  int64_t num_window_pages = 0;  // 0: layer 1 holds all tokens
-  SchedulerLimits scheduler{.max_running_requests = 8, .chunked_prefill_size = 16, .max_prefill_tokens = 32};
-  int64_t context_length = 128;
-  int64_t max_queued_requests = 1000;
-  int num_groups = 1;
-  bool samples = false;  // whether the executor samples
-  bool supports_routed_experts = true;
-  std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: no grammars
-  bool reuses_prefixes = true;
-  double conservativeness = 0;  // 0 reserves no pages for output, so that pages run out often
-  TimeLimits time_limits = {};
-  PriorityRules priorities = {.are_used = true};
-  double watchdog_timeout = 0;
-  KvHello hello = {};  // a decode engine if not empty
-  MaskLimits masks = {};
-  NgramLimits drafts = {};
-  int64_t max_model_drafts = 0;
-  FakeDraft draft = {};
-  DraftSource draft_source = {};  // empty: n-gram drafts
-  double synthetic_acceptance = -1;
-  std::optional<StepCost> adaptive = {};
-  std::vector<int32_t> eos_token_ids = {kEosId};
-};
-
 // One fake model with separate KV pages per group. If `fail` is set, the next step fails permanently.
+// Large because it implements Executor.
 class FakeExecutor : public Executor {
  public:
   FakeExecutor(FakeModel& model, const LoopShape& shape)
       : model_(model),
         samples_(shape.samples),
+        keeps_draft_ids_(shape.keeps_draft_ids),
         supports_routed_experts_(shape.supports_routed_experts),
         logits_(
             static_cast<size_t>((shape.scheduler.max_running_requests + shape.num_groups) *
@@ -60,7 +30,7 @@ class FakeExecutor : public Executor {
                                 std::max(model.config().vocab_size,
                                          shape.draft.model ? shape.draft.model->config().vocab_size : 0))),
         draft_(shape.draft.model),
-        draft_shape_(draft_shape_of(shape)) {
+        draft_shape_(draft_shape_of(shape, model.config().vocab_size)) {
     for (int group = 0; group < shape.num_groups; ++group) {
       kv_.push_back(fake_kv(model.config(), {shape.num_pages, shape.num_window_pages}, shape.page_size));
       if (draft_ != nullptr)
@@ -80,9 +50,7 @@ class FakeExecutor : public Executor {
     float* logits = logits_.data();
     for (size_t group = 0; group < groups.size(); ++group) {
       Batch batch = groups[group];
-      std::vector<int32_t> ids(batch.token_ids.begin(), batch.token_ids.end());
-      for (int32_t& id : ids)
-        if (id < 0) id = sampled_.back().rows.at(static_cast<size_t>(~id)).token_id;
+      const std::vector<int32_t> ids = known_ids(batch.token_ids);
       batch.token_ids = ids;
       EXPECT_TRUE(model_.forward_model(batch, kv_[group], logits, pool_).ok());
       if (auto* draft = dynamic_cast<FakeFeatureDraft*>(draft_)) draft->keep_features(group, batch);
@@ -94,6 +62,19 @@ class FakeExecutor : public Executor {
   float* logits() override { return logits_.data(); }
   DraftShape draft_shape() const override { return draft_shape_; }
   std::span<const int32_t> draft_token_ids() const override { return draft_->token_ids(); }
+  bool keeps_draft_ids() const override { return keeps_draft_ids_; }
+  void begin_drafts() override {
+    kept_drafts_.clear();
+    is_sampled_ = false;
+  }
+  Status take_draft_ids(std::span<int32_t> ids) override {
+    if (!keeps_draft_ids_) return Executor::take_draft_ids(ids);
+    num_early_takes += !is_sampled_;
+    EXPECT_LE(ids.size(), kept_drafts_.size());
+    std::copy_n(kept_drafts_.begin(), ids.size(), ids.begin());
+    return {};
+  }
+  std::atomic<int> num_early_takes = 0;  // of draft ids, before the step that verifies them was sampled
   Status supports_routed_experts() const override {
     return supports_routed_experts_ ? Status() : Executor::supports_routed_experts();
   }
@@ -129,13 +110,18 @@ class FakeExecutor : public Executor {
 
   bool samples() const override { return samples_; }
   Status set_masked_ids(std::span<const int32_t> ids) override {
-    sampler_.emplace(config().vocab_size, std::vector<int32_t>(ids.begin(), ids.end()));
+    masked_ids_.assign(ids.begin(), ids.end());
+    sampler_.emplace(config().vocab_size, masked_ids_);
     return {};
   }
   // Samples with the host's Sampler through a device executor's interface.
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                       std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) override {
     if (!sample_failure.ok()) return sample_failure;
+    is_sampled_ = true;
+    std::vector<LogitEdit> known_edits(edits.begin(), edits.end());
+    for (LogitEdit& edit : known_edits) edit.token_id = known_id(edit.token_id);
+    edits = known_edits;
     EXPECT_LT(num_waiting_, 2);
     ++num_waiting_;
     std::vector<SampledRow> out(rows.size());
@@ -187,18 +173,23 @@ class FakeExecutor : public Executor {
   Status draft_failure;   // of the next passes of the draft model; set before the first request
 
  private:
-  DraftShape draft_shape_of(const LoopShape& shape) const {
-    if (draft_ == nullptr) return {};
-    DraftShape draft = shape.draft.shape;
-    const auto or_default = [](int64_t& size, int64_t value) { size = size > 0 ? size : value; };
-    const int64_t num_decode_rows = shape.scheduler.max_running_requests * (1 + shape.max_model_drafts);
-    draft.vocab_size = draft_->config().vocab_size;
-    draft.takes_features = dynamic_cast<FakeFeatureDraft*>(draft_) != nullptr;
-    or_default(draft.num_input_ids, draft.takes_features ? config().vocab_size : draft.vocab_size);
-    or_default(draft.max_positions, shape.context_length);
-    or_default(draft.max_batch_tokens, shape.scheduler.max_prefill_tokens + num_decode_rows);
-    or_default(draft.max_logit_rows, shape.scheduler.max_running_requests + shape.num_groups);
-    return draft;
+  int32_t known_id(int32_t id) const {
+    if (id >= 0) return id;
+    if (~id < kFirstDraft) return sampled_.back().rows.at(static_cast<size_t>(~id)).token_id;
+    return std::max(0, kept_drafts_.at(static_cast<size_t>(~id - kFirstDraft)));
+  }
+  std::vector<int32_t> known_ids(std::span<const int32_t> ids) const {
+    std::vector<int32_t> known;
+    for (const int32_t id : ids) known.push_back(known_id(id));
+    return known;
+  }
+
+  void keep_drafts(size_t num_rows) {
+    std::vector<int32_t> ids(num_rows);
+    EXPECT_TRUE(Executor::take_draft_ids(ids).ok());
+    for (const int32_t id : ids)
+      kept_drafts_.push_back(std::ranges::find(masked_ids_, id) == masked_ids_.end() ? id : -1);
+    EXPECT_LE(std::ssize(kept_drafts_), std::ssize(logits_) / config().vocab_size);
   }
 
   Status run_draft(std::span<const Batch> groups) {
@@ -207,7 +198,9 @@ class FakeExecutor : public Executor {
     float* logits = logits_.data();
     int64_t num_logit_rows = 0;
     for (size_t group = 0; group < groups.size(); ++group) {
-      const Batch& batch = groups[group];
+      Batch batch = groups[group];
+      const std::vector<int32_t> ids = known_ids(batch.token_ids);
+      batch.token_ids = ids;
       EXPECT_EQ(batch.model, BatchModel::kDraft);
       EXPECT_LE(batch.num_rows(), draft_shape_.max_batch_tokens);
       for (const int32_t id : batch.token_ids) EXPECT_TRUE(id >= 0 && id < draft_shape_.num_input_ids) << id;
@@ -219,12 +212,13 @@ class FakeExecutor : public Executor {
       num_logit_rows += std::ssize(batch.logit_rows);
     }
     EXPECT_LE(num_logit_rows, draft_shape_.max_logit_rows);
+    if (keeps_draft_ids_) keep_drafts(static_cast<size_t>(num_logit_rows));
     if (on_draft) on_draft(groups);
     return {};
   }
 
   FakeModel& model_;
-  const bool samples_, supports_routed_experts_;
+  const bool samples_, keeps_draft_ids_, supports_routed_experts_;
   std::optional<Sampler> sampler_;
   struct Sampled {
     std::vector<SampledRow> rows;
@@ -232,6 +226,8 @@ class FakeExecutor : public Executor {
   };
   std::vector<Sampled> sampled_;  // results of every start_sample()
   int num_waiting_ = 0;           // number of last results that are not yet taken
+  std::vector<int32_t> masked_ids_, kept_drafts_;
+  bool is_sampled_ = false;  // since begin_drafts()
   std::vector<KvCache> kv_;
   std::vector<float> logits_;
   Model* const draft_;

@@ -20,7 +20,8 @@ Status Executor::take_draft_ids(std::span<int32_t> ids) {
   const int64_t vocab_size = draft_shape().vocab_size;
   const float* const rows = logits();
   pool().run(std::ssize(ids), [&](int64_t i, int) {
-    ids[static_cast<size_t>(i)] = most_probable({rows + i * vocab_size, static_cast<size_t>(vocab_size)});
+    const int32_t id = most_probable({rows + i * vocab_size, static_cast<size_t>(vocab_size)});
+    ids[static_cast<size_t>(i)] = target_id(id, draft_token_ids(), config().vocab_size);
   });
   return {};
 }

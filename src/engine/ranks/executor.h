@@ -11,6 +11,7 @@
 
 namespace fp4moe {
 
+// Large because an executor may sample, run a draft model and exchange pages, each with a few methods.
 class Executor {
  public:
   virtual ~Executor() = default;
@@ -36,10 +37,19 @@ class Executor {
   virtual float* logits() = 0;
   virtual DraftShape draft_shape() const { return {}; }
   virtual std::span<const int32_t> draft_token_ids() const { return {}; }  // Model::token_ids() of the draft
-  // Waits for the last execute_step(), which ran the draft model, and chooses an id of the draft model for
-  // each row of logits: the most probable one (in a tie, the lowest), or -1 if a logit is NaN or infinite (on
-  // a GPU: NaN or +infinity, or only -infinity). Logits need not be on the host.
+  // Waits for the last execute_step(), which ran the draft model, and chooses an id for each row of logits:
+  // that of the target for the most probable token (in a tie, the lowest id of the draft model), or -1 if the
+  // target has none, or if a logit is NaN or infinite (on a GPU: NaN or +infinity, or only -infinity). Logits
+  // need not be on the host.
   virtual Status take_draft_ids(std::span<int32_t> ids);
+  // An executor that keeps draft ids chooses them on the device, and accepts the next steps before they are
+  // known: an id ~(kFirstDraft + i) in a batch or an edit means the id of row i, counted from
+  // begin_drafts() over the rows of logits of all passes of the draft model (at most max_logit_rows), or 0 if
+  // that row has none. take_draft_ids() then waits for these passes and takes the first of their rows' ids;
+  // ids passed to set_masked_ids() are -1.
+  static constexpr int32_t kFirstDraft = 1 << 24;
+  virtual bool keeps_draft_ids() const { return false; }
+  virtual void begin_drafts() {}
   // Returns OK if execute_step() fills Batch::routed_experts, otherwise the reason why it does not.
   virtual Status supports_routed_experts() const {
     return unsupported("this executor does not report routed experts");

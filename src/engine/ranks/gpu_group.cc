@@ -64,6 +64,11 @@ class GpuGroup final : public RankGroup {
 
   Status execute_step(std::span<const Batch> groups) override;
   Status take_draft_ids(std::span<int32_t> ids) override;
+  bool keeps_draft_ids() const override { return true; }
+  void begin_drafts() override {
+    drafts_.clear();
+    num_draft_rows_ = 0;
+  }
   Status set_masked_ids(std::span<const int32_t> ids) override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->set_masked_ids(ids); });
   }
@@ -125,7 +130,7 @@ class GpuGroup final : public RankGroup {
  private:
   // One group's part of a step.
   struct Group {
-    Batch batch;                     // ids ~r of chosen tokens count from the group's first row
+    Batch batch;                     // its unknown ids are known_to_rank()
     std::vector<int32_t> token_ids;  // of `batch`
     int64_t num_logit_rows = 0;      // of the last step
     int64_t first_chosen = 0;        // index of its first row in the last start_sample()
@@ -139,9 +144,10 @@ class GpuGroup final : public RankGroup {
   size_t leader_of(int group) const { return rank_index(group * layout_.attention_tp()); }
   Group& group_of(int rank) { return groups_[static_cast<size_t>(rank / layout_.attention_tp())]; }
   void take_batches(std::span<const Batch> batches);
+  int32_t known_to_rank(int32_t id, const Group& group) const;
   void take_draft_rows(Group& group);
   void gather_logits();
-  void gather_draft_logits();
+  void keep_draft_rows();
 
   const Rank& leader() const { return std::as_const(*ranks_[0]).rank(); }
   static size_t rank_index(int rank) { return static_cast<size_t>(rank); }
@@ -156,7 +162,10 @@ class GpuGroup final : public RankGroup {
   RankThreads threads_;
   std::vector<Group> groups_;
   std::deque<std::vector<SampledCounts>> sampled_;  // [dp], for each start_sample() not yet taken
-  std::vector<float> logits_;                       // used with several groups
+  std::vector<int64_t> drafts_;   // since begin_drafts(): which of the ranks' kept ids each is
+  int64_t num_draft_rows_ = 0;    // ids that the ranks have kept since then
+  std::vector<LogitEdit> edits_;  // of start_sample(), if some have unknown ids
+  std::vector<float> logits_;     // used with several groups
 };
 
 template <class Function>
@@ -192,25 +201,40 @@ Status GpuGroup::load(const RankSetup& setup) {
   return failure();
 }
 
-// Copies the batches, with ids ~r of chosen tokens counted from the group's first row.
+// Returns what the group's ranks take for an id: one that is known, or the place of one that is not among
+// those of their rows.
+int32_t GpuGroup::known_to_rank(int32_t id, const Group& group) const {
+  if (id >= 0) return id;
+  const int32_t row = ~id;
+  if (row < kFirstDraft) return ~(row - static_cast<int32_t>(group.first_chosen));
+  const auto draft = static_cast<size_t>(row - kFirstDraft);
+  FP4MOE_CHECK(draft < drafts_.size(), "draft " + std::to_string(draft) + " of " +
+                                           std::to_string(drafts_.size()) + " is not known to the device");
+  return ranks_[0]->kept_draft(drafts_[draft]);
+}
+
+// Copies the batches, with unknown ids as their ranks take them.
 void GpuGroup::take_batches(std::span<const Batch> batches) {
   for (size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
     group.batch = batches[g];
     group.num_logit_rows = std::ssize(batches[g].logit_rows);
     if (group.batch.model == BatchModel::kDraft) take_draft_rows(group);
-    if (group.first_chosen == 0) continue;
+    if (std::ranges::none_of(batches[g].token_ids, [](int32_t id) { return id < 0; })) continue;
     group.token_ids.assign(batches[g].token_ids.begin(), batches[g].token_ids.end());
-    for (int32_t& id : group.token_ids)
-      if (id < 0) id = ~(~id - static_cast<int32_t>(group.first_chosen));
+    for (int32_t& id : group.token_ids) id = known_to_rank(id, group);
     group.batch.token_ids = group.token_ids;
   }
 }
 
+// Also numbers the rows whose ids will be kept.
 void GpuGroup::take_draft_rows(Group& group) {
   Batch& batch = group.batch;
   group.draft_rows.assign(batch.logit_rows.begin(), batch.logit_rows.end());
-  if (!ranks_[0]->widens(batch)) {
+  const int64_t num_wanted = std::ssize(drafts_) + std::ssize(batch.logit_rows);
+  const int64_t num_kept = num_draft_rows_ + std::ssize(batch.token_ids);
+  const bool has_room = num_kept - num_wanted <= ranks_[0]->most_drafts() / 2;
+  if (!has_room || !ranks_[0]->widens(batch)) {
     std::iota(group.draft_rows.begin(), group.draft_rows.end(), 0);
     return;
   }
@@ -224,7 +248,7 @@ Status GpuGroup::execute_step(std::span<const Batch> batches) {
                std::to_string(batches.size()) + " batches for " + std::to_string(groups_.size()) + " groups");
   FP4MOE_RETURN_IF_ERROR(failure());
   take_batches(batches);
-  GpuStep step{.model = batches[0].model, .chains = batches[0].chains};
+  GpuStep step{.model = batches[0].model, .chains = batches[0].chains, .first_draft = num_draft_rows_};
   for (const Group& group : groups_) {
     const GpuStep own = ranks_[0]->step_of(group.batch);
     step.decodes &= own.decodes;
@@ -239,14 +263,16 @@ Status GpuGroup::execute_step(std::span<const Batch> batches) {
   });
   FP4MOE_RETURN_IF_ERROR(status);
   if (step.model == BatchModel::kDraft)
-    gather_draft_logits();
+    keep_draft_rows();
   else if (layout_.dp > 1)
     gather_logits();
   return failure();
 }
 
-// Moves the wanted rows to the front. There is one group.
-void GpuGroup::gather_draft_logits() {
+// Keeps the places of the wanted ids, and moves the wanted rows of logits to the front. There is one group.
+void GpuGroup::keep_draft_rows() {
+  for (const int64_t row : groups_[0].draft_rows) drafts_.push_back(num_draft_rows_ + row);
+  num_draft_rows_ += std::ssize(groups_[0].batch.logit_rows);
   if (!ranks_[0]->wants_logits()) return;
   float* const rows = ranks_[0]->logits();
   const int64_t vocab_size = draft_shape_.vocab_size;
@@ -268,9 +294,15 @@ void GpuGroup::gather_logits() {
 // A group's rows, edits, masks and listed ids follow those of the group before.
 Status GpuGroup::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                               std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) {
-  if (layout_.dp == 1)
+  if (layout_.dp == 1) {
+    if (std::ranges::any_of(edits, [](const LogitEdit& edit) { return edit.token_id < 0; })) {
+      edits_.assign(edits.begin(), edits.end());
+      for (LogitEdit& edit : edits_) edit.token_id = known_to_rank(edit.token_id, groups_[0]);
+      edits = edits_;
+    }
     return on_all(
         [&](int r) { return ranks_[rank_index(r)]->start_sample(rows, edits, allowed, logprob_ids); });
+  }
   struct Part {
     std::span<const LogitEdit> edits;
     std::span<const uint32_t> allowed;
@@ -331,7 +363,9 @@ Status GpuGroup::take_sampled(std::span<SampledRow> out, std::span<float> id_log
 
 // The ranks choose alike. There is one group.
 Status GpuGroup::take_draft_ids(std::span<int32_t> ids) {
-  const std::vector<int64_t>& rows = groups_[0].draft_rows;
+  FP4MOE_CHECK(ids.size() <= drafts_.size(),
+               std::to_string(ids.size()) + " ids of " + std::to_string(drafts_.size()) + " drafts");
+  const auto rows = std::span(drafts_).first(ids.size());
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) {
     std::vector<int32_t> others(r == 0 ? 0 : ids.size());
     return ranks_[rank_index(r)]->take_draft_ids(rows, r == 0 ? ids : std::span(others));

@@ -86,7 +86,7 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
     step_ = "a step of " + std::to_string(padded) + " rows" + of_draft;
     FP4MOE_RETURN_IF_ERROR(run_batch(on_device, step.model, step.chains));
   }
-  if (step.model == BatchModel::kDraft) choose_draft_ids(std::ssize(batch.logit_rows));
+  if (step.model == BatchModel::kDraft) choose_draft_ids(std::ssize(batch.logit_rows), step.first_draft);
   if (batch.routed_experts != nullptr) FP4MOE_RETURN_IF_ERROR(take_experts(batch, padded));
   return wants_logits_ ? take_logits(std::ssize(batch.logit_rows)) : Status();
 }
@@ -121,7 +121,7 @@ Status GpuRank::take_experts(const Batch& batch, int64_t num_rows) {
 DeviceBatch GpuRank::put(const Batch& batch, int64_t num_rows, bool shares_pages) {
   DeviceBatch on_device = stage_.put(batch, num_rows);
   on_device.shares_pages = shares_pages;
-  on_device.chosen = {&sampled_rows()->token_id, int64_t{sizeof(SampledRow) / sizeof(int32_t)}};
+  on_device.chosen = chosen();
   return on_device;
 }
 
@@ -184,6 +184,21 @@ Status GpuRank::set_masked_ids(std::span<const int32_t> ids) {
   for (const int32_t id : ids) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
   const auto num_bytes = static_cast<int64_t>(bits.size() * sizeof(uint32_t));
   FP4MOE_ASSIGN_OR_RETURN(masked_, Buffer::copy_of(bits.data(), num_bytes, stream_.device().memory()));
+  return has_draft() ? put_target_ids(ids) : Status();
+}
+
+// Ids that the draft model does not take have no target id here, because a chained pass takes it unseen.
+Status GpuRank::put_target_ids(std::span<const int32_t> masked) {
+  const int64_t most = std::min(config().vocab_size, draft_shape_.num_input_ids);
+  std::vector<bool> is_masked(static_cast<size_t>(config().vocab_size));
+  for (const int32_t id : masked) is_masked[static_cast<size_t>(id)] = true;
+  std::vector<int32_t> ids(static_cast<size_t>(draft_shape_.vocab_size));
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const int32_t id = target_id(static_cast<int32_t>(i), rank_.draft_token_ids(), most);
+    ids[i] = id >= 0 && !is_masked[static_cast<size_t>(id)] ? id : -1;
+  }
+  const auto num_bytes = static_cast<int64_t>(ids.size() * sizeof(int32_t));
+  FP4MOE_ASSIGN_OR_RETURN(target_ids_, Buffer::copy_of(ids.data(), num_bytes, stream_.device().memory()));
   return {};
 }
 
@@ -223,6 +238,7 @@ Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<co
                .masked = masked_.as<uint32_t>(),
                .params = sampled_.as<SampleRowParams>(),
                .edits = edits_.as<LogitEdit>(),
+               .chosen = chosen(),
                .allowed = allowed_.as<uint32_t>(),
                .logprob_ids = logprob_ids_.as<int32_t>(),
                .id_logprobs = buffers.id_logprobs.as<float>(),
@@ -260,22 +276,25 @@ Status GpuRank::take_sampled(std::span<SampledRow> out, std::span<float> id_logp
   return {};
 }
 
-// After a pass of the draft model.
-void GpuRank::choose_draft_ids(int64_t num_rows) {
+// After a pass of the draft model. Kernels of later passes read the ids on the device; the host may read them
+// as soon as anything later on the stream is done.
+void GpuRank::choose_draft_ids(int64_t num_rows, int64_t first_draft) {
   if (num_rows == 0) return;
   const int64_t vocab_size = last_shape().vocab_size;
+  FP4MOE_CHECK(first_draft + num_rows <= most_drafts(),
+               std::to_string(num_rows) + " rows of drafts after " + std::to_string(first_draft));
   sample_rows({.logits = logits_.as<float>(),
                .num_rows = num_rows,
                .vocab_size = vocab_size,
                .row_stride = vocab_size,
                .all_greedy = true,
-               .out = draft_rows_.as<SampledRow>()});
+               .put_ids = target_ids_.as<int32_t>(),
+               .out = sampled_rows() + max_logit_rows_ + first_draft,
+               .copy = draft_rows_.as<SampledRow>() + first_draft});
   drafted_.record(stream_);
 }
 
 Status GpuRank::take_draft_ids(std::span<const int64_t> rows, std::span<int32_t> ids) {
-  FP4MOE_CHECK(last_model_ == BatchModel::kDraft && ids.size() == rows.size(),
-               std::to_string(ids.size()) + " ids of a pass that did not choose them");
   const Status status = drafted_.synchronize();
   if (const Status asked = stream_.take_failure(); status.ok() && !asked.ok())
     return keep_failure(asked.with_context("GPU, in " + step_));

@@ -8,7 +8,7 @@
 // store their keys (DeviceBatch::shares_pages).
 //
 // A draft model runs on the same stream, with the same inputs and logits buffers: a pass with one row a
-// sequence as one graph launch, too. Its ids are chosen on the device.
+// sequence as one graph launch, too. Its ids are chosen on the device and kept there for later passes.
 #pragma once
 
 #include <algorithm>
@@ -39,6 +39,7 @@ struct GpuStep {
   bool decodes = true;               // all groups decode, so all ranks run the graph of the same size
   bool verifies = false;             // rows of a group share pages
   int64_t rows = 0, logit_rows = 0;  // of the group with the most rows, padded
+  int64_t first_draft = 0;           // kDraft: where the ids of its logits' rows are kept (most_drafts())
 };
 
 // Large because a step's inputs, outputs and graphs each have a separate buffer. Methods behave like those of
@@ -67,8 +68,13 @@ class GpuRank {
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                       std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids);
   Status take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs);
-  // `rows`: indices among the rows of logits.
+  // Waits for the passes of the draft model so far. `rows`: indices among the kept ids.
   Status take_draft_ids(std::span<const int64_t> rows, std::span<int32_t> ids);
+  // How many ids of the draft model's rows are kept: twice as many as are wanted at a time, because a pass
+  // that widens() has more rows.
+  int64_t most_drafts() const { return has_draft() ? 2 * max_logit_rows_ : 0; }
+  // Returns what an id in a batch or an edit means that refers to a kept id.
+  int32_t kept_draft(int64_t row) const { return ~static_cast<int32_t>(max_logit_rows_ + row); }
   // Whether a pass of the draft model runs as a decode step, which computes the logits of all its rows.
   bool widens(const Batch& batch) const;
   Status failure() const {
@@ -131,10 +137,12 @@ class GpuRank {
   Status take_logits(int64_t num_rows);
   void gather_logits(int64_t num_rows);
   void sample_rows(SampleRowsArgs args);
-  void choose_draft_ids(int64_t num_rows);
+  void choose_draft_ids(int64_t num_rows, int64_t first_draft);
+  Status put_target_ids(std::span<const int32_t> masked);
   Status copy_page(KvPageCopyArgs args, const char* what);
   int64_t params_bytes() const { return max_logit_rows_ * int64_t{sizeof(SampleRowParams)}; }
   SampledRow* sampled_rows() { return reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes()); }
+  ChosenTokens chosen() { return {&sampled_rows()->token_id, int64_t{sizeof(SampledRow) / sizeof(int32_t)}}; }
   Status wait(const std::string& what);
   Status keep_failure(const Status& status);
 
@@ -150,7 +158,7 @@ class GpuRank {
   Buffer logits_;       // device: [max_logit_rows, V] f32; with a group_, only after gather_logits()
   Buffer part_;         // device: [max_logit_rows, ids of this rank] f32; only with a group_
   Buffer host_logits_;  // a pinned copy of logits_; only if wants_logits_, on the group's first rank
-  Buffer sampled_;      // device: params, then rows
+  Buffer sampled_;      // device: params, then rows, then most_drafts() rows of the draft model
   Buffer edits_;        // device: LogitEdits
   Buffer allowed_;      // device: SampleRowsArgs::allowed
   Buffer logprob_ids_;  // device: SampleRowsArgs::logprob_ids
@@ -165,8 +173,9 @@ class GpuRank {
   };
   HostBuffers host_buffers_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
-  Buffer draft_rows_;              // pinned: SampledRows of the draft model's last pass
+  Buffer draft_rows_;              // pinned: the draft model's rows
   Event drafted_;                  // they have arrived
+  Buffer target_ids_;              // device: [V of the draft model] target_id(), or -1 if it is masked
   Buffer masked_;                  // device: SampleRowsArgs::masked, or empty
   Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, with padding; host_experts_
                                    // is pinned

@@ -52,9 +52,9 @@ struct SequenceKv {
 // in Delta. The scheduler sets num_cached when it gives the sequence pages, and clears the state of a
 // sequence whose pages it takes.
 struct SequenceDraft {
-  std::vector<int32_t> ids;
-  int64_t num_cached = 0;   // number of leading tokens whose draft keys and values are in the pages
-  int64_t num_chained = 0;  // number of leading `ids` after them whose keys and values are there too
+  std::vector<int32_t> ids;  // negative: still on the device, as Executor::kFirstDraft says
+  int64_t num_cached = 0;    // number of leading tokens whose draft keys and values are in the pages
+  int64_t num_chained = 0;   // number of leading `ids` after them whose keys and values are there too
   int64_t most = std::numeric_limits<int64_t>::max();  // number of ids, if drafting them takes a model's time
   int64_t num_verified = 0, num_proposed = 0, num_correct = 0;
   std::vector<int64_t> num_steps;  // [n]: steps in which exactly n drafts were correct

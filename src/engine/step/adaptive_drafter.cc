@@ -25,8 +25,10 @@ StepCost step_cost(const ModelConfig& config, int64_t weight_bytes) {
 
 Status AdaptiveDrafter::draft(DpScheduler& scheduler) {
   constexpr double kNewShare = 1.0 / 8;  // of a measured time in its mean
+  constexpr int64_t kMeasured = 16;      // calls, of which one waits for its drafts
   list(scheduler);
   if (drafter_->runs_model()) choose(/*is_drafted=*/false);
+  if (num_unmeasured_ + 1 >= kMeasured || draft_seconds_ == 0) drafter_->wait_in_next_draft();
   const auto started = std::chrono::steady_clock::now();
   FP4MOE_RETURN_IF_ERROR(drafter_->draft(scheduler));
   const std::chrono::duration<double> time = std::chrono::steady_clock::now() - started;
@@ -37,6 +39,12 @@ Status AdaptiveDrafter::draft(DpScheduler& scheduler) {
   }
   int64_t depth = 1;
   for (const Sequence* sequence : listed_) depth = std::max(depth, std::ssize(sequence->draft.ids));
+  if (!drafter_->has_waited()) {  // the passes are a part of the step
+    drafting_seconds_ = std::max(time.count(), draft_seconds_ * static_cast<double>(depth));
+    ++num_unmeasured_;
+    return {};
+  }
+  num_unmeasured_ = 0;
   const double seconds = time.count() / static_cast<double>(depth);
   draft_seconds_ = draft_seconds_ == 0 ? seconds : draft_seconds_ + kNewShare * (seconds - draft_seconds_);
   return {};

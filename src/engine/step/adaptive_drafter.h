@@ -35,6 +35,7 @@ class AdaptiveDrafter final : public Drafter {
   std::vector<DraftChoice::Candidate> candidates_;
   double draft_seconds_ = 0;     // mean of drafting one position by a model
   double drafting_seconds_ = 0;  // of the last draft()
+  int64_t num_unmeasured_ = 0;   // calls since the last one that waited for the drafts
   // Of the step in progress; 0: it does not only decode.
   int64_t num_sequences_ = 0, num_rows_ = 0;
 };

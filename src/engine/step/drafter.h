@@ -1,6 +1,9 @@
 // Drafter: proposes tokens that may follow the sequences' last tokens (speculative decoding).
 #pragma once
 
+#include <cstdint>
+#include <span>
+
 #include "engine/schedule/dp_scheduler.h"
 #include "fp4moe/status.h"
 
@@ -12,7 +15,8 @@ class Drafter {
   virtual ~Drafter() = default;
 
   // Called once per step, after the tokens of the step before have been delivered and before the next one is
-  // planned. Sets draft.ids of sequences that decode; other sequences have none.
+  // planned. Sets draft.ids of sequences that decode; other sequences have none. Ids may stay on the device
+  // if the host needs none before the step is sampled.
   virtual Status draft(DpScheduler& scheduler) = 0;
   // Called after the forward pass of a planned step and before it is committed.
   virtual void keep_step(const DpScheduler& /*scheduler*/) {}
@@ -22,6 +26,10 @@ class Drafter {
   virtual void end(const Sequence& /*sequence*/) {}
   // Whether draft() runs a model. It should then set at most draft.most ids.
   virtual bool runs_model() const { return false; }
+  // Makes the next draft() wait until its ids are known, so that its time is that of the model's passes.
+  virtual void wait_in_next_draft() {}
+  // Whether the last draft() has waited.
+  virtual bool has_waited() const { return true; }
 };
 
 // Returns whether the sequence's next row chooses its next token, after the first one.
@@ -35,5 +43,11 @@ inline bool may_draft(const Sequence& sequence) {
   const OutputGrammar* grammar = sequence.grammar.matcher.get();
   return decodes(sequence) && (grammar == nullptr || !grammar->is_slow());
 }
+
+// Puts the ids, by number of kFirstDraft, of the sequence's drafts that stayed on the device; drafts end at
+// the first that has no id.
+void reveal_drafts(SequenceDraft& draft, std::span<const int32_t> ids);
+// Returns how many ids reveal_drafts() needs.
+int64_t num_kept_ids(const SequenceDraft& draft);
 
 }  // namespace fp4moe

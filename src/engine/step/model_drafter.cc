@@ -83,6 +83,8 @@ Status ModelDrafter::draft(DpScheduler& scheduler) {
       work[g].push_back(kept.sequence == nullptr ? work_of(kept) : work_of(*kept.sequence, kept, scheduler));
   for (size_t g = 0; g < work.size(); ++g)
     for (Work& one : work[g]) claim_pages(static_cast<int>(g), one);
+  num_kept_ = 0;
+  if (executor_.keeps_draft_ids()) executor_.begin_drafts();
   FP4MOE_RETURN_IF_ERROR(extend(work));
   FP4MOE_RETURN_IF_ERROR(chain(work));
   for (std::vector<Work>& group : work)
@@ -94,7 +96,9 @@ Status ModelDrafter::draft(DpScheduler& scheduler) {
       draft.num_chained = shape_.takes_features ? 0 : std::max<int64_t>(0, std::ssize(one.drafts) - 1);
       draft.ids = std::move(one.drafts);
     }
-  return {};
+  has_waited_ = !executor_.keeps_draft_ids() || (num_kept_ > 0 && (waits_ || host_needs_ids(work)));
+  waits_ = false;
+  return num_kept_ > 0 && has_waited_ ? take_ids(work) : Status();
 }
 
 // Returns the end of those of the rows' pages that publication has exchanged for another sequence's with the
@@ -261,8 +265,7 @@ void ModelDrafter::choose_after(Pass& pass, Work& work) {
   pass.choosing.push_back(&work);
 }
 
-// Runs the rows of all groups, and appends the token of each row of logits to its sequence's drafts. A row
-// without a token ends them.
+// Runs the rows of all groups, and appends the token of each row of logits to its sequence's drafts.
 Status ModelDrafter::run_pass(bool chains) {
   std::vector<Batch> batches;
   std::vector<Work*> choosing;
@@ -274,25 +277,44 @@ Status ModelDrafter::run_pass(bool chains) {
     choosing.insert(choosing.end(), pass.choosing.begin(), pass.choosing.end());
   }
   FP4MOE_RETURN_IF_ERROR(executor_.execute_step(batches));
-  if (choosing.empty()) return {};
+  return choosing.empty() ? Status() : choose_ids(choosing);
+}
+
+// A row without a token ends its sequence's drafts.
+Status ModelDrafter::choose_ids(std::span<Work* const> choosing) {
+  if (executor_.keeps_draft_ids()) {
+    for (Work* one : choosing) one->drafts.push_back(~(Executor::kFirstDraft + num_kept_++));
+    return {};
+  }
   std::vector<int32_t> ids(choosing.size());
   FP4MOE_RETURN_IF_ERROR(executor_.take_draft_ids(ids));
   for (size_t i = 0; i < ids.size(); ++i) {
     Work& one = *choosing[i];
-    if (const int32_t id = target_id(ids[i]); id < 0)
+    if (ids[i] < 0 || is_masked_[static_cast<size_t>(ids[i])])
       one.max_drafts = std::ssize(one.drafts);
     else
-      one.drafts.push_back(id);
+      one.drafts.push_back(ids[i]);
   }
   return {};
 }
 
-// Returns the id that the target has for the token of the draft model's id, or -1 if it has none.
-int32_t ModelDrafter::target_id(int32_t draft_id) const {
-  if (draft_id < 0) return -1;
-  const std::span<const int32_t> ids = executor_.draft_token_ids();
-  const int32_t id = ids.empty() ? draft_id : ids[static_cast<size_t>(draft_id)];
-  return id < std::ssize(is_masked_) && !is_masked_[static_cast<size_t>(id)] ? id : -1;
+bool ModelDrafter::host_needs_ids(const std::vector<std::vector<Work>>& work) const {
+  for (const std::vector<Work>& group : work)
+    for (const Work& one : group)
+      if (one.max_drafts > 0 &&
+          (one.sequence->output.edits.has_penalties() || one.sequence->grammar.matcher != nullptr))
+        return true;
+  return false;
+}
+
+// Waits for the ids that stayed on the device.
+Status ModelDrafter::take_ids(const std::vector<std::vector<Work>>& work) {
+  std::vector<int32_t> ids(static_cast<size_t>(num_kept_));
+  FP4MOE_RETURN_IF_ERROR(executor_.take_draft_ids(ids));
+  for (const std::vector<Work>& group : work)
+    for (const Work& one : group)
+      if (one.max_drafts > 0) reveal_drafts(one.sequence->draft, ids);
+  return {};
 }
 
 }  // namespace fp4moe

@@ -8,6 +8,10 @@
 //   chain: then        D - 1 rows, each     the same, and the draft model's features
 //                      with the last draft  of the row before
 //
+// If the executor keeps draft ids, the host does not wait for them: chained passes and the next step read
+// them on the device, and the host takes them with the step's tokens (StepRows::sample()). It waits at the
+// end of draft() if the ids decide a penalty or a mask.
+//
 // Extension computes the rows of the last step whose tokens are now known, of prompts too, so that the pages
 // of a prefix hold its draft keys and values when another sequence takes them.
 #pragma once
@@ -34,6 +38,8 @@ class ModelDrafter final : public Drafter {
   void keep_step(const DpScheduler& scheduler) override;
   void end(const Sequence& sequence) override;
   bool runs_model() const override { return true; }
+  void wait_in_next_draft() override { waits_ = true; }
+  bool has_waited() const override { return has_waited_; }
 
  private:
   // A sequence's rows in the last step.
@@ -79,7 +85,9 @@ class ModelDrafter final : public Drafter {
   Status run_passes(std::vector<std::vector<Work>>& work, bool chains, const Add& add);
   void clear_passes();
   Status run_pass(bool chains);
-  int32_t target_id(int32_t draft_id) const;
+  Status choose_ids(std::span<Work* const> choosing);
+  Status take_ids(const std::vector<std::vector<Work>>& work);
+  bool host_needs_ids(const std::vector<std::vector<Work>>& work) const;
   int64_t page_of(int64_t position) const { return position / page_size_; }
 
   Executor& executor_;
@@ -93,6 +101,8 @@ class ModelDrafter final : public Drafter {
   // [dp][pages]: the last call of draft() that extended rows in the page, and that gave it to a sequence.
   std::vector<std::vector<int64_t>> written_, granted_;
   int64_t call_ = 0;
+  int32_t num_kept_ = 0;  // ids on the device that this call of draft() has chosen
+  bool waits_ = false, has_waited_ = false;
 };
 
 }  // namespace fp4moe

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/step/drafter.h"
 
 namespace fp4moe {
 
@@ -65,7 +66,10 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
 Status StepRows::sample() {
   if (executor_.samples()) {
     FP4MOE_RETURN_IF_ERROR(start_on_executor());
-    if (!runs_ahead_) FP4MOE_RETURN_IF_ERROR(take_from_executor(next_));
+    if (!runs_ahead_) {
+      FP4MOE_RETURN_IF_ERROR(take_from_executor(next_));
+      FP4MOE_RETURN_IF_ERROR(take_drafts());
+    }
   } else {
     sample_on_host();
   }
@@ -127,13 +131,33 @@ void StepRows::append_own_edits(const LogitRow& row, std::vector<LogitEdit>& edi
   assumed.append(n, edits);
 }
 
-// Drops the rows that follow a draft other than the token that the row before them has chosen.
+// Takes the drafts whose ids stayed on the device. They are there, since the step that read them is done.
+Status StepRows::take_drafts() {
+  int64_t num_ids = 0;
+  for (const LogitRow& row : next_)
+    if (row.sequence != nullptr && !row.is_scored && row.depth == 0)
+      num_ids = std::max(num_ids, num_kept_ids(row.sequence->draft));
+  if (num_ids == 0) return {};
+  std::vector<int32_t> ids(static_cast<size_t>(num_ids));
+  FP4MOE_RETURN_IF_ERROR(executor_.take_draft_ids(ids));
+  for (LogitRow& row : next_) {
+    if (row.sequence == nullptr || row.is_scored || row.depth > 0) continue;
+    SequenceDraft& draft = row.sequence->draft;
+    reveal_drafts(draft, ids);
+    row.num_drafts = std::min(row.num_drafts, std::ssize(draft.ids));
+  }
+  return {};
+}
+
+// Drops the rows that follow a draft other than the token that the row before them has chosen, or no draft.
 void StepRows::drop_wrong_drafts() {
   for (size_t r = 1; r < next_.size(); ++r) {
     if (next_[r].depth == 0 || next_[r].sequence == nullptr) continue;
     const LogitRow& before = next_[r - 1];
-    const int32_t draft = next_[r].sequence->draft.ids[static_cast<size_t>(next_[r].depth) - 1];
-    if (before.sequence == nullptr || !before.status.ok() || before.token.token_id != draft)
+    const std::vector<int32_t>& drafts = next_[r].sequence->draft.ids;
+    const auto depth = static_cast<size_t>(next_[r].depth);
+    if (before.sequence == nullptr || !before.status.ok() || depth > drafts.size() ||
+        before.token.token_id != drafts[depth - 1])
       next_[r].sequence = nullptr;
   }
 }

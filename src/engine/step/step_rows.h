@@ -65,6 +65,7 @@ class StepRows {
   void sample_on_host();
   void append_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const;
   void append_own_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const;
+  Status take_drafts();
   void drop_wrong_drafts();
   void record_experts();
   Status start_on_executor();

@@ -54,6 +54,40 @@ class Drafting {
       for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
   }
 
+  // The prompts, then chains of two passes and a step that verifies them. If `stay`, the host knows no draft
+  // before the last step. Returns the logits of the draft model's rows and of the last step's, and the
+  // drafts.
+  Drafts chain(bool stay) {
+    step(kPrompts, 0);
+    drafts_ = {};
+    ranks_->begin_drafts();
+    std::vector<std::vector<int32_t>> rows(3);
+    for (int32_t i = 0; i < 3; ++i) {
+      Rows pass;
+      for (size_t s = 0; s < 3; ++s) {
+        rows[s].push_back(i == 0 ? id_at(s, first_[s]) : drafts_of_[s]);
+        pass.feature_rows.push_back(static_cast<int64_t>(s));
+        pass.logit_rows.push_back(static_cast<int64_t>(s));
+        add(pass, s, {rows[s].back()}, first_[s] + i);
+      }
+      execute(pass.batch(BatchModel::kDraft, i > 0));
+      for (size_t s = 0; s < 3; ++s) drafts_.logits.push_back(logits_of(s, ranks_->draft_shape().vocab_size));
+      keep_ids(i, stay);
+    }
+    Rows target;
+    for (size_t s = 0; s < 3; ++s) {
+      rows[s].push_back(drafts_of_[s]);
+      add(target, s, rows[s], first_[s]);
+    }
+    target.logit_rows.resize(target.ids.size());
+    std::iota(target.logit_rows.begin(), target.logit_rows.end(), 0);
+    execute(target.batch(BatchModel::kTarget, false));
+    for (size_t row = 0; row < target.ids.size(); ++row)
+      drafts_.logits.push_back(logits_of(row, config_.vocab_size));
+    keep_ids(2, false);
+    return std::move(drafts_);
+  }
+
   // The prompts, then steps whose rows are padded, one row each and several each; after each step two chained
   // passes. Wrong rows are dropped.
   Drafts run() {
@@ -125,23 +159,41 @@ class Drafting {
     const Status status = ranks_->execute_step({&batch, 1});
     ASSERT_TRUE(status.ok()) << status.to_string();
   }
-  // Runs a pass of the draft model and checks that each chosen id has the largest logit.
+  // Runs a pass of the draft model and checks that each chosen id is the one with the largest logit.
   void keep(const Batch& batch) {
+    ranks_->begin_drafts();
     execute(batch);
     std::vector<int32_t> ids(batch.logit_rows.size());
     const Status status = ranks_->take_draft_ids(ids);
     ASSERT_TRUE(status.ok()) << status.to_string();
-    const int64_t v = ranks_->draft_shape().vocab_size;
     for (size_t i = 0; i < ids.size(); ++i) {
-      const float* row = ranks_->logits() + static_cast<int64_t>(i) * v;
-      drafts_.logits.emplace_back(row, row + v);
-      EXPECT_EQ(ids[i], best(drafts_.logits.back()));
+      drafts_.logits.push_back(logits_of(i, ranks_->draft_shape().vocab_size));
+      const int32_t id = best(drafts_.logits.back());
+      EXPECT_EQ(ids[i], target_id(id, ranks_->draft_token_ids(), config_.vocab_size));
     }
     drafts_.ids.insert(drafts_.ids.end(), ids.begin(), ids.end());
+  }
+  std::vector<float> logits_of(size_t row, int64_t vocab_size) const {
+    const float* first = ranks_->logits() + static_cast<int64_t>(row) * vocab_size;
+    return {first, first + vocab_size};
+  }
+
+  // Sets the drafts of pass i: unknown ones if they stay.
+  void keep_ids(int32_t i, bool stay) {
+    drafts_.ids.resize(static_cast<size_t>(3 * (i + 1)));
+    if (!stay) {
+      const Status status = ranks_->take_draft_ids(drafts_.ids);
+      ASSERT_TRUE(status.ok()) << status.to_string();
+    }
+    for (size_t s = 0; s < 3; ++s) {
+      const int32_t row = 3 * i + static_cast<int32_t>(s);
+      drafts_of_[s] = stay ? ~(Executor::kFirstDraft + row) : drafts_.ids[static_cast<size_t>(row)];
+    }
   }
 
   ModelConfig config_;
   std::unique_ptr<RankGroup> ranks_;
+  int32_t drafts_of_[3] = {};  // the last ones
   std::vector<int32_t> pages_[3];
   int64_t first_[3] = {};  // position of each sequence's next token
   Drafts drafts_;
@@ -191,6 +243,21 @@ TEST_P(GpuDrafts, RecordedPassesHaveTheBitsOfLaunchedOnes) {
     EXPECT_EQ(recorded.logits, launched.logits) << deterministic;
     EXPECT_EQ(recorded.ids, launched.ids) << deterministic;
   }
+}
+
+// Drafts that stay on the device are read there by later passes and by the step that verifies them.
+TEST_P(GpuDrafts, ThatStayHaveTheBitsOfKnownOnes) {
+  for (const int tp : {1, 2})
+    for (const bool graphs : {true, false}) {
+      if (!device_info(gpu_of_rank(tp - 1)).ok()) continue;
+      const Drafts known = Drafting(GetParam(), on_gpu(graphs, false, tp)).chain(/*stay=*/false);
+      const Drafts kept = Drafting(GetParam(), on_gpu(graphs, false, tp)).chain(/*stay=*/true);
+      EXPECT_EQ(known.logits.size(), 3u * 3u + 3u * 4u);
+      EXPECT_EQ(kept.logits, known.logits) << "tp " << tp << ", graphs " << graphs;
+      EXPECT_EQ(kept.ids, known.ids) << "tp " << tp << ", graphs " << graphs;
+      EXPECT_EQ(known.ids.size(), 9u);
+      EXPECT_GE(std::ranges::min(known.ids), 0);
+    }
 }
 
 TEST_P(GpuDrafts, DeterministicRanksHaveTheBitsOfOne) {

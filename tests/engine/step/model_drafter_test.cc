@@ -23,14 +23,18 @@ void hashed_choice(std::span<const int32_t> history, std::span<float> logits) {
   logits[best % logits.size()] += 8;
 }
 
-// A loop whose draft model takes tokens alone, or features.
+struct Way {
+  bool takes_features = false;  // the draft model, or tokens alone
+  bool are_kept = false;        // the drafts stay on an executor that samples
+};
+
 class Drafting {
  public:
-  Drafting(FakeLogits target, FakeLogits draft, LoopShape shape, bool takes_features = false,
-           int64_t draft_vocab = kVocab)
+  Drafting(FakeLogits target, FakeLogits draft, LoopShape shape, Way way = {}, int64_t draft_vocab = kVocab)
       : tokens_(fake_config(draft_vocab), draft),
         features_(fake_config(draft_vocab), draft, static_cast<size_t>(shape.num_groups)) {
-    shape.draft.model = takes_features ? static_cast<Model*>(&features_) : &tokens_;
+    if (way.are_kept) shape.samples = shape.keeps_draft_ids = true;
+    shape.draft.model = way.takes_features ? static_cast<Model*>(&features_) : &tokens_;
     if (shape.max_model_drafts == 0) shape.max_model_drafts = kDrafts;
     loop_ = std::make_unique<TestLoop>(std::move(target), shape);
   }
@@ -54,9 +58,14 @@ std::vector<int32_t> numbers(int32_t first, int64_t count) {
   return ids;
 }
 
-class ModelDraft : public ::testing::TestWithParam<bool> {};
-INSTANTIATE_TEST_SUITE_P(Inputs, ModelDraft, ::testing::Bool(),
-                         [](const auto& which) { return std::string(which.param ? "Features" : "Tokens"); });
+class ModelDraft : public ::testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Ways, ModelDraft,
+                         ::testing::Values(Way{}, Way{.are_kept = true}, Way{.takes_features = true},
+                                           Way{.takes_features = true, .are_kept = true}),
+                         [](const auto& way) {
+                           return std::string(way.param.takes_features ? "Features" : "Tokens") +
+                                  (way.param.are_kept ? "Kept" : "");
+                         });
 
 TEST_P(ModelDraft, OfTheTargetsFunctionIsAlwaysRight) {
   for (const int64_t prompt : {1, 2, 15, 16, 17, 33, 60}) {
@@ -70,24 +79,31 @@ TEST_P(ModelDraft, OfTheTargetsFunctionIsAlwaysRight) {
   }
 }
 
-// Whatever the executor's way of sampling, the ids come from take_draft_ids().
-TEST_P(ModelDraft, IsTheSameWhereTheExecutorSamples) {
+class ExecutorDraft : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(TakesFeatures, ExecutorDraft, ::testing::Bool());
+
+// On the host, on the executor, or on it and left there.
+TEST_P(ExecutorDraft, IsTheSameWhereverItIsChosen) {
   LoopShape shape;
   for (const float temperature : {0.0f, 0.7f}) {
     SamplingParams sampling = endless(41);
     sampling.temperature = temperature;
     sampling.seed = 3;
-    Answer answers[2];
-    for (const bool samples : {false, true}) {
-      shape.samples = samples;
-      Drafting loop(hashed_choice, hashed_choice, shape, GetParam());
-      answers[samples] = loop->run(numbers(20, 33), sampling);
+    Answer answers[3];
+    for (size_t i = 0; i < 3; ++i) {
+      shape.samples = i > 0;
+      const Way way{.takes_features = GetParam(), .are_kept = i > 1};
+      Drafting loop(hashed_choice, hashed_choice, shape, way);
+      answers[i] = loop->run(numbers(20, 33), sampling);
+      EXPECT_EQ(loop->executor().num_early_takes, 0);
       loop->finish();
     }
-    EXPECT_EQ(answers[0].token_ids, answers[1].token_ids);
-    EXPECT_EQ(answers[0].last.spec_num_correct_drafts, answers[1].last.spec_num_correct_drafts);
-    EXPECT_EQ(answers[0].last.spec_verify_ct, answers[1].last.spec_verify_ct);
-    EXPECT_GE(answers[1].last.spec_num_correct_drafts, temperature == 0 ? 30 : 10);
+    for (size_t i = 1; i < 3; ++i) {
+      EXPECT_EQ(answers[0].token_ids, answers[i].token_ids);
+      EXPECT_EQ(answers[0].last.spec_num_correct_drafts, answers[i].last.spec_num_correct_drafts);
+      EXPECT_EQ(answers[0].last.spec_verify_ct, answers[i].last.spec_verify_ct);
+      EXPECT_GE(answers[i].last.spec_num_correct_drafts, temperature == 0 ? 30 : 10);
+    }
   }
 }
 
@@ -174,7 +190,7 @@ TEST_P(ModelDraft, EndsAtItsContext) {
 // An id that the draft model lacks ends the drafts of its sequence only.
 TEST(ModelDrafter, AVocabularySmallerThanTheTargetsDraftsForItsOwnIds) {
   LoopShape shape;
-  Drafting loop(hashed_choice, hashed_choice, shape, /*takes_features=*/false, /*draft_vocab=*/50);
+  Drafting loop(hashed_choice, hashed_choice, shape, Way{}, /*draft_vocab=*/50);
   TestLoop plain(hashed_choice);
   for (const int32_t id : {49, 50, 299}) {
     const Answer answer = loop->run({1, id, 2}, endless(41));
@@ -196,7 +212,7 @@ TEST(ModelDrafter, TokenIdsOfThePartialVocabularyAreMapped) {
   const auto next = [](std::span<const int32_t> history) { return (history.back() + 7) % 64; };
   // Draft id i is the target's id 63 - i.
   const auto draft = certain_logits([next](auto history) { return 63 - next(history); });
-  Drafting loop(certain_logits(next), draft, {}, /*takes_features=*/true, /*draft_vocab=*/64);
+  Drafting loop(certain_logits(next), draft, {}, Way{.takes_features = true}, /*draft_vocab=*/64);
   for (int32_t id = 63; id >= 0; --id) loop.features().ids.push_back(id);
   const Answer answer = loop->run({1, 2}, endless(41));
   EXPECT_EQ(answer.last.spec_num_correct_drafts, 30);
@@ -235,6 +251,52 @@ TEST_P(ModelDraft, GrammarsAndRoutedExpertsFollowTheKeptDrafts) {
   EXPECT_EQ(*constrained.last.routed_experts, *plain.run(request).last.routed_experts);
   EXPECT_GT(constrained.last.spec_num_correct_drafts, 5);
   loop->finish();
+}
+
+// A penalty needs the drafts before a row on the host; nothing else does, so that the host waits once a step.
+TEST(ModelDrafter, TheHostTakesKeptIdsEarlyOnlyForPenalties) {
+  for (const bool has_penalty : {false, true}) {
+    Drafting loop(hashed_choice, hashed_choice, {}, Way{.takes_features = true, .are_kept = true});
+    TestLoop plain(hashed_choice);
+    SamplingParams sampling = endless(41);
+    sampling.logit_bias = {{3, 0.5f}};
+    if (has_penalty) sampling.presence_penalty = 0.25f;
+    const Answer answer = loop->run({1, 2, 3}, sampling);
+    EXPECT_EQ(answer.token_ids, plain.run({1, 2, 3}, sampling).token_ids);
+    EXPECT_EQ(loop->executor().num_early_takes, has_penalty ? answer.last.spec_verify_ct : 0);
+    EXPECT_GT(answer.last.spec_num_correct_drafts, 10);
+    loop->finish();
+  }
+}
+
+// The adaptive choice needs the time of the passes, for which the host waits now and then.
+TEST(ModelDrafter, AnAdaptiveChoiceTakesFewKeptIdsEarly) {
+  LoopShape shape;
+  shape.adaptive = StepCost{};
+  Drafting loop(hashed_choice, hashed_choice, shape, Way{.are_kept = true});
+  int64_t num_drafting = 0;  // at least the number of calls of draft() that ran the draft model
+  loop->executor().on_draft = [&](std::span<const Batch>) { ++num_drafting; };
+  for (int32_t i = 0; i < 4; ++i) loop->run({1, 2, i}, endless(120));
+  loop->finish();
+  EXPECT_GE(loop->executor().num_early_takes, 1);
+  EXPECT_LE(loop->executor().num_early_takes, 1 + num_drafting / 16);
+}
+
+// With a synthetic acceptance the draft decides the token, on the device too.
+TEST_P(ModelDraft, SyntheticAcceptanceDecidesWhatIsKept) {
+  for (const double acceptance : {0.0, 1.0}) {
+    LoopShape shape;
+    shape.synthetic_acceptance = acceptance;
+    const auto wrong = certain_logits([](auto history) { return history.back() % 3 + 40; });
+    Drafting loop(hashed_choice, wrong, shape, GetParam());
+    SamplingParams sampling = endless(41);
+    sampling.logit_bias = {{40, -0.5f}, {41, 0.5f}};
+    const Answer answer = loop->run({1, 2, 3}, sampling);
+    EXPECT_GT(answer.last.spec_num_proposed_drafts, 20);
+    EXPECT_EQ(answer.last.spec_num_correct_drafts, acceptance == 0 ? 0 : 30);
+    EXPECT_EQ(loop->executor().num_early_takes, 0);
+    loop->finish();
+  }
 }
 
 // A pass that fails ends the running requests; the next ones are served.
@@ -304,14 +366,15 @@ class DraftedCrowd {
       Request request{"", numbers(20 + below(2), 1 + below(30)), endless(1 + below(60))};
       if (samples && i % 3 == 0) request.sampling.temperature = 0.7f;
       request.sampling.seed = below(1000);
+      if (samples && i % 4 == 1) request.sampling.frequency_penalty = 0.25f;
       requests_.push_back(request);
     }
   }
 
-  CrowdRun run(int64_t max_drafts, bool takes_features) {
+  CrowdRun run(int64_t max_drafts, Way way) {
     shape_.max_model_drafts = max_drafts;
     if (max_drafts > 0) {
-      Drafting loop(hashed_choice, hashed_choice, shape_, takes_features);
+      Drafting loop(hashed_choice, hashed_choice, shape_, way);
       return run_in(*loop);
     }
     TestLoop loop(hashed_choice, shape_);

@@ -98,7 +98,7 @@ class RowPart {
   __device__ bool load(const SampleRowsArgs& a, int64_t row);
   __device__ void mask(const SampleRowsArgs& a);
   __device__ bool find_best();  // returns false if there is no id to choose
-  __device__ void edit(const LogitEdit* edits, int32_t num_edits);
+  __device__ void edit(const SampleRowsArgs& a, const SampleRowParams& params);
   __device__ void keep_allowed(const uint32_t* allowed);
   __device__ void choose(const SampleRowParams& params);
   __device__ uint64_t weight_of(float x) const {
@@ -293,17 +293,21 @@ __device__ bool RowPart::find_best() {
   return true;
 }
 
-// Only one thread edits an id, since no id is in the list twice.
-__device__ void RowPart::edit(const LogitEdit* edits, int32_t num_edits) {
-  for (int32_t j = static_cast<int32_t>(threadIdx.x); j < num_edits; j += kThreads) {
-    const LogitEdit e = edits[j];
-    const int32_t i = e.token_id - first_id_;
-    if (i < 0 || i >= size_) continue;
-    float x = __fadd_rn(x_[i], e.add);  // the intrinsics keep the compiler from fusing operations
-    x = x < 0 ? __fmul_rn(x, e.scale) : __fdiv_rn(x, e.scale);
-    x_[i] = fminf(__fadd_rn(x, e.bias), 3.402823466e38f);
+// No id is in the list twice, except perhaps as the negative id.
+__device__ void RowPart::edit(const SampleRowsArgs& a, const SampleRowParams& params) {
+  for (const bool is_last : {false, true}) {
+    for (int32_t j = static_cast<int32_t>(threadIdx.x); j < params.num_edits; j += kThreads) {
+      const LogitEdit e = a.edits[params.first_edit + j];
+      if (is_last != e.token_id < 0) continue;
+      const int32_t id = is_last ? __ldcg(a.chosen.ids + ~e.token_id * a.chosen.stride) : e.token_id;
+      const int32_t i = id - first_id_;
+      if (i < 0 || i >= size_) continue;
+      float x = __fadd_rn(x_[i], e.add);  // the intrinsics keep the compiler from fusing operations
+      x = x < 0 ? __fmul_rn(x, e.scale) : __fdiv_rn(x, e.scale);
+      x_[i] = fminf(__fadd_rn(x, e.bias), 3.402823466e38f);
+    }
+    __syncthreads();
   }
-  __syncthreads();
 }
 
 __device__ uint64_t RowPart::total_weight(uint64_t at_least) {
@@ -446,7 +450,7 @@ __device__ void RowPart::sample(const SampleRowsArgs& a, int64_t row) {
     return;
   }
   if (params.num_edits > 0 || params.allowed >= 0) {
-    if (params.num_edits > 0) edit(a.edits + params.first_edit, params.num_edits);
+    if (params.num_edits > 0) edit(a, params);
     if (params.allowed >= 0) keep_allowed(a.allowed + params.allowed * ((a.vocab_size + 31) / 32));
     has_token = find_best();
     if (has_token && is_weighted_) count_digit({}, kDigitBits, is_weighted_, s_.first);

@@ -108,13 +108,19 @@ __device__ uint64_t best_of_row(const SampleRowsArgs& a, int first_id, Bests& sh
 }
 
 __device__ void put_token(const SampleRowsArgs& a, int64_t row, uint64_t best) {
-  const bool is_bad = best >= kBad || best == kEmpty, has_token = !is_bad && best != kAllMasked;
+  const bool is_bad = best >= kBad || best == kEmpty;
+  bool has_token = !is_bad && best != kAllMasked;
+  int32_t id = has_token ? static_cast<int32_t>(kLastId - static_cast<uint32_t>(best)) : 0;
+  if (has_token && a.put_ids != nullptr) {
+    id = __ldg(a.put_ids + id);
+    if (id < 0) has_token = false, id = 0;
+  }
   for (SampledRow* out : {a.out, a.copy}) {
     if (out == nullptr) continue;
     out[row].status = is_bad      ? SampleStatus::kBadLogits
                       : has_token ? SampleStatus::kOk
                                   : SampleStatus::kNoToken;
-    out[row].token_id = has_token ? static_cast<int32_t>(kLastId - static_cast<uint32_t>(best)) : 0;
+    out[row].token_id = id;
     out[row].num_top = 0;
   }
 }

@@ -56,13 +56,13 @@ class SamplerCuda : public testing::Test {
     }
     const DeviceArray<float> device_logits(logits);
     const DeviceArray<SampleRowParams> device_params(params);
-    std::vector<uint32_t> bits(masked.empty() ? 0 : vocab_size / 32 + 1);
-    for (const int32_t id : masked) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    const std::vector<uint32_t> bits = bits_of(masked, vocab_size);
     const bool all_greedy = std::all_of(params.begin(), params.end(), is_plain_greedy);
     const DeviceArray<LogitEdit> device_edits(edits);
     const DeviceArray<uint32_t> device_allowed(allowed);
     const DeviceArray<uint32_t> device_masked(bits);
     const DeviceArray<int32_t> device_ids(ids);
+    const DeviceArray<int32_t> device_chosen(chosen_), device_put_ids(put_ids_);
     const DeviceArray<float> id_logprobs(std::vector<float>(ids.size(), 1));
     const DeviceArray<SampledRow> out(std::vector<SampledRow>(rows.size())), copy(out.values());
     cuda_sample_rows()({.logits = device_logits.data(),
@@ -72,10 +72,12 @@ class SamplerCuda : public testing::Test {
                         .masked = masked.empty() ? nullptr : device_masked.data(),
                         .params = all_greedy ? nullptr : device_params.data(),
                         .edits = device_edits.data(),
+                        .chosen = {device_chosen.data() + 1, 2},
                         .allowed = device_allowed.data(),
                         .logprob_ids = device_ids.data(),
                         .id_logprobs = id_logprobs.data(),
                         .all_greedy = all_greedy,
+                        .put_ids = put_ids_.empty() ? nullptr : device_put_ids.data(),
                         .out = out.data(),
                         .copy = copy.data()});
     const Status status = stream_.synchronize();
@@ -84,6 +86,12 @@ class SamplerCuda : public testing::Test {
     EXPECT_EQ(id_logprobs_[0], 1);
     expect_same(out.values(), copy.values());
     return out.values();
+  }
+
+  static std::vector<uint32_t> bits_of(const std::vector<int32_t>& masked, size_t vocab_size) {
+    std::vector<uint32_t> bits(masked.empty() ? 0 : vocab_size / 32 + 1);
+    for (const int32_t id : masked) bits[static_cast<size_t>(id) / 32] |= 1u << (id % 32);
+    return bits;
   }
 
   static void expect_same(const std::vector<SampledRow>& got, const std::vector<SampledRow>& copied) {
@@ -125,7 +133,9 @@ class SamplerCuda : public testing::Test {
     return num_other;
   }
 
-  std::vector<float> id_logprobs_;  // of the last run; the first belongs to no row
+  std::vector<float> id_logprobs_;         // of the last run; the first belongs to no row
+  std::vector<int32_t> chosen_ = {-9, 0};  // negative id ~r of an edit: element 2r + 1
+  std::vector<int32_t> put_ids_;           // SampleRowsArgs::put_ids, or empty
   Stream stream_ = std::move(Stream::make()).value();
   StreamScope scope_{stream_};
 };
@@ -136,6 +146,23 @@ std::vector<float> random_logits(size_t vocab_size, unsigned seed, float scale =
   std::vector<float> logits(vocab_size);
   for (float& x : logits) x = normal(generator);
   return logits;
+}
+
+// Returns edits of distinct random ids in random order; some add a positive value, some a negative value,
+// some -infinity.
+std::vector<LogitEdit> random_edits(size_t vocab_size, size_t num_edits, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::uniform_real_distribution<float> uniform(-3, 3);
+  std::vector<int32_t> ids(vocab_size);
+  for (size_t id = 0; id < vocab_size; ++id) ids[id] = static_cast<int32_t>(id);
+  std::shuffle(ids.begin(), ids.end(), generator);
+  std::vector<LogitEdit> edits;
+  for (size_t i = 0; i < std::min(num_edits, vocab_size); ++i)
+    edits.push_back({.token_id = ids[i],
+                     .add = i % 5 == 4 ? -kInfinity : uniform(generator),
+                     .scale = i % 2 == 0 ? 1.0f : 1.5f + uniform(generator) / 3,
+                     .bias = i % 3 == 0 ? 0.0f : uniform(generator)});
+  return edits;
 }
 
 TEST_F(SamplerCuda, NoRows) { EXPECT_TRUE(run({}).empty()); }
@@ -149,6 +176,60 @@ TEST_F(SamplerCuda, GreedyTakesTheLargestAndTiesGoToTheLowerId) {
       rows.push_back({logits, {.temperature = 0, .top_logprobs = static_cast<int32_t>(best % 21)}});
     }
     EXPECT_EQ(compare(rows), 0);
+  }
+}
+
+// The best id of a row is replaced by another one, or by none.
+TEST_F(SamplerCuda, GreedyRowsPutOtherIds) {
+  for (const size_t vocab_size : {1, 33, 201088}) {
+    std::vector<RowCase> rows;
+    std::vector<int32_t> best;
+    for (unsigned i = 0; i < 40; ++i) {
+      rows.push_back({random_logits(vocab_size, i), {.temperature = 0}});
+      if (i == 7) rows.back().logits[vocab_size / 2] = std::nanf("");
+      const auto& logits = rows.back().logits;
+      best.push_back(static_cast<int32_t>(std::ranges::max_element(logits) - logits.begin()));
+    }
+    put_ids_.resize(vocab_size);
+    for (size_t id = 0; id < vocab_size; ++id)
+      put_ids_[id] = id % 3 == 1 ? -1 : static_cast<int32_t>(vocab_size + 5 * id);
+    const std::vector<SampledRow> got = run(rows);
+    put_ids_.clear();
+    for (size_t i = 0; i < rows.size(); ++i) {
+      const bool has_id = i != 7 && best[i] % 3 != 1;
+      EXPECT_EQ(got[i].status, i == 7   ? SampleStatus::kBadLogits
+                               : has_id ? SampleStatus::kOk
+                                        : SampleStatus::kNoToken);
+      EXPECT_EQ(got[i].token_id, has_id ? static_cast<int32_t>(vocab_size) + 5 * best[i] : 0) << "row " << i;
+    }
+  }
+}
+
+// An edit of an id on the device, alone and after one of the same id.
+TEST_F(SamplerCuda, EditsOfIdsOnTheDevice) {
+  for (const size_t vocab_size : {1, 33, 4097}) {
+    std::vector<RowCase> known, unknown;
+    chosen_.clear();
+    for (unsigned i = 0; i < 40; ++i) {
+      const auto id = static_cast<int32_t>(i * 977 % vocab_size);
+      chosen_.insert(chosen_.end(), {-9, id});
+      RowCase row{random_logits(vocab_size, i), {.temperature = i % 2 == 0 ? 0.0f : 1.0f}, 0.02 * i};
+      const float add = i % 3 == 0 ? -1e9f : 4;
+      if (i % 4 == 1) row.edits = {{.token_id = id, .add = 0.5f}, {.token_id = id, .bias = add}};
+      if (i % 4 == 2) row.edits = {{.token_id = id, .bias = add}};
+      if (i % 4 == 3) row.edits = random_edits(vocab_size, 20, i), row.edits.push_back({id, 0, 1, add});
+      known.push_back(row);
+      if (!row.edits.empty()) row.edits.back().token_id = ~static_cast<int32_t>(i);
+      unknown.push_back(row);
+    }
+    const std::vector<SampledRow> got = run(unknown);
+    for (size_t i = 0; i < known.size(); ++i) {
+      const Sampler sampler(static_cast<int64_t>(vocab_size), {});
+      const auto expected =
+          sampler.sample(known[i].logits, known[i].params, known[i].random, known[i].edits, {});
+      ASSERT_TRUE(expected.ok());
+      EXPECT_EQ(got[i].token_id, expected->token_id) << "row " << i << " of " << vocab_size;
+    }
   }
 }
 
@@ -257,23 +338,6 @@ TEST_F(SamplerCuda, MinPBesidesTheOtherCutsOnAGridOfRandomNumbers) {
                           (i + 0.5) / 50});
         EXPECT_EQ(compare(rows), 0) << min_p << " " << top_k << " " << top_p;
       }
-}
-
-// Returns edits of distinct random ids in random order; some add a positive value, some a negative value,
-// some -infinity.
-std::vector<LogitEdit> random_edits(size_t vocab_size, size_t num_edits, unsigned seed) {
-  std::mt19937 generator(seed);
-  std::uniform_real_distribution<float> uniform(-3, 3);
-  std::vector<int32_t> ids(vocab_size);
-  for (size_t id = 0; id < vocab_size; ++id) ids[id] = static_cast<int32_t>(id);
-  std::shuffle(ids.begin(), ids.end(), generator);
-  std::vector<LogitEdit> edits;
-  for (size_t i = 0; i < std::min(num_edits, vocab_size); ++i)
-    edits.push_back({.token_id = ids[i],
-                     .add = i % 5 == 4 ? -kInfinity : uniform(generator),
-                     .scale = i % 2 == 0 ? 1.0f : 1.5f + uniform(generator) / 3,
-                     .bias = i % 3 == 0 ? 0.0f : uniform(generator)});
-  return edits;
 }
 
 TEST_F(SamplerCuda, EditedRowsBesideOthers) {
