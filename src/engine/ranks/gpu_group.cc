@@ -52,8 +52,8 @@ class GpuGroup final : public RankGroup {
   int64_t num_kv_pages() const override { return leader().kv().num_pages(); }
   int64_t num_window_pages() const override { return leader().kv().num_pages(KvLayers::kWindow); }
   int page_size() const override { return leader().kv().page_size(); }
-  int64_t kv_token_bytes() const override { return leader().kv().token_bytes(); }
-  int64_t window_token_bytes() const override { return leader().kv().token_bytes(KvLayers::kWindow); }
+  int64_t kv_token_bytes() const override { return leader().page_token_bytes(KvLayers::kFull); }
+  int64_t window_token_bytes() const override { return leader().page_token_bytes(KvLayers::kWindow); }
   ThreadPool& pool() override { return ranks_[0]->rank().pool(); }
   float* logits() override { return layout_.dp == 1 ? ranks_[0]->logits() : logits_.data(); }
   Status supports_routed_experts() const override { return {}; }
@@ -67,7 +67,7 @@ class GpuGroup final : public RankGroup {
   bool keeps_draft_ids() const override { return true; }
   void begin_drafts() override {
     drafts_.clear();
-    num_draft_rows_ = 0;
+    for (Group& group : groups_) group.num_wanted = group.num_kept = 0;
   }
   Status set_masked_ids(std::span<const int32_t> ids) override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->set_masked_ids(ids); });
@@ -137,6 +137,13 @@ class GpuGroup final : public RankGroup {
     std::vector<SampleRowParams> params;
     // All rows of a pass of the draft model, and the indices of the wanted ones among its logits' rows.
     std::vector<int64_t> all_rows, draft_rows;
+    int64_t num_wanted = 0, num_kept = 0;  // ids of drafts since begin_drafts(), and those that ranks kept
+    std::vector<LogitEdit> edits;          // of start_sample(), if some have unknown ids
+  };
+  // A wanted draft: which of the ids that its group's ranks kept it is.
+  struct Draft {
+    size_t group = 0;
+    int64_t row = 0;
   };
   struct SampledCounts {  // of a group, in one start_sample()
     size_t rows = 0, ids = 0;
@@ -145,8 +152,10 @@ class GpuGroup final : public RankGroup {
   Group& group_of(int rank) { return groups_[static_cast<size_t>(rank / layout_.attention_tp())]; }
   void take_batches(std::span<const Batch> batches);
   int32_t known_to_rank(int32_t id, const Group& group) const;
+  std::span<const LogitEdit> known_to_rank(std::span<const LogitEdit> edits, Group& group) const;
   void take_draft_rows(Group& group);
   void gather_logits();
+  void gather_draft_logits();
   void keep_draft_rows();
 
   const Rank& leader() const { return std::as_const(*ranks_[0]).rank(); }
@@ -162,10 +171,8 @@ class GpuGroup final : public RankGroup {
   RankThreads threads_;
   std::vector<Group> groups_;
   std::deque<std::vector<SampledCounts>> sampled_;  // [dp], for each start_sample() not yet taken
-  std::vector<int64_t> drafts_;   // since begin_drafts(): which of the ranks' kept ids each is
-  int64_t num_draft_rows_ = 0;    // ids that the ranks have kept since then
-  std::vector<LogitEdit> edits_;  // of start_sample(), if some have unknown ids
-  std::vector<float> logits_;     // used with several groups
+  std::vector<Draft> drafts_;                       // since begin_drafts()
+  std::vector<float> logits_;                       // used with several groups
 };
 
 template <class Function>
@@ -210,7 +217,15 @@ int32_t GpuGroup::known_to_rank(int32_t id, const Group& group) const {
   const auto draft = static_cast<size_t>(row - kFirstDraft);
   FP4MOE_CHECK(draft < drafts_.size(), "draft " + std::to_string(draft) + " of " +
                                            std::to_string(drafts_.size()) + " is not known to the device");
-  return ranks_[0]->kept_draft(drafts_[draft]);
+  FP4MOE_CHECK(&groups_[drafts_[draft].group] == &group, "a draft of another group");
+  return ranks_[0]->kept_draft(drafts_[draft].row);
+}
+
+std::span<const LogitEdit> GpuGroup::known_to_rank(std::span<const LogitEdit> edits, Group& group) const {
+  if (std::ranges::none_of(edits, [](const LogitEdit& edit) { return edit.token_id < 0; })) return edits;
+  group.edits.assign(edits.begin(), edits.end());
+  for (LogitEdit& edit : group.edits) edit.token_id = known_to_rank(edit.token_id, group);
+  return group.edits;
 }
 
 // Copies the batches, with unknown ids as their ranks take them.
@@ -227,12 +242,11 @@ void GpuGroup::take_batches(std::span<const Batch> batches) {
   }
 }
 
-// Also numbers the rows whose ids will be kept.
 void GpuGroup::take_draft_rows(Group& group) {
   Batch& batch = group.batch;
   group.draft_rows.assign(batch.logit_rows.begin(), batch.logit_rows.end());
-  const int64_t num_wanted = std::ssize(drafts_) + std::ssize(batch.logit_rows);
-  const int64_t num_kept = num_draft_rows_ + std::ssize(batch.token_ids);
+  const int64_t num_wanted = group.num_wanted + std::ssize(batch.logit_rows);
+  const int64_t num_kept = group.num_kept + std::ssize(batch.token_ids);
   const bool has_room = num_kept - num_wanted <= ranks_[0]->most_drafts() / 2;
   if (!has_room || !ranks_[0]->widens(batch)) {
     std::iota(group.draft_rows.begin(), group.draft_rows.end(), 0);
@@ -248,7 +262,7 @@ Status GpuGroup::execute_step(std::span<const Batch> batches) {
                std::to_string(batches.size()) + " batches for " + std::to_string(groups_.size()) + " groups");
   FP4MOE_RETURN_IF_ERROR(failure());
   take_batches(batches);
-  GpuStep step{.model = batches[0].model, .chains = batches[0].chains, .first_draft = num_draft_rows_};
+  GpuStep step{.model = batches[0].model, .chains = batches[0].chains};
   for (const Group& group : groups_) {
     const GpuStep own = ranks_[0]->step_of(group.batch);
     step.decodes &= own.decodes;
@@ -259,7 +273,9 @@ Status GpuGroup::execute_step(std::span<const Batch> batches) {
   const Status status = on_all([&](int r) {
     Batch batch = group_of(r).batch;
     if (r % layout_.attention_tp() != 0) batch.routed_experts = nullptr;  // a group's ranks route alike
-    return ranks_[rank_index(r)]->execute_step(batch, step);
+    GpuStep own = step;
+    own.first_draft = group_of(r).num_kept;
+    return ranks_[rank_index(r)]->execute_step(batch, own);
   });
   FP4MOE_RETURN_IF_ERROR(status);
   if (step.model == BatchModel::kDraft)
@@ -269,16 +285,29 @@ Status GpuGroup::execute_step(std::span<const Batch> batches) {
   return failure();
 }
 
-// Keeps the places of the wanted ids, and moves the wanted rows of logits to the front. There is one group.
+// Keeps the places of the wanted ids and the wanted rows of logits.
 void GpuGroup::keep_draft_rows() {
-  for (const int64_t row : groups_[0].draft_rows) drafts_.push_back(num_draft_rows_ + row);
-  num_draft_rows_ += std::ssize(groups_[0].batch.logit_rows);
-  if (!ranks_[0]->wants_logits()) return;
-  float* const rows = ranks_[0]->logits();
+  if (ranks_[0]->wants_logits()) gather_draft_logits();
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    Group& group = groups_[g];
+    for (const int64_t row : group.draft_rows) drafts_.push_back({g, group.num_kept + row});
+    group.num_wanted += std::ssize(group.draft_rows);
+    group.num_kept += std::ssize(group.batch.logit_rows);
+  }
+}
+
+void GpuGroup::gather_draft_logits() {
   const int64_t vocab_size = draft_shape_.vocab_size;
-  int64_t next = 0;
-  for (const int64_t row : groups_[0].draft_rows)
-    std::copy_n(rows + row * vocab_size, vocab_size, rows + vocab_size * next++);
+  std::vector<float> wanted;
+  for (int g = 0; g < layout_.dp; ++g) {
+    const float* const rows = ranks_[leader_of(g)]->logits();
+    for (const int64_t row : groups_[static_cast<size_t>(g)].draft_rows)
+      wanted.insert(wanted.end(), rows + row * vocab_size, rows + (row + 1) * vocab_size);
+  }
+  if (layout_.dp > 1)
+    logits_ = std::move(wanted);
+  else
+    std::ranges::copy(wanted, ranks_[0]->logits());
 }
 
 void GpuGroup::gather_logits() {
@@ -295,11 +324,7 @@ void GpuGroup::gather_logits() {
 Status GpuGroup::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                               std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) {
   if (layout_.dp == 1) {
-    if (std::ranges::any_of(edits, [](const LogitEdit& edit) { return edit.token_id < 0; })) {
-      edits_.assign(edits.begin(), edits.end());
-      for (LogitEdit& edit : edits_) edit.token_id = known_to_rank(edit.token_id, groups_[0]);
-      edits = edits_;
-    }
+    edits = known_to_rank(edits, groups_[0]);
     return on_all(
         [&](int r) { return ranks_[rank_index(r)]->start_sample(rows, edits, allowed, logprob_ids); });
   }
@@ -325,7 +350,7 @@ Status GpuGroup::start_sample(std::span<const SampleRowParams> rows, std::span<c
       num_ids += static_cast<size_t>(row.num_logprob_ids);
       row.first_logprob_id -= static_cast<int32_t>(first_id);
     }
-    parts.push_back({edits.subspan(first_edit, num_edits),
+    parts.push_back({known_to_rank(edits.subspan(first_edit, num_edits), group),
                      allowed.subspan(first_mask * mask_words, num_masks * mask_words),
                      logprob_ids.subspan(first_id, num_ids)});
     sampled_.back().push_back({mine.size(), num_ids});
@@ -361,14 +386,21 @@ Status GpuGroup::take_sampled(std::span<SampledRow> out, std::span<float> id_log
   return failure();
 }
 
-// The ranks choose alike. There is one group.
+// The ranks of a group choose alike.
 Status GpuGroup::take_draft_ids(std::span<int32_t> ids) {
   FP4MOE_CHECK(ids.size() <= drafts_.size(),
                std::to_string(ids.size()) + " ids of " + std::to_string(drafts_.size()) + " drafts");
-  const auto rows = std::span(drafts_).first(ids.size());
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) {
-    std::vector<int32_t> others(r == 0 ? 0 : ids.size());
-    return ranks_[rank_index(r)]->take_draft_ids(rows, r == 0 ? ids : std::span(others));
+    const auto group = static_cast<size_t>(r / layout_.attention_tp());
+    std::vector<int64_t> rows;
+    for (const Draft& draft : std::span(drafts_).first(ids.size()))
+      if (draft.group == group) rows.push_back(draft.row);
+    std::vector<int32_t> own(rows.size());
+    const Status taken = ranks_[rank_index(r)]->take_draft_ids(rows, own);
+    if (r % layout_.attention_tp() == 0)
+      for (size_t i = 0, next = 0; i < ids.size(); ++i)
+        if (drafts_[i].group == group) ids[i] = own[next++];
+    return taken;
   }));
   return failure();
 }

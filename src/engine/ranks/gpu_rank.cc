@@ -86,7 +86,10 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
     step_ = "a step of " + std::to_string(padded) + " rows" + of_draft;
     FP4MOE_RETURN_IF_ERROR(run_batch(on_device, step.model, step.chains));
   }
-  if (step.model == BatchModel::kDraft) choose_draft_ids(std::ssize(batch.logit_rows), step.first_draft);
+  if (step.model == BatchModel::kDraft) {
+    choose_draft_ids(std::ssize(batch.logit_rows), step.first_draft);
+    drafted_.record(stream_);
+  }
   if (batch.routed_experts != nullptr) FP4MOE_RETURN_IF_ERROR(take_experts(batch, padded));
   return wants_logits_ ? take_logits(std::ssize(batch.logit_rows)) : Status();
 }
@@ -155,8 +158,7 @@ Status GpuRank::keep_failure(const Status& status) {
 
 Status GpuRank::read_page(PageId page, int64_t num_tokens, uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);
-  FP4MOE_RETURN_IF_ERROR(
-      copy_page(rank_.kv().page_copy(page, num_tokens, page_.data()), "reading a KV page"));
+  FP4MOE_RETURN_IF_ERROR(copy_page(page, num_tokens, /*to_device=*/false));
   std::copy_n(page_.data(), page_bytes(page, num_tokens), canonical);
   return {};
 }
@@ -164,17 +166,25 @@ Status GpuRank::read_page(PageId page, int64_t num_tokens, uint8_t* canonical) {
 Status GpuRank::write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);
   std::copy_n(canonical, page_bytes(page, num_tokens), page_.data());
-  KvPageCopyArgs args = rank_.kv().page_copy(page, num_tokens, page_.data());
-  args.to_device = true;
-  return copy_page(args, "writing a KV page");
+  return copy_page(page, num_tokens, /*to_device=*/true);
 }
 
-Status GpuRank::copy_page(KvPageCopyArgs args, const char* what) {
+// Copies a page of the target, and that of the draft model behind it, which passes may still be computing.
+Status GpuRank::copy_page(PageId page, int64_t num_tokens, bool to_device) {
   FP4MOE_RETURN_IF_ERROR(failure());
   const StreamScope scope(page_stream_);
+  KvPageCopyArgs args = rank_.kv().page_copy(page, num_tokens, page_.data());
+  args.to_device = to_device;
   cuda_copy_kv_page()(args);
+  if (const KvCache* draft = rank_.shared_draft_kv(page.layers); draft != nullptr) {
+    drafted_.hold(page_stream_);
+    args = draft->page_copy(page, num_tokens, page_.data() + num_tokens * rank_.kv().token_bytes());
+    args.to_device = to_device;
+    cuda_copy_kv_page()(args);
+  }
   const Status status = page_stream_.synchronize();
-  return status.ok() ? status : keep_failure(status.with_context(std::string("GPU, in ") + what));
+  const std::string what = to_device ? "writing" : "reading";
+  return status.ok() ? status : keep_failure(status.with_context("GPU, in " + what + " a KV page"));
 }
 
 // ---- sampling -------------------------------------------------------------------------------------
@@ -291,7 +301,6 @@ void GpuRank::choose_draft_ids(int64_t num_rows, int64_t first_draft) {
                .put_ids = target_ids_.as<int32_t>(),
                .out = sampled_rows() + max_logit_rows_ + first_draft,
                .copy = draft_rows_.as<SampledRow>() + first_draft});
-  drafted_.record(stream_);
 }
 
 Status GpuRank::take_draft_ids(std::span<const int64_t> rows, std::span<int32_t> ids) {

@@ -128,7 +128,7 @@ class GpuRank {
   int64_t page_size() const { return rank_.kv().page_size(); }
   int64_t num_window_pages() const { return rank_.kv().num_pages(KvLayers::kWindow); }
   int64_t page_bytes(PageId page, int64_t num_tokens) const {
-    return num_tokens * rank_.kv().token_bytes(page.layers);
+    return num_tokens * rank_.page_token_bytes(page.layers);
   }
   int64_t expert_bytes(int64_t num_rows) const {
     return config().num_layers * num_rows * config().top_k * int64_t{sizeof(int32_t)};
@@ -139,7 +139,7 @@ class GpuRank {
   void sample_rows(SampleRowsArgs args);
   void choose_draft_ids(int64_t num_rows, int64_t first_draft);
   Status put_target_ids(std::span<const int32_t> masked);
-  Status copy_page(KvPageCopyArgs args, const char* what);
+  Status copy_page(PageId page, int64_t num_tokens, bool to_device);
   int64_t params_bytes() const { return max_logit_rows_ * int64_t{sizeof(SampleRowParams)}; }
   SampledRow* sampled_rows() { return reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes()); }
   ChosenTokens chosen() { return {&sampled_rows()->token_id, int64_t{sizeof(SampledRow) / sizeof(int32_t)}}; }
@@ -174,7 +174,7 @@ class GpuRank {
   HostBuffers host_buffers_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
   Buffer draft_rows_;              // pinned: the draft model's rows
-  Event drafted_;                  // they have arrived
+  Event drafted_;                  // its last pass is done, and its rows have arrived
   Buffer target_ids_;              // device: [V of the draft model] target_id(), or -1 if it is masked
   Buffer masked_;                  // device: SampleRowsArgs::masked, or empty
   Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, with padding; host_experts_
@@ -187,7 +187,7 @@ class GpuRank {
   // For KV pages that other threads read and write.
   std::mutex page_mutex_;
   Stream page_stream_;
-  Buffer page_;  // pinned, in canonical form
+  Buffer page_;  // pinned, in canonical form, a draft model's page behind the target's
   mutable std::mutex mutex_;
   Status failure_;
 };

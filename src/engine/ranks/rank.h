@@ -55,17 +55,22 @@ class Rank {
   const KvCache& kv() const { return kv_; }
   // As Executor::kv_token_bytes(), read_page() and write_page().
   int64_t page_token_bytes(KvLayers layers) const {
-    return kv_.token_bytes(layers) + (shares_draft(layers) ? draft_kv_.token_bytes() : 0);
+    const KvCache* const draft = shared_draft_kv(layers);
+    return kv_.token_bytes(layers) + (draft == nullptr ? 0 : draft->token_bytes());
   }
   void read_page(PageId page, int64_t num_tokens, uint8_t* canonical) const {
     kv_.read_page(page, num_tokens, canonical);
-    if (shares_draft(page.layers))
-      draft_kv_.read_page(page, num_tokens, canonical + num_tokens * kv_.token_bytes());
+    if (const KvCache* const draft = shared_draft_kv(page.layers); draft != nullptr)
+      draft->read_page(page, num_tokens, canonical + num_tokens * kv_.token_bytes());
   }
   void write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) const {
     kv_.write_page(page, num_tokens, canonical);
-    if (shares_draft(page.layers))
-      draft_kv_.write_page(page, num_tokens, canonical + num_tokens * kv_.token_bytes());
+    if (const KvCache* const draft = shared_draft_kv(page.layers); draft != nullptr)
+      draft->write_page(page, num_tokens, canonical + num_tokens * kv_.token_bytes());
+  }
+  // The pages of a draft model that other nodes get behind those of these layers, or null.
+  const KvCache* shared_draft_kv(KvLayers layers) const {
+    return draft_takes_features_ && layers == KvLayers::kFull ? &draft_kv_ : nullptr;
   }
   // Bytes of both models, and of both models' pages.
   int64_t weight_bytes() const { return model_->weight_bytes() + draft_bytes().weights; }
@@ -79,8 +84,6 @@ class Rank {
   }
 
  private:
-  // Whether other nodes get a page of the draft model after that of these layers.
-  bool shares_draft(KvLayers layers) const { return draft_takes_features_ && layers == KvLayers::kFull; }
   ModelOptions model_options(const RankSetup& setup, const ModelPlan& plan) const;
   Status load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress);
   Status load_draft(const RankSetup& setup, int64_t num_kv_pages);
