@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "engine/fake_kept_drafts.h"
 #include "engine/loop_shape.h"
 
 namespace fp4moe {
@@ -24,6 +25,7 @@ class FakeExecutor : public Executor {
         samples_(shape.samples),
         keeps_draft_ids_(shape.keeps_draft_ids),
         supports_routed_experts_(shape.supports_routed_experts),
+        num_cheap_draft_rows_(shape.num_cheap_draft_rows),
         logits_(
             static_cast<size_t>((shape.scheduler.max_running_requests + shape.num_groups) *
                                 (1 + shape.drafts.max_tokens + shape.max_model_drafts) *
@@ -63,15 +65,12 @@ class FakeExecutor : public Executor {
   DraftShape draft_shape() const override { return draft_shape_; }
   std::span<const int32_t> draft_token_ids() const override { return draft_->token_ids(); }
   bool keeps_draft_ids() const override { return keeps_draft_ids_; }
-  void begin_drafts() override {
-    kept_drafts_.clear();
-    is_sampled_ = false;
-  }
-  Status take_draft_ids(std::span<int32_t> ids) override {
-    if (!keeps_draft_ids_) return Executor::take_draft_ids(ids);
-    num_early_takes += !is_sampled_;
-    EXPECT_LE(ids.size(), kept_drafts_.size());
-    std::copy_n(kept_drafts_.begin(), ids.size(), ids.begin());
+  int32_t begin_drafts() override { return keeps_draft_ids_ ? kept_.begin() : 0; }
+  int64_t num_cheap_draft_rows() const override { return num_cheap_draft_rows_; }
+  Status take_draft_ids(int32_t first, std::span<int32_t> ids) override {
+    if (!keeps_draft_ids_) return Executor::take_draft_ids(first, ids);
+    num_early_takes += !kept_.is_sampled(first);
+    for (int32_t& id : ids) id = kept_.id(first++);
     return {};
   }
   std::atomic<int> num_early_takes = 0;  // of draft ids, before the step that verifies them was sampled
@@ -118,7 +117,7 @@ class FakeExecutor : public Executor {
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                       std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) override {
     if (!sample_failure.ok()) return sample_failure;
-    is_sampled_ = true;
+    kept_.note_sampling();
     std::vector<LogitEdit> known_edits(edits.begin(), edits.end());
     for (LogitEdit& edit : known_edits) edit.token_id = known_id(edit.token_id);
     edits = known_edits;
@@ -169,14 +168,22 @@ class FakeExecutor : public Executor {
     std::ranges::copy(oldest.id_logprobs, id_logprobs.begin());
     return {};
   }
-  Status sample_failure;  // set before the first request
-  Status draft_failure;   // of the next passes of the draft model; set before the first request
+  Status sample_failure;       // set before the first request
+  Status draft_failure;        // of the next passes of the draft model; set before the first request
+  int num_failures_ahead = 0;  // of its next passes over tokens that are not known yet
+
+  // Whether the pass takes tokens that are not known yet.
+  static bool is_ahead(std::span<const Batch> groups) {
+    return std::ranges::any_of(groups, [](const Batch& batch) {
+      return std::ranges::any_of(batch.token_ids, [](int32_t id) { return id < 0 && ~id < kFirstDraft; });
+    });
+  }
 
  private:
   int32_t known_id(int32_t id) const {
     if (id >= 0) return id;
     if (~id < kFirstDraft) return sampled_.back().rows.at(static_cast<size_t>(~id)).token_id;
-    return std::max(0, kept_drafts_.at(static_cast<size_t>(~id - kFirstDraft)));
+    return std::max(0, kept_.id(~id));
   }
   std::vector<int32_t> known_ids(std::span<const int32_t> ids) const {
     std::vector<int32_t> known;
@@ -186,14 +193,14 @@ class FakeExecutor : public Executor {
 
   void keep_drafts(size_t num_rows) {
     std::vector<int32_t> ids(num_rows);
-    EXPECT_TRUE(Executor::take_draft_ids(ids).ok());
-    for (const int32_t id : ids)
-      kept_drafts_.push_back(std::ranges::find(masked_ids_, id) == masked_ids_.end() ? id : -1);
-    EXPECT_LE(std::ssize(kept_drafts_), std::ssize(logits_) / config().vocab_size);
+    EXPECT_TRUE(Executor::take_draft_ids(0, ids).ok());
+    for (const int32_t id : ids) kept_.add(id, masked_ids_);
+    EXPECT_LE(kept_.num_ids(), 2 * std::ssize(logits_) / config().vocab_size);
   }
 
   Status run_draft(std::span<const Batch> groups) {
     if (!draft_failure.ok()) return draft_failure;
+    if (is_ahead(groups) && num_failures_ahead-- > 0) return does_not_fit("no memory ahead");
     auto* features = dynamic_cast<FakeFeatureDraft*>(draft_);
     float* logits = logits_.data();
     int64_t num_logit_rows = 0;
@@ -211,7 +218,7 @@ class FakeExecutor : public Executor {
       logits += std::ssize(batch.logit_rows) * draft_shape_.vocab_size;
       num_logit_rows += std::ssize(batch.logit_rows);
     }
-    EXPECT_LE(num_logit_rows, draft_shape_.max_logit_rows);
+    EXPECT_LE(num_logit_rows, std::max(draft_shape_.max_logit_rows, num_cheap_draft_rows_));
     if (keeps_draft_ids_) keep_drafts(static_cast<size_t>(num_logit_rows));
     if (on_draft) on_draft(groups);
     return {};
@@ -219,6 +226,7 @@ class FakeExecutor : public Executor {
 
   FakeModel& model_;
   const bool samples_, keeps_draft_ids_, supports_routed_experts_;
+  const int64_t num_cheap_draft_rows_;
   std::optional<Sampler> sampler_;
   struct Sampled {
     std::vector<SampledRow> rows;
@@ -226,8 +234,8 @@ class FakeExecutor : public Executor {
   };
   std::vector<Sampled> sampled_;  // results of every start_sample()
   int num_waiting_ = 0;           // number of last results that are not yet taken
-  std::vector<int32_t> masked_ids_, kept_drafts_;
-  bool is_sampled_ = false;  // since begin_drafts()
+  std::vector<int32_t> masked_ids_;
+  FakeKeptDrafts kept_;
   std::vector<KvCache> kv_;
   std::vector<float> logits_;
   Model* const draft_;

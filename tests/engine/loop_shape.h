@@ -24,8 +24,9 @@ struct LoopShape {
   int64_t context_length = 128;
   int64_t max_queued_requests = 1000;
   int num_groups = 1;
-  bool samples = false;          // whether the executor samples
-  bool keeps_draft_ids = false;  // requires `samples`
+  bool samples = false;              // whether the executor samples
+  bool keeps_draft_ids = false;      // requires `samples`
+  int64_t num_cheap_draft_rows = 0;  // requires keeps_draft_ids
   bool supports_routed_experts = true;
   std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: no grammars
   bool reuses_prefixes = true;

@@ -16,7 +16,7 @@ int32_t most_probable(std::span<const float> logits) {
 
 }  // namespace
 
-Status Executor::take_draft_ids(std::span<int32_t> ids) {
+Status Executor::take_draft_ids(int32_t /*first*/, std::span<int32_t> ids) {
   const int64_t vocab_size = draft_shape().vocab_size;
   const float* const rows = logits();
   pool().run(std::ssize(ids), [&](int64_t i, int) {

@@ -37,19 +37,22 @@ class Executor {
   virtual float* logits() = 0;
   virtual DraftShape draft_shape() const { return {}; }
   virtual std::span<const int32_t> draft_token_ids() const { return {}; }  // Model::token_ids() of the draft
-  // Waits for the last execute_step(), which ran the draft model, and chooses an id for each row of logits:
-  // that of the target for the most probable token (in a tie, the lowest id of the draft model), or -1 if the
-  // target has none, or if a logit is NaN or infinite (on a GPU: NaN or +infinity, or only -infinity). Logits
-  // need not be on the host.
-  virtual Status take_draft_ids(std::span<int32_t> ids);
-  // An executor that keeps draft ids chooses them on the device, and accepts the next steps before they are
-  // known: an id ~(kFirstDraft + i) in a batch or an edit means the id of row i, counted from
-  // begin_drafts() over the rows of logits of all passes of the draft model (at most max_logit_rows), or 0 if
-  // that row has none. take_draft_ids() then waits for these passes and takes the first of their rows' ids;
-  // ids passed to set_masked_ids() are -1.
+  // Waits for the passes of the draft model, and takes an id for each row of logits: that of the target for
+  // the most probable token (in a tie, the lowest id of the draft model), or -1 if the target has none, or if
+  // a logit is NaN or infinite (on a GPU: NaN or +infinity, or only -infinity). `first` is 0 and the rows are
+  // those of the last execute_step(), unless the executor keeps draft ids. Logits need not be on the host.
+  virtual Status take_draft_ids(int32_t first, std::span<int32_t> ids);
+  // An executor that keeps draft ids chooses them on the device, -1 for ids passed to set_masked_ids(), and
+  // accepts further steps before they are known. The rows of logits of the draft model's passes are numbered
+  // from what begin_drafts() returns, which is at least kFirstDraft; there may be 2 * max_logit_rows. An id
+  // ~n in a batch or an edit means the id of row n, or 0 if that is -1, and take_draft_ids() takes those of
+  // rows from `first` on. It waits only for passes since the begin_drafts() before row `first`; ids are kept
+  // until the next but one begin_drafts().
   static constexpr int32_t kFirstDraft = 1 << 24;
   virtual bool keeps_draft_ids() const { return false; }
-  virtual void begin_drafts() {}
+  virtual int32_t begin_drafts() { return 0; }
+  // The logits of so few rows of the draft model take about as long as those of one.
+  virtual int64_t num_cheap_draft_rows() const { return 0; }
   // Returns OK if execute_step() fills Batch::routed_experts, otherwise the reason why it does not.
   virtual Status supports_routed_experts() const {
     return unsupported("this executor does not report routed experts");

@@ -34,6 +34,8 @@ Status cause_of(const std::vector<Status>& statuses) {
   return cause;
 }
 
+constexpr int32_t kDraftSpan = 1 << 22;  // between the numbers that begin_drafts() returns in turn
+
 // Large because it implements RankGroup.
 class GpuGroup final : public RankGroup {
  public:
@@ -63,12 +65,10 @@ class GpuGroup final : public RankGroup {
   std::span<const int32_t> draft_token_ids() const override { return leader().draft_token_ids(); }
 
   Status execute_step(std::span<const Batch> groups) override;
-  Status take_draft_ids(std::span<int32_t> ids) override;
+  Status take_draft_ids(int32_t first, std::span<int32_t> ids) override;
   bool keeps_draft_ids() const override { return true; }
-  void begin_drafts() override {
-    drafts_.clear();
-    for (Group& group : groups_) group.num_wanted = group.num_kept = 0;
-  }
+  int32_t begin_drafts() override;
+  int64_t num_cheap_draft_rows() const override { return ranks_[0]->most_widened_rows(); }
   Status set_masked_ids(std::span<const int32_t> ids) override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->set_masked_ids(ids); });
   }
@@ -140,7 +140,7 @@ class GpuGroup final : public RankGroup {
     int64_t num_wanted = 0, num_kept = 0;  // ids of drafts since begin_drafts(), and those that ranks kept
     std::vector<LogitEdit> edits;          // of start_sample(), if some have unknown ids
   };
-  // A wanted draft: which of the ids that its group's ranks kept it is.
+  // A wanted draft: which of the ids that its group's ranks kept it is, counted over both halves.
   struct Draft {
     size_t group = 0;
     int64_t row = 0;
@@ -151,6 +151,7 @@ class GpuGroup final : public RankGroup {
   size_t leader_of(int group) const { return rank_index(group * layout_.attention_tp()); }
   Group& group_of(int rank) { return groups_[static_cast<size_t>(rank / layout_.attention_tp())]; }
   void take_batches(std::span<const Batch> batches);
+  std::span<const Draft> drafts(int32_t first, size_t count) const;
   int32_t known_to_rank(int32_t id, const Group& group) const;
   std::span<const LogitEdit> known_to_rank(std::span<const LogitEdit> edits, Group& group) const;
   void take_draft_rows(Group& group);
@@ -171,7 +172,8 @@ class GpuGroup final : public RankGroup {
   RankThreads threads_;
   std::vector<Group> groups_;
   std::deque<std::vector<SampledCounts>> sampled_;  // [dp], for each start_sample() not yet taken
-  std::vector<Draft> drafts_;                       // since begin_drafts()
+  std::vector<Draft> drafts_[2];                    // since each of the last two calls of begin_drafts()
+  size_t half_ = 0;                                 // of the last call
   std::vector<float> logits_;                       // used with several groups
 };
 
@@ -214,11 +216,25 @@ int32_t GpuGroup::known_to_rank(int32_t id, const Group& group) const {
   if (id >= 0) return id;
   const int32_t row = ~id;
   if (row < kFirstDraft) return ~(row - static_cast<int32_t>(group.first_chosen));
-  const auto draft = static_cast<size_t>(row - kFirstDraft);
-  FP4MOE_CHECK(draft < drafts_.size(), "draft " + std::to_string(draft) + " of " +
-                                           std::to_string(drafts_.size()) + " is not known to the device");
-  FP4MOE_CHECK(&groups_[drafts_[draft].group] == &group, "a draft of another group");
-  return ranks_[0]->kept_draft(drafts_[draft].row);
+  const Draft& draft = drafts(row, 1)[0];
+  FP4MOE_CHECK(&groups_[draft.group] == &group, "a draft of another group");
+  return ranks_[0]->kept_draft(draft.row);
+}
+
+// Returns the wanted drafts from number `first` on.
+std::span<const GpuGroup::Draft> GpuGroup::drafts(int32_t first, size_t count) const {
+  const std::vector<Draft>& all = drafts_[(first - kFirstDraft) / kDraftSpan];
+  const auto begin = static_cast<size_t>((first - kFirstDraft) % kDraftSpan);
+  FP4MOE_CHECK(begin + count <= all.size(), std::to_string(count) + " drafts from " + std::to_string(begin) +
+                                                " on of " + std::to_string(all.size()));
+  return std::span(all).subspan(begin, count);
+}
+
+int32_t GpuGroup::begin_drafts() {
+  half_ ^= 1;
+  drafts_[half_].clear();
+  for (Group& group : groups_) group.num_wanted = group.num_kept = 0;
+  return kFirstDraft + static_cast<int32_t>(half_) * kDraftSpan;
 }
 
 std::span<const LogitEdit> GpuGroup::known_to_rank(std::span<const LogitEdit> edits, Group& group) const {
@@ -247,7 +263,7 @@ void GpuGroup::take_draft_rows(Group& group) {
   group.draft_rows.assign(batch.logit_rows.begin(), batch.logit_rows.end());
   const int64_t num_wanted = group.num_wanted + std::ssize(batch.logit_rows);
   const int64_t num_kept = group.num_kept + std::ssize(batch.token_ids);
-  const bool has_room = num_kept - num_wanted <= ranks_[0]->most_drafts() / 2;
+  const bool has_room = num_kept - num_wanted <= ranks_[0]->most_drafts() / 3;
   if (!has_room || !ranks_[0]->widens(batch)) {
     std::iota(group.draft_rows.begin(), group.draft_rows.end(), 0);
     return;
@@ -274,6 +290,7 @@ Status GpuGroup::execute_step(std::span<const Batch> batches) {
     Batch batch = group_of(r).batch;
     if (r % layout_.attention_tp() != 0) batch.routed_experts = nullptr;  // a group's ranks route alike
     GpuStep own = step;
+    own.half = static_cast<int64_t>(half_);
     own.first_draft = group_of(r).num_kept;
     return ranks_[rank_index(r)]->execute_step(batch, own);
   });
@@ -288,9 +305,11 @@ Status GpuGroup::execute_step(std::span<const Batch> batches) {
 // Keeps the places of the wanted ids and the wanted rows of logits.
 void GpuGroup::keep_draft_rows() {
   if (ranks_[0]->wants_logits()) gather_draft_logits();
+  const int64_t half_begin = static_cast<int64_t>(half_) * ranks_[0]->most_drafts();
   for (size_t g = 0; g < groups_.size(); ++g) {
     Group& group = groups_[g];
-    for (const int64_t row : group.draft_rows) drafts_.push_back({g, group.num_kept + row});
+    for (const int64_t row : group.draft_rows)
+      drafts_[half_].push_back({g, half_begin + group.num_kept + row});
     group.num_wanted += std::ssize(group.draft_rows);
     group.num_kept += std::ssize(group.batch.logit_rows);
   }
@@ -387,19 +406,18 @@ Status GpuGroup::take_sampled(std::span<SampledRow> out, std::span<float> id_log
 }
 
 // The ranks of a group choose alike.
-Status GpuGroup::take_draft_ids(std::span<int32_t> ids) {
-  FP4MOE_CHECK(ids.size() <= drafts_.size(),
-               std::to_string(ids.size()) + " ids of " + std::to_string(drafts_.size()) + " drafts");
+Status GpuGroup::take_draft_ids(int32_t first, std::span<int32_t> ids) {
+  const std::span<const Draft> wanted = drafts(first, ids.size());
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) {
     const auto group = static_cast<size_t>(r / layout_.attention_tp());
     std::vector<int64_t> rows;
-    for (const Draft& draft : std::span(drafts_).first(ids.size()))
+    for (const Draft& draft : wanted)
       if (draft.group == group) rows.push_back(draft.row);
     std::vector<int32_t> own(rows.size());
     const Status taken = ranks_[rank_index(r)]->take_draft_ids(rows, own);
     if (r % layout_.attention_tp() == 0)
       for (size_t i = 0, next = 0; i < ids.size(); ++i)
-        if (drafts_[i].group == group) ids[i] = own[next++];
+        if (wanted[i].group == group) ids[i] = own[next++];
     return taken;
   }));
   return failure();

@@ -87,8 +87,8 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
     FP4MOE_RETURN_IF_ERROR(run_batch(on_device, step.model, step.chains));
   }
   if (step.model == BatchModel::kDraft) {
-    choose_draft_ids(std::ssize(batch.logit_rows), step.first_draft);
-    drafted_.record(stream_);
+    choose_draft_ids(std::ssize(batch.logit_rows), step);
+    drafted_[step.half].record(stream_);
   }
   if (batch.routed_experts != nullptr) FP4MOE_RETURN_IF_ERROR(take_experts(batch, padded));
   return wants_logits_ ? take_logits(std::ssize(batch.logit_rows)) : Status();
@@ -177,7 +177,7 @@ Status GpuRank::copy_page(PageId page, int64_t num_tokens, bool to_device) {
   args.to_device = to_device;
   cuda_copy_kv_page()(args);
   if (const KvCache* draft = rank_.shared_draft_kv(page.layers); draft != nullptr) {
-    drafted_.hold(page_stream_);
+    for (const Event& drafted : drafted_) drafted.hold(page_stream_);
     args = draft->page_copy(page, num_tokens, page_.data() + num_tokens * rank_.kv().token_bytes());
     args.to_device = to_device;
     cuda_copy_kv_page()(args);
@@ -288,23 +288,25 @@ Status GpuRank::take_sampled(std::span<SampledRow> out, std::span<float> id_logp
 
 // After a pass of the draft model. Kernels of later passes read the ids on the device; the host may read them
 // as soon as anything later on the stream is done.
-void GpuRank::choose_draft_ids(int64_t num_rows, int64_t first_draft) {
+void GpuRank::choose_draft_ids(int64_t num_rows, const GpuStep& step) {
   if (num_rows == 0) return;
   const int64_t vocab_size = last_shape().vocab_size;
-  FP4MOE_CHECK(first_draft + num_rows <= most_drafts(),
-               std::to_string(num_rows) + " rows of drafts after " + std::to_string(first_draft));
+  FP4MOE_CHECK(step.first_draft + num_rows <= most_drafts(),
+               std::to_string(num_rows) + " rows of drafts after " + std::to_string(step.first_draft));
+  const int64_t first = step.half * most_drafts() + step.first_draft;
   sample_rows({.logits = logits_.as<float>(),
                .num_rows = num_rows,
                .vocab_size = vocab_size,
                .row_stride = vocab_size,
                .all_greedy = true,
                .put_ids = target_ids_.as<int32_t>(),
-               .out = sampled_rows() + max_logit_rows_ + first_draft,
-               .copy = draft_rows_.as<SampledRow>() + first_draft});
+               .out = sampled_rows() + max_logit_rows_ + first,
+               .copy = draft_rows_.as<SampledRow>() + first});
 }
 
 Status GpuRank::take_draft_ids(std::span<const int64_t> rows, std::span<int32_t> ids) {
-  const Status status = drafted_.synchronize();
+  if (rows.empty()) return {};
+  const Status status = drafted_[rows[0] / most_drafts()].synchronize();
   if (const Status asked = stream_.take_failure(); status.ok() && !asked.ok())
     return keep_failure(asked.with_context("GPU, in " + step_));
   if (!status.ok()) return wait(step_);

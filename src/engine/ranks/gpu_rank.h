@@ -39,7 +39,8 @@ struct GpuStep {
   bool decodes = true;               // all groups decode, so all ranks run the graph of the same size
   bool verifies = false;             // rows of a group share pages
   int64_t rows = 0, logit_rows = 0;  // of the group with the most rows, padded
-  int64_t first_draft = 0;           // kDraft: where the ids of its logits' rows are kept (most_drafts())
+  // kDraft: the ids of its logits' rows are kept from first_draft on in this half (most_drafts()).
+  int64_t half = 0, first_draft = 0;
 };
 
 // Large because a step's inputs, outputs and graphs each have a separate buffer. Methods behave like those of
@@ -68,15 +69,18 @@ class GpuRank {
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                       std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids);
   Status take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs);
-  // Waits for the passes of the draft model so far. `rows`: indices among the kept ids.
+  // Waits for the draft model's passes so far that keep ids in the same half as rows[0]. `rows`: indices
+  // among the kept ids of both halves.
   Status take_draft_ids(std::span<const int64_t> rows, std::span<int32_t> ids);
-  // How many ids of the draft model's rows are kept: twice as many as are wanted at a time, because a pass
-  // that widens() has more rows.
-  int64_t most_drafts() const { return has_draft() ? 2 * max_logit_rows_ : 0; }
+  // How many ids of the draft model's rows are kept in each of two halves: twice the rows of logits of a
+  // step, and half as many for the rows that passes have only because they widen.
+  int64_t most_drafts() const { return has_draft() ? 3 * max_logit_rows_ : 0; }
   // Returns what an id in a batch or an edit means that refers to a kept id.
   int32_t kept_draft(int64_t row) const { return ~static_cast<int32_t>(max_logit_rows_ + row); }
   // Whether a pass of the draft model runs as a decode step, which computes the logits of all its rows.
   bool widens(const Batch& batch) const;
+  // The logits of so few rows take about as long as those of one.
+  int64_t most_widened_rows() const { return std::min<int64_t>(64, max_logit_rows_); }
   Status failure() const {
     std::lock_guard lock(mutex_);
     return failure_;
@@ -119,8 +123,6 @@ class GpuRank {
   void add_graphs(BatchModel model, int64_t num_rows, std::vector<GraphKey>& graphs) const;
   const Graph* graph_of(const GpuStep& step) const;
   Status run_batch(const DeviceBatch& batch, BatchModel model, bool chains);
-  // The logits of so few rows take about as long as those of one.
-  int64_t most_widened_rows() const { return std::min<int64_t>(64, max_logit_rows_); }
   bool has_draft() const { return draft_shape_.vocab_size > 0; }
   const ModelShape& shape_of(BatchModel model) const { return shapes_[static_cast<size_t>(model)]; }
   const ModelShape& last_shape() const { return shape_of(last_model_); }
@@ -137,7 +139,7 @@ class GpuRank {
   Status take_logits(int64_t num_rows);
   void gather_logits(int64_t num_rows);
   void sample_rows(SampleRowsArgs args);
-  void choose_draft_ids(int64_t num_rows, int64_t first_draft);
+  void choose_draft_ids(int64_t num_rows, const GpuStep& step);
   Status put_target_ids(std::span<const int32_t> masked);
   Status copy_page(PageId page, int64_t num_tokens, bool to_device);
   int64_t params_bytes() const { return max_logit_rows_ * int64_t{sizeof(SampleRowParams)}; }
@@ -158,7 +160,7 @@ class GpuRank {
   Buffer logits_;       // device: [max_logit_rows, V] f32; with a group_, only after gather_logits()
   Buffer part_;         // device: [max_logit_rows, ids of this rank] f32; only with a group_
   Buffer host_logits_;  // a pinned copy of logits_; only if wants_logits_, on the group's first rank
-  Buffer sampled_;      // device: params, then rows, then most_drafts() rows of the draft model
+  Buffer sampled_;      // device: params, then rows, then 2 * most_drafts() rows of the draft model
   Buffer edits_;        // device: LogitEdits
   Buffer allowed_;      // device: SampleRowsArgs::allowed
   Buffer logprob_ids_;  // device: SampleRowsArgs::logprob_ids
@@ -174,7 +176,7 @@ class GpuRank {
   HostBuffers host_buffers_[2];
   uint64_t num_steps_ = 0, num_sampled_ = 0, num_taken_ = 0;
   Buffer draft_rows_;              // pinned: the draft model's rows
-  Event drafted_;                  // its last pass is done, and its rows have arrived
+  Event drafted_[2];               // its last pass of each half is done, and its rows have arrived
   Buffer target_ids_;              // device: [V of the draft model] target_id(), or -1 if it is masked
   Buffer masked_;                  // device: SampleRowsArgs::masked, or empty
   Buffer experts_, host_experts_;  // Batch::routed_experts of the last step, with padding; host_experts_

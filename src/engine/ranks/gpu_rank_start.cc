@@ -98,7 +98,7 @@ Status GpuRank::allocate(const RankSetup& setup) {
   FP4MOE_ASSIGN_OR_RETURN(stage_, BatchStage::make(limits, pinned_memory(), device_memory()));
   FP4MOE_RETURN_IF_ERROR(allocate_logits(setup));
   const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};
-  const int64_t kept_bytes = most_drafts() * int64_t{sizeof(SampledRow)};
+  const int64_t kept_bytes = 2 * most_drafts() * int64_t{sizeof(SampledRow)};
   FP4MOE_ASSIGN_OR_RETURN(sampled_, Buffer::make(sample_bytes + kept_bytes, device_memory()));
   const int64_t edit_bytes =
       max_logit_edits(max_logit_rows_, pool_tokens * per_request, std::ssize(config().eos_token_ids)) *
@@ -134,8 +134,10 @@ Status GpuRank::allocate_logits(const RankSetup& setup) {
   if (has_draft()) {
     add(BatchModel::kDraft, setup.plan.draft->config);
     FP4MOE_ASSIGN_OR_RETURN(draft_rows_,
-                            Buffer::make(most_drafts() * int64_t{sizeof(SampledRow)}, pinned_memory()));
-    FP4MOE_ASSIGN_OR_RETURN(drafted_, Event::make());
+                            Buffer::make(2 * most_drafts() * int64_t{sizeof(SampledRow)}, pinned_memory()));
+    for (Event& drafted : drafted_) {
+      FP4MOE_ASSIGN_OR_RETURN(drafted, Event::make());
+    }
     FP4MOE_RETURN_IF_ERROR(put_target_ids({}));
   }
   const int64_t logit_bytes = max_logit_rows_ * most * int64_t{sizeof(float)};

@@ -20,6 +20,7 @@ class AdaptiveDrafter final : public Drafter {
 
   Status draft(DpScheduler& scheduler) override;
   void keep_step(const DpScheduler& scheduler) override;
+  Status run_ahead(int64_t num_sampled) override { return drafter_->run_ahead(num_sampled); }
   void finish_step(double seconds) override;
   void end(const Sequence& sequence) override { drafter_->end(sequence); }
   bool runs_model() const override { return drafter_->runs_model(); }

@@ -20,6 +20,9 @@ class Drafter {
   virtual Status draft(DpScheduler& scheduler) = 0;
   // Called after the forward pass of a planned step and before it is committed.
   virtual void keep_step(const DpScheduler& /*scheduler*/) {}
+  // Called when the sampling of the step's num_sampled rows of logits has been started, before their tokens
+  // are known. A failure ends the running requests after these tokens have been delivered.
+  virtual Status run_ahead(int64_t /*num_sampled*/) { return {}; }
   // Called when the step's tokens are known, `seconds` after its planning began.
   virtual void finish_step(double /*seconds*/) {}
   // Called before a scheduled sequence is removed and deleted.
@@ -44,10 +47,14 @@ inline bool may_draft(const Sequence& sequence) {
   return decodes(sequence) && (grammar == nullptr || !grammar->is_slow());
 }
 
-// Puts the ids, by number of kFirstDraft, of the sequence's drafts that stayed on the device; drafts end at
-// the first that has no id.
-void reveal_drafts(SequenceDraft& draft, std::span<const int32_t> ids);
-// Returns how many ids reveal_drafts() needs.
-int64_t num_kept_ids(const SequenceDraft& draft);
+// The numbers of the sequences' drafts that stayed on the device (Executor::begin_drafts()).
+struct KeptDrafts {
+  int32_t first = 0, end = 0;  // empty if equal
+
+  void add(const SequenceDraft& draft);
+  size_t size() const { return static_cast<size_t>(end - first); }
+};
+// Puts their ids, of which `ids` has those from number `first` on. Drafts end at the first that has no id.
+void reveal_drafts(SequenceDraft& draft, int32_t first, std::span<const int32_t> ids);
 
 }  // namespace fp4moe

@@ -48,8 +48,13 @@ void ModelDrafter::keep_step(const DpScheduler& scheduler) {
     for (const ScheduledRows& rows : scheduler.step(group)) {
       const int64_t count = rows.num_rows + rows.num_drafts, first = rows.sequence->kv.num_cached;
       const auto table = rows.sequence->kv.tables.full.begin();
-      kept.push_back({rows.sequence, first_row, first, {}, {}, {}});
-      kept.back().pages.assign(table + page_of(first), table + page_of(first + count - 1) + 1);
+      Kept& added = kept.emplace_back();
+      added.sequence = rows.sequence;
+      added.first_row = first_row;
+      added.num_rows = count;
+      added.first_position = first;
+      added.decodes = decodes(*rows.sequence) && rows.num_rows == 1;
+      added.pages.assign(table + page_of(first), table + page_of(first + count - 1) + 1);
       first_row += count;
     }
   }
@@ -62,13 +67,59 @@ void ModelDrafter::end(const Sequence& sequence) {
     const auto kept = std::ranges::find(group, &sequence, &Kept::sequence);
     if (kept == group.end()) continue;
     kept->sequence = nullptr;
-    if (!shares_pages_) return;
+    if (!shares_pages_ || runs_ahead(*kept)) return;
     const auto first = sequence.token_ids.begin();
     kept->token_ids.assign(first, first + sequence.num_known_tokens());
     kept->page_table = sequence.kv.tables.full;
     kept->num_cached = sequence.kv.num_cached;
     kept->num_draft_cached = num_draft_cached(sequence);
   }
+}
+
+// The rows of logits are those of the step, in the same order.
+Status ModelDrafter::run_ahead(int64_t num_sampled) {
+  if (!may_run_ahead(num_sampled)) return {};
+  begin_drafts();
+  clear_passes();
+  for (size_t g = 0; g < last_.size(); ++g)
+    for (Kept& kept : last_[g]) {
+      Pass& pass = passes_[g];
+      kept.first_id = first_id_ + num_kept_;
+      std::vector<int32_t> ids;
+      for (int64_t row = kept.first_row; row < kept.first_row + kept.num_rows; ++row) {
+        ids.push_back(~num_kept_++);
+        pass.feature_rows.push_back(row);
+        pass.rows.logit_rows.push_back(row);
+      }
+      Work work;
+      work.page_table = kept.sequence->kv.tables.full;
+      add_rows(pass, work, ids, kept.first_position);
+    }
+  FP4MOE_RETURN_IF_ERROR(execute_pass(/*chains=*/false));
+  is_ahead_ = true;
+  return {};
+}
+
+// Not with a grammar, whose late masks drop rows, nor with a page that publication has exchanged.
+bool ModelDrafter::may_run_ahead(int64_t num_sampled) const {
+  if (!executor_.keeps_draft_ids() || !shape_.takes_features) return false;
+  int64_t num_rows = 0, num_sequences = 0;
+  for (const std::vector<Kept>& group : last_)
+    for (const Kept& kept : group) {
+      if (!kept.decodes || kept.sequence->grammar.matcher != nullptr ||
+          kept.first_position + kept.num_rows > shape_.max_positions ||
+          end_of_exchanged_pages(kept, kept.sequence->kv.tables.full) > 0)
+        return false;
+      num_rows += kept.num_rows;
+      ++num_sequences;
+    }
+  const bool has_drafts = num_rows > num_sequences;
+  return has_drafts && num_rows == num_sampled && num_rows <= executor_.num_cheap_draft_rows();
+}
+
+void ModelDrafter::begin_drafts() {
+  first_id_ = executor_.begin_drafts();
+  num_kept_ = 0;
 }
 
 // ---- the rows to compute --------------------------------------------------------------------------
@@ -83,8 +134,7 @@ Status ModelDrafter::draft(DpScheduler& scheduler) {
       work[g].push_back(kept.sequence == nullptr ? work_of(kept) : work_of(*kept.sequence, kept, scheduler));
   for (size_t g = 0; g < work.size(); ++g)
     for (Work& one : work[g]) claim_pages(static_cast<int>(g), one);
-  num_kept_ = 0;
-  if (executor_.keeps_draft_ids()) executor_.begin_drafts();
+  if (!std::exchange(is_ahead_, false)) begin_drafts();
   FP4MOE_RETURN_IF_ERROR(extend(work));
   FP4MOE_RETURN_IF_ERROR(chain(work));
   for (std::vector<Work>& group : work)
@@ -149,8 +199,21 @@ ModelDrafter::Work ModelDrafter::work_of(Sequence& sequence, const Kept& kept, D
                   : std::min(sequence.draft.num_cached, work.max_drafts > 0 ? work.end - 1 : work.end);
   work.feature_offset = kept.first_row - kept.first_position;
   work.page_table = sequence.kv.tables.full;
+  if (runs_ahead(kept)) {
+    continue_ahead(work, kept);
+    return work;
+  }
   if (work.max_drafts == 0) work.next = std::max(work.next, end_of_exchanged_pages(kept, work.page_table));
   return work;
+}
+
+// All rows are computed; the first draft is the one that follows the last of them with a correct token.
+void ModelDrafter::continue_ahead(Work& work, const Kept& kept) {
+  work.next = work.end;
+  if (work.max_drafts == 0) return;
+  const int64_t last = std::ssize(work.input_ids) - 1 - kept.first_position;
+  work.row = kept.first_row + last;
+  work.drafts.push_back(~(kept.first_id + static_cast<int32_t>(last)));
 }
 
 // Returns how many tokens to draft after the row at position `last`, and gets the sequence pages for their
@@ -188,7 +251,7 @@ void ModelDrafter::claim_pages(int group, Work& work) {
   // The pages before a shared page are shared too: another sequence extends or has extended them.
   for (int64_t p = work.next; p < work.end; p = (page_of(p) + 1) * page_size_)
     if (written[page_at(p)] == call_) work.next = (page_of(p) + 1) * page_size_;
-  if (work.next >= work.end) work.max_drafts = 0;
+  if (work.next >= work.end && work.drafts.empty()) work.max_drafts = 0;
   for (int64_t p = work.next; p < work.end; p = (page_of(p) + 1) * page_size_) written[page_at(p)] = call_;
 }
 
@@ -267,27 +330,32 @@ void ModelDrafter::choose_after(Pass& pass, Work& work) {
 
 // Runs the rows of all groups, and appends the token of each row of logits to its sequence's drafts.
 Status ModelDrafter::run_pass(bool chains) {
-  std::vector<Batch> batches;
+  FP4MOE_RETURN_IF_ERROR(execute_pass(chains));
   std::vector<Work*> choosing;
+  for (const Pass& pass : passes_)
+    choosing.insert(choosing.end(), pass.choosing.begin(), pass.choosing.end());
+  return choosing.empty() ? Status() : choose_ids(choosing);
+}
+
+Status ModelDrafter::execute_pass(bool chains) {
+  std::vector<Batch> batches;
   for (Pass& pass : passes_) {
     Batch& batch = batches.emplace_back(pass.rows.batch());
     batch.model = BatchModel::kDraft;
     batch.feature_rows = pass.feature_rows;
     batch.chains = chains && shape_.takes_features;
-    choosing.insert(choosing.end(), pass.choosing.begin(), pass.choosing.end());
   }
-  FP4MOE_RETURN_IF_ERROR(executor_.execute_step(batches));
-  return choosing.empty() ? Status() : choose_ids(choosing);
+  return executor_.execute_step(batches);
 }
 
 // A row without a token ends its sequence's drafts.
 Status ModelDrafter::choose_ids(std::span<Work* const> choosing) {
   if (executor_.keeps_draft_ids()) {
-    for (Work* one : choosing) one->drafts.push_back(~(Executor::kFirstDraft + num_kept_++));
+    for (Work* one : choosing) one->drafts.push_back(~(first_id_ + num_kept_++));
     return {};
   }
   std::vector<int32_t> ids(choosing.size());
-  FP4MOE_RETURN_IF_ERROR(executor_.take_draft_ids(ids));
+  FP4MOE_RETURN_IF_ERROR(executor_.take_draft_ids(first_id_, ids));
   for (size_t i = 0; i < ids.size(); ++i) {
     Work& one = *choosing[i];
     if (ids[i] < 0 || is_masked_[static_cast<size_t>(ids[i])])
@@ -310,10 +378,10 @@ bool ModelDrafter::host_needs_ids(const std::vector<std::vector<Work>>& work) co
 // Waits for the ids that stayed on the device.
 Status ModelDrafter::take_ids(const std::vector<std::vector<Work>>& work) {
   std::vector<int32_t> ids(static_cast<size_t>(num_kept_));
-  FP4MOE_RETURN_IF_ERROR(executor_.take_draft_ids(ids));
+  FP4MOE_RETURN_IF_ERROR(executor_.take_draft_ids(first_id_, ids));
   for (const std::vector<Work>& group : work)
     for (const Work& one : group)
-      if (one.max_drafts > 0) reveal_drafts(one.sequence->draft, ids);
+      if (one.max_drafts > 0) reveal_drafts(one.sequence->draft, first_id_, ids);
   return {};
 }
 

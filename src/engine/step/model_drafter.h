@@ -12,6 +12,11 @@
 // them on the device, and the host takes them with the step's tokens (StepRows::sample()). It waits at the
 // end of draft() if the ids decide a penalty or a mask.
 //
+// A draft model that takes features then extends a small step that only decodes before the host knows the
+// step's tokens, so that the device computes while the host takes and delivers them (run_ahead()). All rows
+// are extended with the tokens that they sample, and each chooses a draft; draft() continues after the last
+// correct one, and the next extension overwrites the rows after it.
+//
 // Extension computes the rows of the last step whose tokens are now known, of prompts too, so that the pages
 // of a prefix hold its draft keys and values when another sequence takes them.
 #pragma once
@@ -26,6 +31,7 @@
 
 namespace fp4moe {
 
+// Large because extending, chaining and running ahead share the passes.
 class ModelDrafter final : public Drafter {
  public:
   // The executor has a draft model and is borrowed. `max_drafts`: per sequence and step. `shares_pages`:
@@ -36,6 +42,7 @@ class ModelDrafter final : public Drafter {
 
   Status draft(DpScheduler& scheduler) override;
   void keep_step(const DpScheduler& scheduler) override;
+  Status run_ahead(int64_t num_sampled) override;
   void end(const Sequence& sequence) override;
   bool runs_model() const override { return true; }
   void wait_in_next_draft() override { waits_ = true; }
@@ -45,7 +52,9 @@ class ModelDrafter final : public Drafter {
   // A sequence's rows in the last step.
   struct Kept {
     Sequence* sequence = nullptr;  // null: it has ended
-    int64_t first_row = 0, first_position = 0;
+    int64_t first_row = 0, num_rows = 0, first_position = 0;
+    bool decodes = false;
+    int32_t first_id = 0;        // of the draft that follows the first of its rows, if they run ahead
     std::vector<int32_t> pages;  // of the rows, before they were published
     // Only if it has ended, as they were then.
     std::vector<int32_t> token_ids, page_table;
@@ -72,6 +81,7 @@ class ModelDrafter final : public Drafter {
   Work work_of(const Kept& kept) const;
   int64_t end_of_exchanged_pages(const Kept& kept, std::span<const int32_t> page_table) const;
   Work work_of(Sequence& sequence, const Kept& kept, DpScheduler& scheduler);
+  static void continue_ahead(Work& work, const Kept& kept);
   int64_t plan_drafts(Sequence& sequence, int64_t last, DpScheduler& scheduler);
   int64_t first_foreign_id(std::span<const int32_t> input_ids, int64_t end) const;
   void claim_pages(int group, Work& work);
@@ -85,6 +95,10 @@ class ModelDrafter final : public Drafter {
   Status run_passes(std::vector<std::vector<Work>>& work, bool chains, const Add& add);
   void clear_passes();
   Status run_pass(bool chains);
+  Status execute_pass(bool chains);
+  bool may_run_ahead(int64_t num_sampled) const;
+  bool runs_ahead(const Kept& kept) const { return kept.first_id != 0; }
+  void begin_drafts();
   Status choose_ids(std::span<Work* const> choosing);
   Status take_ids(const std::vector<std::vector<Work>>& work);
   bool host_needs_ids(const std::vector<std::vector<Work>>& work) const;
@@ -101,7 +115,8 @@ class ModelDrafter final : public Drafter {
   // [dp][pages]: the last call of draft() that extended rows in the page, and that gave it to a sequence.
   std::vector<std::vector<int64_t>> written_, granted_;
   int64_t call_ = 0;
-  int32_t num_kept_ = 0;  // ids on the device that this call of draft() has chosen
+  int32_t first_id_ = 0, num_kept_ = 0;  // ids on the device for this call of draft()
+  bool is_ahead_ = false;                // the first of them are those of run_ahead()
   bool waits_ = false, has_waited_ = false;
 };
 

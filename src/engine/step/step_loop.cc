@@ -197,7 +197,8 @@ Status StepLoop::plan_and_start_step() {
   }
   if (drafter_ != nullptr) {
     watchdog_.enter("drafting");
-    const Status drafted = status_of([this] { return drafter_->draft(scheduler_); });
+    Status drafted = std::exchange(ahead_, {});
+    if (drafted.ok()) drafted = status_of([this] { return drafter_->draft(scheduler_); });
     delivery_.open_held_pages(drafted);
     FP4MOE_RETURN_IF_ERROR(drafted);
     watchdog_.enter("planning");
@@ -222,6 +223,11 @@ Status StepLoop::plan_and_start_step() {
   watchdog_.enter("sampling");
   if (grammars_ != nullptr) grammars_->attach_masks(rows_.next(), scheduler_);
   scheduler_.commit_step();
+  FP4MOE_RETURN_IF_ERROR(rows_.start_sample());
+  if (drafter_ != nullptr) {
+    const int64_t num_sampled = std::ssize(rows_.next());
+    ahead_ = status_of([&] { return drafter_->run_ahead(num_sampled); });
+  }
   return rows_.sample();
 }
 

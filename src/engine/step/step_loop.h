@@ -97,6 +97,7 @@ class StepLoop {
   DpScheduler scheduler_;
   StepRows rows_;
   std::unique_ptr<Drafter> drafter_;  // null without speculative decoding
+  Status ahead_;                      // of Drafter::run_ahead() in the last step
   Delivery delivery_;
   std::vector<std::unique_ptr<Sequence>> pending_;  // waiting for a grammar or a first token, not yet
                                                     // scheduled

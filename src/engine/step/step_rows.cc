@@ -63,15 +63,14 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
 
 // ---- sampling -------------------------------------------------------------------------------------
 
+Status StepRows::start_sample() { return executor_.samples() ? start_on_executor() : Status(); }
+
 Status StepRows::sample() {
-  if (executor_.samples()) {
-    FP4MOE_RETURN_IF_ERROR(start_on_executor());
-    if (!runs_ahead_) {
-      FP4MOE_RETURN_IF_ERROR(take_from_executor(next_));
-      FP4MOE_RETURN_IF_ERROR(take_drafts());
-    }
-  } else {
+  if (!executor_.samples()) {
     sample_on_host();
+  } else if (!runs_ahead_) {
+    FP4MOE_RETURN_IF_ERROR(take_from_executor(next_));
+    FP4MOE_RETURN_IF_ERROR(take_drafts());
   }
   if (!runs_ahead_) drop_wrong_drafts();
   record_experts();
@@ -133,17 +132,16 @@ void StepRows::append_own_edits(const LogitRow& row, std::vector<LogitEdit>& edi
 
 // Takes the drafts whose ids stayed on the device. They are there, since the step that read them is done.
 Status StepRows::take_drafts() {
-  int64_t num_ids = 0;
+  KeptDrafts kept;
   for (const LogitRow& row : next_)
-    if (row.sequence != nullptr && !row.is_scored && row.depth == 0)
-      num_ids = std::max(num_ids, num_kept_ids(row.sequence->draft));
-  if (num_ids == 0) return {};
-  std::vector<int32_t> ids(static_cast<size_t>(num_ids));
-  FP4MOE_RETURN_IF_ERROR(executor_.take_draft_ids(ids));
+    if (row.sequence != nullptr && !row.is_scored && row.depth == 0) kept.add(row.sequence->draft);
+  if (kept.size() == 0) return {};
+  std::vector<int32_t> ids(kept.size());
+  FP4MOE_RETURN_IF_ERROR(executor_.take_draft_ids(kept.first, ids));
   for (LogitRow& row : next_) {
     if (row.sequence == nullptr || row.is_scored || row.depth > 0) continue;
     SequenceDraft& draft = row.sequence->draft;
-    reveal_drafts(draft, ids);
+    reveal_drafts(draft, kept.first, ids);
     row.num_drafts = std::min(row.num_drafts, std::ssize(draft.ids));
   }
   return {};

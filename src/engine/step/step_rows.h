@@ -46,8 +46,10 @@ class StepRows {
 
   // Runs the model on the planned step's rows; next() then holds those with logits.
   Status forward(const DpScheduler& scheduler);
-  // Chooses the tokens of next(), or enqueues their sampling if the loop runs ahead. Appends an unknown token
-  // ~r to the sequence of each row r that chooses a token.
+  // Enqueues the sampling of next() if the executor samples.
+  Status start_sample();
+  // Then: chooses the tokens of next(), or waits for the executor's unless the loop runs ahead. Appends an
+  // unknown token ~r to the sequence of each row r that chooses a token.
   Status sample();
   // Makes current() the rows whose tokens are to be delivered. Waits for the executor if the loop runs ahead.
   Status take_sampled();

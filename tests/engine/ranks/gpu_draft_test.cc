@@ -60,7 +60,7 @@ class Drafting {
   Drafts chain(bool stay) {
     step(kPrompts, 0);
     drafts_ = {};
-    ranks_->begin_drafts();
+    first_id_ = ranks_->begin_drafts();
     std::vector<std::vector<int32_t>> rows(3);
     for (int32_t i = 0; i < 3; ++i) {
       Rows pass;
@@ -85,6 +85,35 @@ class Drafting {
     for (size_t row = 0; row < target.ids.size(); ++row)
       drafts_.logits.push_back(logits_of(row, config_.vocab_size));
     keep_ids(2, false);
+    return std::move(drafts_);
+  }
+
+  // The prompts, then a step whose rows are extended with the tokens that they sample, before the host takes
+  // them if `ahead`.
+  Drafts extend(bool ahead) {
+    step(kPrompts, 0);
+    drafts_ = {};
+    Rows target, draft;
+    for (size_t s = 0; s < 3; ++s) add(target, s, {3, static_cast<int32_t>(s)}, first_[s]);
+    target.logit_rows = {0, 1, 2, 3, 4, 5};
+    execute(target.batch(BatchModel::kTarget, false));
+    SampleRowParams greedy;
+    greedy.temperature = 0;
+    const std::vector<SampleRowParams> params(6, greedy);
+    EXPECT_TRUE(ranks_->start_sample(params, {}, {}, {}).ok());
+    std::vector<SampledRow> sampled(6);
+    const auto take = [&] { EXPECT_TRUE(ranks_->take_sampled(sampled, {}).ok()); };
+    if (!ahead) take();
+    for (size_t s = 0; s < 3; ++s) {
+      std::vector<int32_t> ids;
+      for (size_t row = 2 * s; row < 2 * s + 2; ++row)
+        ids.push_back(ahead ? ~static_cast<int32_t>(row) : sampled[row].token_id);
+      add(draft, s, ids, first_[s]);
+    }
+    draft.feature_rows = draft.logit_rows = target.logit_rows;
+    keep(draft.batch(BatchModel::kDraft, false));
+    if (ahead) take();
+    for (const SampledRow& row : sampled) drafts_.ids.push_back(row.token_id);
     return std::move(drafts_);
   }
 
@@ -161,10 +190,10 @@ class Drafting {
   }
   // Runs a pass of the draft model and checks that each chosen id is the one with the largest logit.
   void keep(const Batch& batch) {
-    ranks_->begin_drafts();
+    first_id_ = ranks_->begin_drafts();
     execute(batch);
     std::vector<int32_t> ids(batch.logit_rows.size());
-    const Status status = ranks_->take_draft_ids(ids);
+    const Status status = ranks_->take_draft_ids(first_id_, ids);
     ASSERT_TRUE(status.ok()) << status.to_string();
     for (size_t i = 0; i < ids.size(); ++i) {
       drafts_.logits.push_back(logits_of(i, ranks_->draft_shape().vocab_size));
@@ -182,18 +211,18 @@ class Drafting {
   void keep_ids(int32_t i, bool stay) {
     drafts_.ids.resize(static_cast<size_t>(3 * (i + 1)));
     if (!stay) {
-      const Status status = ranks_->take_draft_ids(drafts_.ids);
+      const Status status = ranks_->take_draft_ids(first_id_, drafts_.ids);
       ASSERT_TRUE(status.ok()) << status.to_string();
     }
     for (size_t s = 0; s < 3; ++s) {
       const int32_t row = 3 * i + static_cast<int32_t>(s);
-      drafts_of_[s] = stay ? ~(Executor::kFirstDraft + row) : drafts_.ids[static_cast<size_t>(row)];
+      drafts_of_[s] = stay ? ~(first_id_ + row) : drafts_.ids[static_cast<size_t>(row)];
     }
   }
 
   ModelConfig config_;
   std::unique_ptr<RankGroup> ranks_;
-  int32_t drafts_of_[3] = {};  // the last ones
+  int32_t first_id_ = 0, drafts_of_[3] = {};  // the last drafts
   std::vector<int32_t> pages_[3];
   int64_t first_[3] = {};  // position of each sequence's next token
   Drafts drafts_;
@@ -257,6 +286,19 @@ TEST_P(GpuDrafts, ThatStayHaveTheBitsOfKnownOnes) {
       EXPECT_EQ(kept.ids, known.ids) << "tp " << tp << ", graphs " << graphs;
       EXPECT_EQ(known.ids.size(), 9u);
       EXPECT_GE(std::ranges::min(known.ids), 0);
+    }
+}
+
+TEST_P(GpuDrafts, OfTokensThatStayHaveTheBitsOfKnownOnes) {
+  for (const int tp : {1, 2})
+    for (const bool graphs : {true, false}) {
+      if (!device_info(gpu_of_rank(tp - 1)).ok()) continue;
+      const Drafts known = Drafting(GetParam(), on_gpu(graphs, false, tp)).extend(/*ahead=*/false);
+      const Drafts ahead = Drafting(GetParam(), on_gpu(graphs, false, tp)).extend(/*ahead=*/true);
+      EXPECT_EQ(known.logits.size(), 6u);
+      EXPECT_EQ(ahead.logits, known.logits) << "tp " << tp << ", graphs " << graphs;
+      EXPECT_EQ(ahead.ids, known.ids) << "tp " << tp << ", graphs " << graphs;
+      EXPECT_EQ(known.ids.size(), 12u);
     }
 }
 

@@ -26,6 +26,7 @@ void hashed_choice(std::span<const int32_t> history, std::span<float> logits) {
 struct Way {
   bool takes_features = false;  // the draft model, or tokens alone
   bool are_kept = false;        // the drafts stay on an executor that samples
+  int64_t most_ahead = 0;       // rows of a step that are extended before its tokens are known
 };
 
 class Drafting {
@@ -34,6 +35,8 @@ class Drafting {
       : tokens_(fake_config(draft_vocab), draft),
         features_(fake_config(draft_vocab), draft, static_cast<size_t>(shape.num_groups)) {
     if (way.are_kept) shape.samples = shape.keeps_draft_ids = true;
+    shape.num_cheap_draft_rows = way.most_ahead;
+    features_.runs_ahead = way.most_ahead > 0;
     shape.draft.model = way.takes_features ? static_cast<Model*>(&features_) : &tokens_;
     if (shape.max_model_drafts == 0) shape.max_model_drafts = kDrafts;
     loop_ = std::make_unique<TestLoop>(std::move(target), shape);
@@ -61,10 +64,13 @@ std::vector<int32_t> numbers(int32_t first, int64_t count) {
 class ModelDraft : public ::testing::TestWithParam<Way> {};
 INSTANTIATE_TEST_SUITE_P(Ways, ModelDraft,
                          ::testing::Values(Way{}, Way{.are_kept = true}, Way{.takes_features = true},
-                                           Way{.takes_features = true, .are_kept = true}),
+                                           Way{.takes_features = true, .are_kept = true},
+                                           Way{.takes_features = true, .are_kept = true, .most_ahead = 1000},
+                                           Way{.takes_features = true, .are_kept = true, .most_ahead = 10}),
                          [](const auto& way) {
                            return std::string(way.param.takes_features ? "Features" : "Tokens") +
-                                  (way.param.are_kept ? "Kept" : "");
+                                  (way.param.are_kept ? "Kept" : "") +
+                                  (way.param.most_ahead > 0 ? std::to_string(way.param.most_ahead) : "");
                          });
 
 TEST_P(ModelDraft, OfTheTargetsFunctionIsAlwaysRight) {
@@ -82,23 +88,23 @@ TEST_P(ModelDraft, OfTheTargetsFunctionIsAlwaysRight) {
 class ExecutorDraft : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(TakesFeatures, ExecutorDraft, ::testing::Bool());
 
-// On the host, on the executor, or on it and left there.
+// On the host, on the executor, on it and left there, or there and before the tokens are known.
 TEST_P(ExecutorDraft, IsTheSameWhereverItIsChosen) {
   LoopShape shape;
   for (const float temperature : {0.0f, 0.7f}) {
     SamplingParams sampling = endless(41);
     sampling.temperature = temperature;
     sampling.seed = 3;
-    Answer answers[3];
-    for (size_t i = 0; i < 3; ++i) {
+    Answer answers[4];
+    for (size_t i = 0; i < 4; ++i) {
       shape.samples = i > 0;
-      const Way way{.takes_features = GetParam(), .are_kept = i > 1};
+      const Way way{.takes_features = GetParam(), .are_kept = i > 1, .most_ahead = i > 2 ? 64 : 0};
       Drafting loop(hashed_choice, hashed_choice, shape, way);
       answers[i] = loop->run(numbers(20, 33), sampling);
       EXPECT_EQ(loop->executor().num_early_takes, 0);
       loop->finish();
     }
-    for (size_t i = 1; i < 3; ++i) {
+    for (size_t i = 1; i < 4; ++i) {
       EXPECT_EQ(answers[0].token_ids, answers[i].token_ids);
       EXPECT_EQ(answers[0].last.spec_num_correct_drafts, answers[i].last.spec_num_correct_drafts);
       EXPECT_EQ(answers[0].last.spec_verify_ct, answers[i].last.spec_verify_ct);
@@ -267,6 +273,61 @@ TEST(ModelDrafter, TheHostTakesKeptIdsEarlyOnlyForPenalties) {
     EXPECT_GT(answer.last.spec_num_correct_drafts, 10);
     loop->finish();
   }
+}
+
+constexpr Way kAhead{.takes_features = true, .are_kept = true, .most_ahead = 64};
+
+// In a steady state, a pass extends all rows of a step before its tokens are known, and each other draft has
+// a chained pass.
+TEST(ModelDrafter, RunsAheadOfSmallStepsThatOnlyDecode) {
+  for (const int64_t most_ahead : {0, 3, 4, 64}) {
+    Way way = kAhead;
+    way.most_ahead = most_ahead;
+    Drafting loop(hashed_choice, hashed_choice, {}, way);
+    int64_t num_ahead = 0, num_passes = 0;
+    loop->executor().on_draft = [&](std::span<const Batch> groups) {
+      ++num_passes;
+      if (!FakeExecutor::is_ahead(groups)) return;
+      ++num_ahead;
+      for (size_t row = 0; row < groups[0].token_ids.size(); ++row)
+        EXPECT_EQ(groups[0].token_ids[row], ~static_cast<int32_t>(row));
+    };
+    const Answer answer = loop->run({1, 2, 3}, endless(41));
+    loop->finish();
+    EXPECT_EQ(answer.last.spec_verify_ct, 10);
+    EXPECT_EQ(num_ahead, most_ahead >= 4 ? 10 : 0);
+    // After the prompt and after each step but the last one; the last extension ahead is in vain.
+    EXPECT_EQ(num_passes, 10 * kDrafts + (most_ahead >= 4));
+  }
+}
+
+TEST(ModelDrafter, DoesNotRunAheadOfAGrammarsRows) {
+  LoopShape shape;
+  const auto open = std::make_shared<std::atomic<bool>>(true);
+  shape.grammars = [open] { return std::make_unique<OneTextCompiler>(open); };
+  const auto next = certain_logits([](auto history) { return history.back() == 'a' ? 'b' : 'a'; });
+  Drafting loop(hashed_choice, next, shape, kAhead);
+  loop->executor().on_draft = [&](std::span<const Batch> groups) {
+    EXPECT_FALSE(FakeExecutor::is_ahead(groups));
+  };
+  SamplingParams sampling = greedy(30);
+  sampling.grammar = {GrammarSpec::Kind::kRegex, "abababab!bababab"};
+  EXPECT_EQ(loop->run({1, 2}, sampling).text, "abababab!bababab");
+  loop->finish();
+}
+
+// The tokens of the step are delivered before the failure ends the running requests.
+TEST(ModelDrafter, AFailureAheadEndsTheRunningRequests) {
+  Drafting loop(hashed_choice, hashed_choice, {}, kAhead);
+  loop->executor().num_failures_ahead = 2;
+  for (int i = 0; i < 2; ++i) {
+    const Answer answer = loop->run({1, 2, 3}, endless(41));
+    EXPECT_EQ(answer.reason(), FinishReason::kError);
+    EXPECT_NE(answer.last.error.find("no memory ahead"), std::string::npos) << answer.last.error;
+    EXPECT_EQ(answer.token_ids.size(), 5u) << "the first one, and those of a step";
+  }
+  EXPECT_EQ(loop->run({1, 2, 3}, endless(41)).last.spec_num_correct_drafts, 30);
+  loop->finish();
 }
 
 // The adaptive choice needs the time of the passes, for which the host waits now and then.
