@@ -103,6 +103,7 @@ Status ModelDrafter::run_ahead(int64_t num_sampled) {
 // Not with a grammar, whose late masks drop rows, nor with a page that publication has exchanged.
 bool ModelDrafter::may_run_ahead(int64_t num_sampled) const {
   if (!executor_.keeps_draft_ids() || !shape_.takes_features) return false;
+  if (shape_.num_input_ids < executor_.config().vocab_size) return false;  // any token may be sampled
   int64_t num_rows = 0, num_sequences = 0;
   for (const std::vector<Kept>& group : last_)
     for (const Kept& kept : group) {

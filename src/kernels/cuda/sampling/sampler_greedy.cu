@@ -1,7 +1,8 @@
 // Finds the best id of each row, with a cluster of 8 blocks per row.
 //
-// Computes:  SampledRow::status and token_id of greedy rows without log-probabilities. If the ranks
-//            of a group have a shard of the ids each, every rank sends its best id of each row to all ranks.
+// Computes:  SampledRow::status and token_id of greedy rows without log-probabilities; put_ids may replace
+//            the id. If the ranks of a group have a shard of the ids each, every rank sends its best id of
+//            each row to all ranks.
 // Shapes:    logits [rows, V] f32; of a rank: [rows, any part of V].
 // Bytes:     4 rows V, once; 8 rows to each of R - 1 peers.
 // Flops:     a comparison per element.
