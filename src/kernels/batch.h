@@ -18,6 +18,23 @@ struct SequenceRows {
   // The same for layers whose pages hold the last tokens only; entries before the first row's window are 0,
   // and no kernel reads them. Empty: all layers use page_table. Never longer than page_table.
   std::span<const int32_t> window_page_table;
+  int32_t slot = 0;  // of the sequence's state; 0: scrap (padding, or a model without states)
+};
+
+// One layer's slots, each with the state of one sequence: what a layer keeps of it besides pages. Null data:
+// the layer has no state. A sequence whose first_position is 0 starts from a state of zeros, so kernels never
+// read its slot. A forward pass reads the state after first_position tokens and leaves the one after
+// first_position + num_rows tokens in the same slot.
+struct StateSlots {
+  float* recurrent = nullptr;  // [num_slots, Hv, dk, dv]: this rank's value heads
+  // [num_slots, C, conv_width - 1]: the last inputs of the convolution over time, oldest first
+  float* conv = nullptr;
+  int64_t num_slots = 0;
+};
+
+// Copies a slot in every layer. A batch's copies run before its rows, in order.
+struct StateCopy {
+  int32_t from = 0, to = 0;
 };
 
 // Token ids in device memory that an earlier step sampled: a negative token id ~r stands for ids[r * stride].
@@ -46,6 +63,7 @@ struct DeviceBatch {
   const int32_t* first_position = nullptr;     // [num_sequences]: of the first new token
   const int32_t* page_table = nullptr;         // [num_sequences, max_pages]
   const int32_t* window_page_table = nullptr;  // the same, as in SequenceRows
+  const int32_t* slots = nullptr;              // [num_sequences], padded with 0
   // [num_logit_rows], ascending, padded with 0. If num_logit_rows is num_rows: all rows in order.
   const int64_t* logit_rows = nullptr;
   int64_t num_logit_rows = 0;

@@ -17,7 +17,8 @@ class WeightLoader;
 struct AttentionInput {
   const Batch& batch;        // T >= 1 rows
   RmsNormArgs norm;          // forward_attention() runs it to compute its input rows in norm.out_act [T, H]
-  KvPages k_pages, v_pages;  // the layer's pages
+  KvPages k_pages, v_pages;  // the layer's pages; null data: it has `state` instead
+  StateSlots state;          // the layer's slots; null data: it has pages instead
   ActRows out;               // [T, out_cols()]: the heads' outputs, before the output projection
 };
 

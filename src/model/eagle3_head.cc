@@ -56,7 +56,7 @@ class JoinedAttention final : public Attention {
       put(in.norm.x, joined, inputs_.hidden_size, pool);
     }
     const RmsNormArgs done{.out_act = joined, .is_done = true};
-    attention_->forward_attention({in.batch, done, in.k_pages, in.v_pages, in.out}, scratch, pool);
+    attention_->forward_attention({in.batch, done, in.k_pages, in.v_pages, in.state, in.out}, scratch, pool);
   }
 
  private:

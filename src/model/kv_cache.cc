@@ -21,15 +21,21 @@ KvCache::Shape KvCache::shape_of(const ModelConfig& config, const RankLayout& la
 namespace {
 
 bool has_window(const ModelConfig& config, int64_t layer) {
-  return layer < std::ssize(config.layer_windows) && config.layer_windows[static_cast<size_t>(layer)] > 0;
+  return !config.has_state(layer) && layer < std::ssize(config.layer_windows) &&
+         config.layer_windows[static_cast<size_t>(layer)] > 0;
 }
 
 }  // namespace
 
 int64_t KvCache::window(const ModelConfig& config) {
-  const auto is_full = [](int64_t window) { return window == 0; };
-  if (config.layer_windows.empty() || std::ranges::none_of(config.layer_windows, is_full)) return 0;
-  return std::ranges::max(config.layer_windows);
+  int64_t most = 0;
+  bool some_are_full = false;
+  for (int64_t layer = 0; layer < std::ssize(config.layer_windows); ++layer) {
+    const int64_t window = config.layer_windows[static_cast<size_t>(layer)];
+    some_are_full = some_are_full || (window == 0 && !config.has_state(layer));
+    most = std::max(most, window);
+  }
+  return some_are_full ? most : 0;
 }
 
 KvCounts KvCache::bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
@@ -37,38 +43,47 @@ KvCounts KvCache::bytes_per_page(const ModelConfig& config, DType dtype, int pag
   const Shape shape = shape_of(config, layout);
   const int64_t layer_bytes =
       int64_t{shape.num_tensors} * shape.num_heads * page_size * shape.row_dim * dtype_bits(dtype) / 8;
-  int64_t with_window = 0;
-  if (window(config) > 0)
-    for (int64_t layer = 0; layer < config.num_layers; ++layer) with_window += has_window(config, layer);
-  return {(config.num_layers - with_window) * layer_bytes, with_window * layer_bytes};
+  const bool splits = window(config) > 0;
+  int64_t with_window = 0, with_state = 0;
+  for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    with_window += splits && has_window(config, layer);
+    with_state += config.has_state(layer);
+  }
+  return {(config.num_layers - with_window - with_state) * layer_bytes, with_window * layer_bytes,
+          StateCache::bytes_per_slot(config, layout)};
 }
 
-Result<KvCache> KvCache::make(const ModelConfig& config, DType dtype, KvCounts num_pages, int page_size,
+Result<KvCache> KvCache::make(const ModelConfig& config, DType dtype, KvCounts counts, int page_size,
                               const RankLayout& layout, MemoryResource& memory) {
   KvCounts page_bytes = bytes_per_page(config, dtype, page_size, layout);
-  const bool splits = num_pages.window > 0;
+  const bool splits = counts.window > 0;
   if (!splits) page_bytes = {page_bytes.full + page_bytes.window, 0};
   if (splits && page_bytes.window == 0)
-    return invalid_argument("KV pool with " + std::to_string(num_pages.window) +
+    return invalid_argument("KV pool with " + std::to_string(counts.window) +
                             " window pages for a model without window layers");
   const int64_t most = INT64_MAX / 2;
-  if (num_pages.full <= 0 || num_pages.window < 0 || page_size <= 0 ||
-      num_pages.full > most / page_bytes.full || (splits && num_pages.window > most / page_bytes.window))
-    return invalid_argument("KV pool of " + std::to_string(num_pages.full) + " pages of " +
+  if (page_bytes.full == 0) return invalid_argument("KV pool for a model in which no layer attends");
+  if (counts.full <= 0 || counts.window < 0 || page_size <= 0 || counts.full > most / page_bytes.full ||
+      (splits && counts.window > most / page_bytes.window))
+    return invalid_argument("KV pool of " + std::to_string(counts.full) + " pages of " +
                             std::to_string(page_bytes.full) + " bytes is empty or too large");
   KvCache kv;
-  const int64_t full_bytes = num_pages.full * page_bytes.full;
-  FP4MOE_ASSIGN_OR_RETURN(kv.buffer_,
-                          Buffer::make(full_bytes + num_pages.window * page_bytes.window, memory));
+  const int64_t full_bytes = counts.full * page_bytes.full;
+  FP4MOE_ASSIGN_OR_RETURN(kv.buffer_, Buffer::make(full_bytes + counts.window * page_bytes.window, memory));
   kv.dtype_ = dtype;
   kv.page_size_ = page_size;
   kv.shape_ = shape_of(config, layout);
-  kv.groups_[0] = {.num_pages = num_pages.full};
-  kv.groups_[1] = {.num_pages = num_pages.window, .offset = full_bytes};
+  kv.groups_[0] = {.num_pages = counts.full};
+  kv.groups_[1] = {.num_pages = counts.window, .offset = full_bytes};
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
+    if (config.has_state(layer)) {
+      kv.places_.push_back({KvLayers::kFull, -1});
+      continue;
+    }
     const KvLayers layers = splits && has_window(config, layer) ? KvLayers::kWindow : KvLayers::kFull;
     kv.places_.push_back({layers, kv.groups_[static_cast<size_t>(layers)].num_layers++});
   }
+  FP4MOE_ASSIGN_OR_RETURN(kv.states_, StateCache::make(config, counts.slots, layout, memory));
   return kv;
 }
 
@@ -79,6 +94,7 @@ int64_t KvCache::tensor_bytes(const Group& group) const {
 
 KvPages KvCache::pages(int64_t layer, int which) const {
   const Place& place = places_[static_cast<size_t>(layer)];
+  if (place.index < 0) return {};
   const Group& of = group(place.layers);
   return {buffer_.data() + of.offset + (place.index * shape_.num_tensors + which) * tensor_bytes(of), dtype_,
           shape_.num_heads, page_size_, shape_.row_dim};

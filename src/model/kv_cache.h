@@ -10,20 +10,22 @@
 #include "kernels/device_copy.h"
 #include "kernels/ops.h"
 #include "model/kv_window.h"
+#include "model/state_cache.h"
 #include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
 
 // A page holds page_size tokens of one sequence in every layer of its group (model/kv_window.h): this rank's
 // KV heads or, with latent attention, each token's latent (which is also the value) and rotary key. The
-// engine assigns pages.
+// engine assigns pages. Layers with states have slots in a StateCache instead.
 class KvCache {
  public:
-  // num_pages.window = 0: all layers are in the full group, whatever their windows are.
-  static Result<KvCache> make(const ModelConfig& config, DType dtype, KvCounts num_pages, int page_size,
+  // counts.window = 0: all layers are in the full group, whatever their windows are. kInvalidArgument: counts
+  // of pages or slots that the model's layers cannot use.
+  static Result<KvCache> make(const ModelConfig& config, DType dtype, KvCounts counts, int page_size,
                               const RankLayout& layout = {}, MemoryResource& memory = host_memory());
-  // Returns the bytes of a page of each group for a model with window pages; a page of all layers has the
-  // sum.
+  // Returns the bytes of a page of each group for a model with window pages, and of a slot; a page of all
+  // layers has the sum of the two pages.
   static KvCounts bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
                                  const RankLayout& layout = {});
   // Returns the largest window of the layers if some layers have a window and others have none, otherwise 0:
@@ -40,13 +42,17 @@ class KvCache {
   // Bytes of one token in canonical form, in all layers of the group.
   int64_t token_bytes(KvLayers layers = KvLayers::kFull) const;
 
+  // Null data: the layer has a state instead.
   KvPages k_pages(int64_t layer) const { return pages(layer, 0); }
   KvPages v_pages(int64_t layer) const;
+  // Null data: the layer has pages instead.
+  StateSlots states(int64_t layer) const { return states_.layer(layer); }
+  const StateCache& state_cache() const { return states_; }
   // The group of a layer, whose page table its pages need.
   KvLayers layers_of(int64_t layer) const { return places_[static_cast<size_t>(layer)].layers; }
   int64_t num_pages(KvLayers layers = KvLayers::kFull) const { return group(layers).num_pages; }
   int page_size() const { return page_size_; }
-  int64_t num_bytes() const { return buffer_.num_bytes(); }
+  int64_t num_bytes() const { return buffer_.num_bytes() + states_.num_bytes(); }
 
  private:
   // A token's data in one layer: num_heads rows of row_dim in each of num_tensors tensors.
@@ -65,7 +71,7 @@ class KvCache {
   };
   struct Place {
     KvLayers layers = KvLayers::kFull;
-    int64_t index = 0;  // in its group
+    int64_t index = 0;  // in its group; -1: the layer has no pages
   };
   const Group& group(KvLayers layers) const { return groups_[static_cast<size_t>(layers)]; }
   int64_t tensor_bytes(const Group& group) const;
@@ -78,6 +84,7 @@ class KvCache {
   Group groups_[2];            // by KvLayers
   std::vector<Place> places_;  // [num_layers]
   Shape shape_;
+  StateCache states_;
 };
 
 }  // namespace fp4moe

@@ -123,6 +123,7 @@ Status LayerStack::forward_layers(const Batch& batch, KvCache& kv, float* logits
   rows_ = act_.all;
   is_normed_ = false;
   num_feature_rows_ = t;
+  if (!batch.state_copies.empty()) kv.state_cache().copy_slots(batch.state_copies);
   DeviceBatch device;
   const Batch window = window_batch(batch, device);
   int64_t num_rows = t;
@@ -134,7 +135,7 @@ Status LayerStack::forward_layers(const Batch& batch, KvCache& kv, float* logits
       attention(
           w,
           {kv.layers_of(i) == KvLayers::kWindow ? window : batch, norm_args(w.attention_norm, t, nullptr),
-           kv.k_pages(i), kv.v_pages(i), act(rows_.attention, t, w.attention->out_cols())},
+           kv.k_pages(i), kv.v_pages(i), kv.states(i), act(rows_.attention, t, w.attention->out_cols())},
           pool);
     if (is_last && !keeps_last_rows()) {  // the remaining work needs only the logit rows
       keep_logit_rows(batch, /*has_attention=*/true, pool);

@@ -78,6 +78,7 @@ struct Batch {
   // empty for a draft model that takes tokens alone.
   std::span<const int64_t> feature_rows = {};
   bool chains = false;
+  std::span<const StateCopy> state_copies = {};  // run before the rows, in order; a batch may have only these
 
   int64_t num_rows() const { return device != nullptr ? device->num_rows : std::ssize(token_ids); }
   int64_t num_logit_rows() const {

@@ -2,6 +2,7 @@
 // declaration (config.json's quantization_config or hf_quant_config.json), parsed, checked and typed.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -86,6 +87,17 @@ struct MlaConfig {
   bool rope_interleave = true;  // true: rotated pairs are (2i, 2i+1); false: (i, i + dim/2)
 };
 
+// Gated delta net: the layers that keep a state of fixed size instead of keys and values.
+struct DeltaConfig {
+  // Value heads: a multiple of key heads; 0: the model has no such layers.
+  int64_t num_key_heads = 0, num_value_heads = 0;
+  int64_t key_head_dim = 0, value_head_dim = 0;
+  int64_t conv_width = 0;  // taps of the convolution over time
+  int64_t conv_channels() const {
+    return 2 * num_key_heads * key_head_dim + num_value_heads * value_head_dim;
+  }
+};
+
 // Large because it holds the hyper-parameters of every family.
 struct ModelConfig {
   ModelFamily family = ModelFamily::kGptOss;
@@ -115,10 +127,21 @@ struct ModelConfig {
   std::vector<int64_t> layer_windows;  // [num_layers]; 0: full attention; otherwise the sliding window
   float swiglu_alpha = 1.702f, swiglu_limit = 7.0f;  // gpt-oss
   RoutingConfig router;
-  MlaConfig mla;  // kv_lora_rank 0: grouped-query attention
+  MlaConfig mla;                      // kv_lora_rank 0: grouped-query attention
+  DeltaConfig delta;                  // of the layers with states
+  std::vector<bool> layer_has_state;  // [num_layers]; empty: every layer attends
+  bool attention_gate = false;  // q_proj has a gate row for each query row; sigmoid(gate) scales the outputs
+  bool centered_norms = false;  // a norm's factor is 1 + weight (folded at load)
   QuantConfig quant;
   std::vector<int32_t> eos_token_ids;  // from generation_config.json, otherwise from config.json
   SamplingParams default_sampling;     // values set in generation_config.json
+
+  bool has_state(int64_t layer) const {
+    return !layer_has_state.empty() && layer_has_state[static_cast<size_t>(layer)];
+  }
+  bool has_state() const {  // whether any layer has
+    return std::find(layer_has_state.begin(), layer_has_state.end(), true) != layer_has_state.end();
+  }
 };
 
 // Parses and checks the files. `config_json` etc. are their contents, empty for an absent file.

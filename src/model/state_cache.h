@@ -1,0 +1,65 @@
+// StateCache: the slots of all layers with states of one rank.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "base/buffer.h"
+#include "fp4moe/status.h"
+#include "io/config/model_config.h"
+#include "kernels/batch.h"
+#include "moe/plan/rank_layout.h"
+
+namespace fp4moe {
+
+// A slot has, in every layer with a state, the state of one sequence: float32 on every device, so that a copy
+// keeps the bits. Slot 0 is scrap. A group's ranks share the key heads, and each has the value heads and the
+// channels of the convolution that belong to its key heads. The engine assigns slots.
+class StateCache {
+ public:
+  StateCache() = default;  // of a model without states
+  // kInvalidArgument: slots for a model without states, none for one with states, or too many; key heads that
+  // the group's ranks cannot share.
+  static Result<StateCache> make(const ModelConfig& config, int64_t num_slots, const RankLayout& layout = {},
+                                 MemoryResource& memory = host_memory());
+  // Returns the bytes of a slot in all layers; 0 for a model without states.
+  static int64_t bytes_per_slot(const ModelConfig& config, const RankLayout& layout = {});
+
+  // Null data: the layer has no state.
+  StateSlots layer(int64_t layer) const;
+  // Executes the copies in order. The slots must be in host memory, also for the functions below.
+  void copy_slots(std::span<const StateCopy> copies) const;
+
+  // Copy a slot to and from canonical form, which does not depend on the sharding: per layer with a state
+  // [Hv, dk, dv], then [C, conv_width - 1] with the channels of all q heads, all k heads and all v heads; in
+  // all, bytes_per_slot() of a single rank. Only this rank's heads are copied.
+  void read_slot(int32_t slot, uint8_t* canonical) const;
+  void write_slot(int32_t slot, const uint8_t* canonical) const;
+
+  int64_t num_slots() const { return num_slots_; }
+  int64_t num_bytes() const { return buffer_.num_bytes(); }
+
+ private:
+  // Consecutive elements of a slot in one layer: [first, first + count) of its recurrent or conv part, which
+  // are at `canonical` of the layer's canonical form.
+  struct Range {
+    bool is_conv = false;
+    int64_t first = 0, count = 0, canonical = 0;
+  };
+  void check_slot(int32_t slot) const;
+  std::vector<Range> ranges() const;
+  template <class CopyRange>
+  void for_ranges(int32_t slot, const CopyRange& copy_range) const;
+  int64_t layer_elems() const { return num_slots_ * (recurrent_elems_ + conv_elems_); }
+
+  Buffer buffer_;  // [layers with a state]: recurrent of all slots, then conv of all slots
+  int64_t num_slots_ = 0;
+  int64_t recurrent_elems_ = 0, conv_elems_ = 0;  // of one slot in one layer
+  DeltaConfig delta_;
+  Shard key_heads_;              // of this rank
+  std::vector<int64_t> places_;  // [num_layers]: index among the layers with states, or -1
+  int64_t num_layers_ = 0;       // with states
+};
+
+}  // namespace fp4moe

@@ -1,0 +1,158 @@
+#include "model/state_cache.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <vector>
+
+#include "model/kv_cache.h"
+
+namespace fp4moe {
+namespace {
+
+// 4 layers, of which 0, 1 and 3 have states; 4 key heads of 3 and 8 value heads of 5, 4 taps.
+ModelConfig with_states() {
+  ModelConfig config;
+  config.num_layers = 4;
+  config.num_heads = config.num_kv_heads = 4;
+  config.head_dim = 4;
+  config.layer_has_state = {true, true, false, true};
+  config.delta = {
+      .num_key_heads = 4, .num_value_heads = 8, .key_head_dim = 3, .value_head_dim = 5, .conv_width = 4};
+  return config;
+}
+
+constexpr int64_t kRecurrent = 8 * 3 * 5, kConv = (2 * 4 * 3 + 8 * 5) * 3;
+
+// The layers' slots tile the memory: every element belongs to one layer, slot and part.
+TEST(StateCache, SlotsTileTheMemory) {
+  const auto states = StateCache::make(with_states(), 5);
+  ASSERT_TRUE(states.ok());
+  EXPECT_EQ(StateCache::bytes_per_slot(with_states()), 3 * (kRecurrent + kConv) * 4);
+  EXPECT_EQ(states->num_bytes(), 5 * StateCache::bytes_per_slot(with_states()));
+  std::map<const float*, int64_t> parts;  // start, elements
+  for (const int64_t layer : {0, 1, 3}) {
+    const StateSlots slots = states->layer(layer);
+    EXPECT_EQ(slots.num_slots, 5);
+    parts[slots.recurrent] = 5 * kRecurrent;
+    parts[slots.conv] = 5 * kConv;
+  }
+  EXPECT_EQ(states->layer(2).recurrent, nullptr);
+  EXPECT_EQ(states->layer(2).conv, nullptr);
+  ASSERT_EQ(parts.size(), 6u);
+  const float* end = parts.begin()->first;
+  for (const auto& [start, count] : parts) {
+    EXPECT_EQ(start, end);
+    end = start + count;
+  }
+  EXPECT_EQ((end - parts.begin()->first) * 4, states->num_bytes());
+}
+
+void fill(const StateCache& states, int32_t slot, float value) {
+  for (const int64_t layer : {0, 1, 3}) {
+    const StateSlots slots = states.layer(layer);
+    std::fill_n(slots.recurrent + slot * kRecurrent, kRecurrent, value + static_cast<float>(layer));
+    std::fill_n(slots.conv + slot * kConv, kConv, -value - static_cast<float>(layer));
+  }
+}
+
+void expect_filled(const StateCache& states, int32_t slot, float value) {
+  for (const int64_t layer : {0, 1, 3}) {
+    const StateSlots slots = states.layer(layer);
+    for (int64_t i = 0; i < kRecurrent; ++i)
+      ASSERT_EQ(slots.recurrent[slot * kRecurrent + i], value + static_cast<float>(layer)) << slot;
+    for (int64_t i = 0; i < kConv; ++i)
+      ASSERT_EQ(slots.conv[slot * kConv + i], -value - static_cast<float>(layer)) << slot;
+  }
+}
+
+// A later copy sees the results of the earlier ones; no other slot changes.
+TEST(StateCache, CopiesRunInOrder) {
+  const auto states = StateCache::make(with_states(), 5);
+  ASSERT_TRUE(states.ok());
+  for (int32_t slot = 0; slot < 5; ++slot) fill(*states, slot, 100.0f * static_cast<float>(slot));
+  const StateCopy copies[] = {{1, 2}, {2, 3}, {4, 1}, {3, 3}};
+  states->copy_slots(copies);
+  expect_filled(*states, 0, 0);
+  expect_filled(*states, 1, 400);
+  expect_filled(*states, 2, 100);
+  expect_filled(*states, 3, 100);
+  expect_filled(*states, 4, 400);
+}
+
+// The ranks of a group write disjoint parts of the canonical form, which are those that its definition names,
+// and read back what they wrote. The oracle indexes heads and channels one by one.
+TEST(StateCache, CanonicalFormDoesNotDependOnTheSharding) {
+  const ModelConfig config = with_states();
+  const auto bytes = static_cast<size_t>(StateCache::bytes_per_slot(config));
+  std::vector<float> wanted(bytes / 4);
+  for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<float>(i + 1);
+  for (const int tp : {1, 2, 4}) {
+    std::vector<float> together(wanted.size(), 0);
+    for (int rank = 0; rank < tp; ++rank) {
+      const RankLayout layout{.tp = tp, .ep = 1, .dp = 1, .rank = rank};
+      const auto states = StateCache::make(config, 3, layout);
+      ASSERT_TRUE(states.ok());
+      EXPECT_EQ(StateCache::bytes_per_slot(config, layout) * tp, static_cast<int64_t>(bytes));
+      states->write_slot(2, reinterpret_cast<const uint8_t*>(wanted.data()));
+      const int64_t keys = 4 / tp, values = 8 / tp, channels = 2 * keys * 3 + values * 5;
+      for (const int64_t layer : {0, 1, 3}) {
+        const float* const of_layer = wanted.data() + (layer == 3 ? 2 : layer) * (kRecurrent + kConv);
+        const StateSlots slots = states->layer(layer);
+        for (int64_t i = 0; i < values * 15; ++i)
+          ASSERT_EQ(slots.recurrent[2 * values * 15 + i], of_layer[rank * values * 15 + i]);
+        for (int64_t c = 0; c < channels; ++c) {
+          int64_t all = rank * keys * 3 + c;  // the channel among those of all ranks
+          if (c >= keys * 3) all = 12 + rank * keys * 3 + c - keys * 3;
+          if (c >= 2 * keys * 3) all = 24 + rank * values * 5 + c - 2 * keys * 3;
+          for (int64_t tap = 0; tap < 3; ++tap)
+            ASSERT_EQ(slots.conv[(2 * channels + c) * 3 + tap], of_layer[kRecurrent + all * 3 + tap]);
+        }
+      }
+      states->read_slot(2, reinterpret_cast<uint8_t*>(together.data()));
+    }
+    EXPECT_EQ(together, wanted) << tp;
+  }
+}
+
+TEST(StateCache, RefusesImpossiblePools) {
+  ModelConfig config = with_states();
+  for (const int64_t num_slots : {int64_t{-1}, int64_t{0}, INT64_MAX / 2, int64_t{1} << 40})
+    EXPECT_EQ(StateCache::make(config, num_slots).status().code(), StatusCode::kInvalidArgument) << num_slots;
+  const auto shared = StateCache::make(config, 2, {.tp = 3, .ep = 1, .dp = 1, .rank = 0});
+  ASSERT_FALSE(shared.ok());
+  EXPECT_NE(shared.status().message().find("linear_num_key_heads 4"), std::string::npos)
+      << shared.status().message();
+  EXPECT_TRUE(StateCache::make(config, 2, {.tp = 3, .ep = 1, .dp = 3, .rank = 1}).ok());
+  config.layer_has_state = {};
+  EXPECT_FALSE(StateCache::make(config, 2).ok());
+  EXPECT_TRUE(StateCache::make(config, 0).ok());
+  EXPECT_EQ(StateCache::bytes_per_slot(config), 0);
+}
+
+// Layers with states have no pages, and the others' pages are as large as those of a model of these layers.
+TEST(StateCache, LayersWithStatesHaveNoPages) {
+  const ModelConfig config = with_states();
+  ModelConfig attends = config;
+  attends.layer_has_state = {};
+  attends.num_layers = 1;
+  const KvCounts bytes = KvCache::bytes_per_page(config, DType::kBF16, 16);
+  EXPECT_EQ(bytes.full, KvCache::bytes_per_page(attends, DType::kBF16, 16).full);
+  EXPECT_EQ(bytes.slots, StateCache::bytes_per_slot(config));
+  const auto kv = KvCache::make(config, DType::kBF16, {.full = 7, .slots = 3}, 16);
+  ASSERT_TRUE(kv.ok());
+  EXPECT_EQ(kv->num_bytes(), 7 * bytes.full + 3 * bytes.slots);
+  EXPECT_EQ(kv->token_bytes() * 16, bytes.full);
+  for (int64_t layer = 0; layer < 4; ++layer) {
+    EXPECT_EQ(kv->k_pages(layer).data == nullptr, config.has_state(layer));
+    EXPECT_EQ(kv->v_pages(layer).data == nullptr, config.has_state(layer));
+    EXPECT_EQ(kv->states(layer).recurrent != nullptr, config.has_state(layer));
+  }
+  EXPECT_FALSE(KvCache::make(config, DType::kBF16, {.full = 7}, 16).ok()) << "no slots";
+  ModelConfig none = config;
+  none.layer_has_state = {true, true, true, true};
+  EXPECT_FALSE(KvCache::make(none, DType::kBF16, {.full = 7, .slots = 3}, 16).ok()) << "no layer attends";
+}
+
+}  // namespace
+}  // namespace fp4moe
