@@ -56,6 +56,9 @@ struct EngineStats {
   // The same for the pages of window layers; 0 if the model has none or they share the pages above.
   int64_t num_used_window_pages = 0, num_cached_window_pages = 0, num_free_window_pages = 0;
   int64_t num_window_pages = 0;
+  // Slots for states of sequences (models with recurrent layers), used by running requests, and snapshots
+  // that the prefix cache keeps; of num_state_slots in all.
+  int64_t num_used_state_slots = 0, num_state_snapshots = 0, num_state_slots = 0;
   int64_t num_leaked_pages = 0;  // not 0: the page accounting is inconsistent (a bug)
   // Disaggregation. Prefill engine: requests whose pages are held until fetched. Decode engine: requests
   // waiting for the prefill engine's first token, and requests waiting for its pages.

@@ -16,6 +16,8 @@
 
 namespace fp4moe {
 
+// Large because an executor has many one-line queries. One fake model with separate KV pages per group. If
+// `fail` is set, the next step fails permanently.
 // One fake model with separate KV pages per group. If `fail` is set, the next step fails permanently.
 // Large because it implements Executor.
 class FakeExecutor : public Executor {
@@ -34,7 +36,8 @@ class FakeExecutor : public Executor {
         draft_(shape.draft.model),
         draft_shape_(draft_shape_of(shape, model.config().vocab_size)) {
     for (int group = 0; group < shape.num_groups; ++group) {
-      kv_.push_back(fake_kv(model.config(), {shape.num_pages, shape.num_window_pages}, shape.page_size));
+      kv_.push_back(fake_kv(model.config(), {shape.num_pages, shape.num_window_pages, shape.num_slots},
+                            shape.page_size));
       if (draft_ != nullptr)
         draft_kv_.push_back(fake_kv(draft_->config(), {shape.num_pages, 0}, shape.page_size));
     }
@@ -45,6 +48,7 @@ class FakeExecutor : public Executor {
   int64_t num_kv_pages() const override { return kv_[0].num_pages(); }
   int64_t num_window_pages() const override { return kv_[0].num_pages(KvLayers::kWindow); }
   int page_size() const override { return kv_[0].page_size(); }
+  int64_t num_slots() const override { return kv_[0].state_cache().num_slots(); }
   Status execute_step(std::span<const Batch> groups) override {
     EXPECT_EQ(groups.size(), kv_.size());
     if (!failure().ok()) return failure();

@@ -1,7 +1,8 @@
 // A Model with almost no computation: it stores token ids in the KV pages and derives logits from the ids
 // that it reads back through the page tables, so that lost, shared or misplaced pages change its output.
 // Layer 0 holds all tokens; layer 1 may have a window, and the tokens in it are those that layer 1's pages
-// hold.
+// hold. Layer 2, if there is one, has a state: a hash of all tokens so far, and their number. It is part of
+// the logits, so that a wrong slot, a stale snapshot or a missing copy changes the output.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,11 +20,17 @@
 namespace fp4moe {
 
 inline ModelConfig fake_config(int64_t vocab_size, std::vector<int32_t> eos_token_ids = {},
-                               int64_t window = 0) {
+                               int64_t window = 0, bool has_state = false) {
   ModelConfig config;
   config.layer_windows = {0, window};
   config.vocab_size = vocab_size;
   config.num_layers = config.top_k = 2;  // only routed experts depend on these
+  if (has_state) {
+    config.num_layers = 3;
+    config.layer_has_state = {false, false, true};
+    config.delta = {
+        .num_key_heads = 1, .num_value_heads = 1, .key_head_dim = 1, .value_head_dim = 1, .conv_width = 2};
+  }
   config.num_kv_heads = config.num_heads = config.head_dim = 1;
   config.eos_token_ids = std::move(eos_token_ids);
   return config;
@@ -55,6 +62,22 @@ inline FakeLogits certain_logits(std::function<int32_t(std::span<const int32_t>)
     std::fill(logits.begin(), logits.end(), -20.0f);
     logits[static_cast<size_t>(next(history))] = 0;
   };
+}
+
+// The state after one more token: a number below 2^24, which a float holds exactly.
+inline float next_state(float state, int32_t id) {
+  const auto before = static_cast<uint64_t>(state);
+  return static_cast<float>((((before + 1) * 1099511628211u) ^ static_cast<uint64_t>(id)) * 2654435761u %
+                            (1u << 24));
+}
+
+// hashed_logits() with the state as one more token, as the model with a state computes them.
+inline void hashed_logits_and_state(std::span<const int32_t> history, std::span<float> logits) {
+  std::vector<int32_t> with_state(history.begin(), history.end());
+  float state = 0;
+  for (const int32_t id : history) state = next_state(state, id);
+  with_state.push_back(static_cast<int32_t>(state));
+  hashed_logits(with_state, logits);
 }
 
 // The two experts that a token is routed to in a layer.
@@ -95,6 +118,7 @@ class FakeModel : public Model {
       EXPECT_LT(page, kv.num_pages(KvLayers::kWindow));
       return static_cast<float*>(window_pages.data)[page * pages.page_size + position % pages.page_size];
     };
+    const std::vector<float> states = run_states(batch, kv);
     auto wanted = batch.logit_rows.begin();
     int64_t next_row = 0;
     for (const SequenceRows& s : batch.sequences) {
@@ -114,6 +138,7 @@ class FakeModel : public Model {
         for (int64_t p = 0; p <= last; ++p)
           history.push_back(
               static_cast<int32_t>(splits && p > last - window ? window_slot(s, p) : slot(s, p)));
+        if (!states.empty()) history.push_back(static_cast<int32_t>(states[static_cast<size_t>(*wanted)]));
         logits_(history, {logits, static_cast<size_t>(config_.vocab_size)});
         logits += config_.vocab_size;
         tell_experts(batch, *wanted, 1, wanted - batch.logit_rows.begin());
@@ -121,6 +146,27 @@ class FakeModel : public Model {
     }
     ASSERT_EQ(next_row, static_cast<int64_t>(batch.token_ids.size()));
     ASSERT_TRUE(wanted == batch.logit_rows.end());
+  }
+
+  // Returns the state after each row; empty without a layer that has one.
+  static std::vector<float> run_states(const Batch& batch, KvCache& kv) {
+    kv.state_cache().copy_slots(batch.state_copies);
+    std::vector<float> states;
+    if (kv.state_cache().num_slots() == 0) return states;
+    const StateSlots slots = kv.states(2);
+    for (const SequenceRows& s : batch.sequences) {
+      EXPECT_TRUE(s.slot > 0 && s.slot < slots.num_slots) << s.slot;
+      float* const conv = slots.conv + s.slot * 3;
+      float state = s.first_position == 0 ? 0 : slots.recurrent[s.slot];
+      if (s.first_position > 0) {
+        EXPECT_EQ(conv[0], static_cast<float>(s.first_position)) << "slot " << s.slot;
+      }
+      for (int64_t i = 0; i < s.num_rows; ++i)
+        states.push_back(state = next_state(state, batch.token_ids[static_cast<size_t>(s.first_row + i)]));
+      slots.recurrent[s.slot] = state;
+      conv[0] = static_cast<float>(s.first_position + s.num_rows);
+    }
+    return states;
   }
 
   // Every row finds the tokens in its window in layer 1's pages.

@@ -20,6 +20,7 @@ struct LoopShape {
   int page_size = 4;
   int64_t window = 0;            // of layer 1, in tokens; 0: none
   int64_t num_window_pages = 0;  // 0: layer 1 holds all tokens
+  int64_t num_slots = 0;         // with slot 0; 0: the model has no state
   SchedulerLimits scheduler{.max_running_requests = 8, .chunked_prefill_size = 16, .max_prefill_tokens = 32};
   int64_t context_length = 128;
   int64_t max_queued_requests = 1000;

@@ -64,7 +64,8 @@ class TestLoop {
   explicit TestLoop(FakeLogits logits = hashed_logits, const LoopShape& shape = {},
                     std::function<void(const Batch&)> before_forward = {})
       : tokenizer_(fake_tokenizer({"<a>", "<b>"})),
-        model_(fake_config(kVocab, shape.eos_token_ids, shape.window), std::move(logits)),
+        model_(fake_config(kVocab, shape.eos_token_ids, shape.window, shape.num_slots > 0),
+               std::move(logits)),
         executor_(model_, shape) {
     model_.before_forward = std::move(before_forward);
     SchedulerLimits limits = shape.scheduler;
@@ -108,6 +109,7 @@ class TestLoop {
     EXPECT_EQ(stats.num_used_pages, 0);
     EXPECT_EQ(stats.num_leaked_pages, 0);
     EXPECT_EQ(stats.num_free_pages + stats.num_cached_pages, stats.num_pages);
+    EXPECT_EQ(stats.num_used_state_slots, 0);
     EXPECT_EQ(stats.num_used_window_pages, 0);
     EXPECT_EQ(stats.num_free_window_pages + stats.num_cached_window_pages, stats.num_window_pages);
     EXPECT_EQ(stats.num_running_reqs, 0);
@@ -129,11 +131,12 @@ inline SamplingParams greedy(int64_t max_new_tokens) {
 }
 
 // The fake model's greedy output from its own function, without pages, batches or chunks.
-inline std::vector<int32_t> expected_greedy(std::vector<int32_t> history, int64_t num_tokens) {
+inline std::vector<int32_t> expected_greedy(std::vector<int32_t> history, int64_t num_tokens,
+                                            const FakeLogits& model = hashed_logits) {
   std::vector<float> logits(kVocab);
   std::vector<int32_t> answer;
   for (int64_t i = 0; i < num_tokens; ++i) {
-    hashed_logits(history, logits);
+    model(history, logits);
     const auto end = logits.begin() + kFirstWordId + 2;  // ids from here on have no token
     answer.push_back(static_cast<int32_t>(std::max_element(logits.begin(), end) - logits.begin()));
     history.push_back(answer.back());

@@ -23,6 +23,7 @@ class Executor {
     return 0;
   }  // of window layers; 0: all layers use num_kv_pages()
   virtual int page_size() const = 0;
+  virtual int64_t num_slots() const { return 0; }  // of states, per group, with slot 0; 0: no states
   // Returns the window of the layers with window pages.
   KvWindow window() const { return {num_window_pages() > 0 ? KvCache::window(config()) : 0, page_size()}; }
 

@@ -55,8 +55,9 @@ ModelOptions Rank::model_options(const RankSetup& setup, const ModelPlan& plan) 
 }
 
 Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
-  FP4MOE_ASSIGN_OR_RETURN(const KvCounts num_kv_pages,
-                          agree_on_pages({setup.options.num_kv_pages, setup.options.num_window_pages}));
+  FP4MOE_ASSIGN_OR_RETURN(
+      const KvCounts num_kv_pages,
+      agree_on_pages({setup.options.num_kv_pages, setup.options.num_window_pages, setup.options.num_slots}));
   ModelOptions options = model_options(setup, setup.plan);
   if (setup.plan.draft != nullptr) options.features = setup.plan.draft->features;
   FP4MOE_RETURN_IF_ERROR(load_model(setup, options, progress));
@@ -116,7 +117,8 @@ Result<KvCounts> Rank::agree_on_pages(KvCounts num_pages) {
   std::vector<KvCounts> all(static_cast<size_t>(layout_.tp));
   FP4MOE_RETURN_IF_ERROR(world_->exchange({"kv_pages"}, &num_pages, sizeof num_pages, all.data()));
   for (const KvCounts& other : all)
-    num_pages = {std::min(num_pages.full, other.full), std::min(num_pages.window, other.window)};
+    num_pages = {std::min(num_pages.full, other.full), std::min(num_pages.window, other.window),
+                 std::min(num_pages.slots, other.slots)};
   return num_pages;
 }
 

@@ -116,6 +116,7 @@ class SingleRankGroup : public RankGroup {
   int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
   int64_t num_window_pages() const override { return rank_.kv().num_pages(KvLayers::kWindow); }
   int page_size() const override { return rank_.kv().page_size(); }
+  int64_t num_slots() const override { return rank_.kv().state_cache().num_slots(); }
   int64_t kv_token_bytes() const override { return rank_.page_token_bytes(KvLayers::kFull); }
   int64_t window_token_bytes() const override { return rank_.page_token_bytes(KvLayers::kWindow); }
   Status read_page(int, PageId page, int64_t num_tokens, uint8_t* canonical) override {

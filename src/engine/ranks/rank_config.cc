@@ -55,6 +55,7 @@ StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const E
           .max_logit_rows = options.max_logit_rows,
           .num_kv_pages = std::max(most, options.num_kv_pages),
           .num_window_pages = options.num_window_pages > 0 ? std::max(most, options.num_kv_pages) : 0,
+          .num_slots = options.num_slots,
           .max_table_pages = max_sequences * std::min(pages_for(context), most),
           .page_size = flags.page_size,
           .vocab_size = config.vocab_size,
@@ -100,8 +101,8 @@ std::string rank_config_text(const Checkpoint& checkpoint, const ModelConfig& co
        << " ep=" << layout.ep << " dp=" << layout.dp << ", a2a budget " << flags.a2a_memory_budget
        << " checksum " << flags.a2a_checksum << " deterministic " << flags.enable_deterministic_inference
        << ", rows " << options.max_batch_tokens << " logits " << options.max_logit_rows << " page size "
-       << flags.page_size << " window pages " << (options.num_window_pages > 0) << " timeout "
-       << flags.comm_timeout;
+       << flags.page_size << " window pages " << (options.num_window_pages > 0) << " states "
+       << (options.num_slots > 0) << " timeout " << flags.comm_timeout;
   if (plan.draft != nullptr)
     text << ", draft " << flags.speculative_algorithm << " "
          << model_text(draft == nullptr ? checkpoint : *draft, plan.draft->config, plan.draft->plan);

@@ -92,6 +92,7 @@ class MultiRankGroup final : public RankGroup {
   int64_t num_kv_pages() const override { return ranks_[0]->kv().num_pages(); }
   int64_t num_window_pages() const override { return ranks_[0]->kv().num_pages(KvLayers::kWindow); }
   int page_size() const override { return ranks_[0]->kv().page_size(); }
+  int64_t num_slots() const override { return ranks_[0]->kv().state_cache().num_slots(); }
   // Ranks of this process only: disaggregation with ranks in several processes is refused before loading.
   int64_t kv_token_bytes() const override { return ranks_[0]->page_token_bytes(KvLayers::kFull); }
   int64_t window_token_bytes() const override { return ranks_[0]->page_token_bytes(KvLayers::kWindow); }

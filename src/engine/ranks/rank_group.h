@@ -21,7 +21,8 @@ struct RankGroupOptions {
   int64_t max_logit_rows = 0;    // maximum number of logit rows in one step, over all groups
   int64_t num_kv_pages = 0;      // per data-parallel group
   int64_t num_window_pages =
-      0;  // the same, for window layers (model/kv_window.h); 0: all layers use num_kv_pages
+      0;                  // the same, for window layers (model/kv_window.h); 0: all layers use num_kv_pages
+  int64_t num_slots = 0;  // of states, per data-parallel group, with slot 0; 0: the model has no states
   int64_t context_length = 0;  // tokens per request; sizes a GPU's page tables; 0: the tokens of all pages
   bool wants_logits = false;   // GPU: copy logits to the host even though sampling runs on the GPU
 };

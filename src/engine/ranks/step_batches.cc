@@ -1,5 +1,6 @@
 #include "engine/ranks/step_batches.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -12,7 +13,7 @@ namespace {
 constexpr uint32_t kMagic = 0x53345046;  // "FP4S"
 // Bits of the header's last word.
 constexpr uint32_t kIsDraft = 1, kHasFeatures = 2, kChains = 4;
-constexpr int64_t kHeaderWords = 4, kGroupWords = 4, kSequenceWords = 4;
+constexpr int64_t kHeaderWords = 4, kGroupWords = 5, kSequenceWords = 5, kCopyWords = 2;
 
 uint32_t word(int64_t n) {
   FP4MOE_CHECK(n >= 0 && n <= std::numeric_limits<uint32_t>::max(),
@@ -65,6 +66,7 @@ void StepBatches::assign(std::span<const Batch> groups) {
     has_features_ = has_features_ || !from.feature_rows.empty();
     chains_ = chains_ || from.chains;
     to.sequences.assign(from.sequences.begin(), from.sequences.end());
+    to.state_copies.assign(from.state_copies.begin(), from.state_copies.end());
     to.routed_experts = from.routed_experts;
     own_tables(to.sequences, &SequenceRows::page_table, to.page_tables);
     own_tables(to.sequences, &SequenceRows::window_page_table, to.window_tables);
@@ -76,7 +78,8 @@ int64_t StepBatches::max_bytes(const StepLimits& limits) {
   const int64_t of_rows =
       limits.max_batch_tokens * (1 + kSequenceWords + 1 + (limits.draft.takes_features ? 1 : 0));
   const int64_t of_tables = limits.max_table_pages * (limits.num_window_pages > 0 ? 2 : 1);
-  return 4 * (kHeaderWords + limits.num_groups * (kGroupWords + of_rows + of_tables));
+  const int64_t of_copies = limits.max_state_copies() * kCopyWords;
+  return 4 * (kHeaderWords + limits.num_groups * (kGroupWords + of_rows + of_tables + of_copies));
 }
 
 void StepBatches::encode(std::vector<uint8_t>& bytes) const {
@@ -84,7 +87,8 @@ void StepBatches::encode(std::vector<uint8_t>& bytes) const {
                         (chains_ ? kChains : 0);
   std::vector<uint32_t> words = {kMagic, 0, word(static_cast<int64_t>(groups_.size())), bits};
   for (const Group& g : groups_) {
-    for (const size_t n : {g.token_ids.size(), g.sequences.size(), g.logit_rows.size(), g.page_tables.size()})
+    for (const size_t n : {g.token_ids.size(), g.sequences.size(), g.logit_rows.size(), g.page_tables.size(),
+                           g.state_copies.size()})
       words.push_back(word(static_cast<int64_t>(n)));
     for (const int32_t id : g.token_ids) words.push_back(word(id));
     for (const SequenceRows& s : g.sequences) {
@@ -92,6 +96,11 @@ void StepBatches::encode(std::vector<uint8_t>& bytes) const {
       words.push_back(static_cast<uint32_t>(s.first_position));
       words.push_back(static_cast<uint32_t>(s.first_position >> 32));
       words.push_back(word(static_cast<int64_t>(s.page_table.size())));
+      words.push_back(word(s.slot));
+    }
+    for (const StateCopy& copy : g.state_copies) {
+      words.push_back(word(copy.from));
+      words.push_back(word(copy.to));
     }
     for (const int64_t row : g.logit_rows) words.push_back(word(row));
     for (const int64_t row : g.feature_rows) words.push_back(word(row));
@@ -161,16 +170,20 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
                                  Group& group) const {
   if (words.size() < kGroupWords) return bad("it ends within a group");
   const uint64_t rows = words[0], sequences = words[1], logit_rows = words[2], pages = words[3];
+  const uint64_t copies = words[4];
   if (rows > static_cast<uint64_t>(limits.max_batch_tokens))
     return beyond("rows", words[0], limits.max_batch_tokens);
   if (sequences > rows) return beyond("sequences", words[1], words[0]);
   if (logit_rows > rows) return beyond("rows of logits", words[2], words[0]);
   if (pages > static_cast<uint64_t>(limits.max_table_pages))
     return beyond("pages", words[3], limits.max_table_pages);
+  if (copies > static_cast<uint64_t>(limits.max_state_copies()))
+    return beyond("state copies", words[4], limits.max_state_copies());
   words = words.subspan(kGroupWords);
   const uint64_t window_pages = limits.num_window_pages > 0 && model_ == BatchModel::kTarget ? pages : 0;
   const uint64_t feature_rows = has_features_ ? rows : 0;
-  if (words.size() < rows + sequences * kSequenceWords + logit_rows + feature_rows + pages + window_pages)
+  if (words.size() < rows + sequences * kSequenceWords + copies * kCopyWords + logit_rows + feature_rows +
+                         pages + window_pages)
     return bad("it ends within a group");
   const auto take = [&words](uint64_t n) {
     const std::span<const uint32_t> taken = words.first(n);
@@ -183,6 +196,7 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
     group.token_ids.push_back(static_cast<int32_t>(id));
   }
   const std::span<const uint32_t> of_sequences = take(sequences * kSequenceWords);
+  FP4MOE_RETURN_IF_ERROR(decode_copies(take(copies * kCopyWords), limits, group));
   int64_t before = -1;
   for (const uint32_t row : take(logit_rows)) {
     if (row >= rows || row <= before) return bad("invalid logit row " + std::to_string(row));
@@ -194,6 +208,16 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
   FP4MOE_RETURN_IF_ERROR(
       decode_pages(take(window_pages), "window page", limits.num_window_pages, group.window_tables));
   return decode_sequences(of_sequences, limits, group);
+}
+
+Status StepBatches::decode_copies(std::span<const uint32_t> words, const StepLimits& limits, Group& group) {
+  for (const uint32_t slot : words)
+    if (slot < 1 || slot >= static_cast<uint64_t>(limits.num_slots))
+      return bad("copied slot " + std::to_string(slot) + "; legal: 1 to " +
+                 std::to_string(limits.num_slots - 1));
+  for (; !words.empty(); words = words.subspan(kCopyWords))
+    group.state_copies.push_back({static_cast<int32_t>(words[0]), static_cast<int32_t>(words[1])});
+  return {};
 }
 
 Status StepBatches::decode_sequences(std::span<const uint32_t> words, const StepLimits& limits,
@@ -208,10 +232,13 @@ Status StepBatches::decode_sequences(std::span<const uint32_t> words, const Step
       return beyond("rows of a sequence", rows, num_rows - first_row);
     if (static_cast<uint64_t>(num_pages) > pages.size())
       return beyond("pages of a sequence", num_pages, static_cast<int64_t>(pages.size()));
+    if (const int64_t most = std::max<int64_t>(limits.num_slots - 1, 0); words[4] > most)
+      return beyond("slot of a sequence", words[4], most);
     const int64_t room = num_pages * limits.page_size;
     if (first < 0 || first > room - rows) return beyond("first position", first, room - rows);
     const auto count = static_cast<size_t>(num_pages), window_count = window_pages.empty() ? 0 : count;
-    group.sequences.push_back({first_row, rows, first, pages.first(count), window_pages.first(window_count)});
+    group.sequences.push_back({first_row, rows, first, pages.first(count), window_pages.first(window_count),
+                               static_cast<int32_t>(words[4])});
     pages = pages.subspan(count);
     window_pages = window_pages.subspan(window_count);
     for (int64_t i = 0; i < rows; ++i) group.positions.push_back(first + i);
@@ -232,7 +259,8 @@ Batch StepBatches::batch(int group) const {
           .routed_experts = g.routed_experts,
           .model = model_,
           .feature_rows = g.feature_rows,
-          .chains = chains_};
+          .chains = chains_,
+          .state_copies = g.state_copies};
 }
 
 int64_t StepBatches::num_logit_rows(int group) const {

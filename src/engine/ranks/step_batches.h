@@ -19,7 +19,8 @@ struct StepLimits {
   int64_t max_logit_rows = 0;    // over all batches
   int64_t num_kv_pages = 0;      // per group
   int64_t num_window_pages = 0;  // the same, for window layers; 0: sequences have no second page table
-  int64_t max_table_pages = 0;   // entries in one kind of page tables of a batch; sequences may share pages
+  int64_t num_slots = 0;        // of states, per group, with slot 0; 0: batches have neither slots nor copies
+  int64_t max_table_pages = 0;  // entries in one kind of page tables of a batch; sequences may share pages
   int page_size = 0;
   int64_t vocab_size = 0;
   DraftShape draft;
@@ -28,6 +29,8 @@ struct StepLimits {
   int64_t vocab_of(BatchModel model) const {
     return model == BatchModel::kDraft ? draft.vocab_size : vocab_size;
   }
+  // A step copies at most as many states as its group's slots are read and written between two steps.
+  int64_t max_state_copies() const { return 4 * num_slots; }
   int64_t num_ids_of(BatchModel model) const {
     return model == BatchModel::kDraft ? draft.num_input_ids : vocab_size;
   }
@@ -57,11 +60,13 @@ class StepBatches {
     std::vector<int32_t> token_ids, page_tables, window_tables;
     std::vector<int64_t> positions, logit_rows, feature_rows;
     std::vector<SequenceRows> sequences;
+    std::vector<StateCopy> state_copies;
     int32_t* routed_experts = nullptr;  // not sent to other processes
   };
   Status decode_model(uint32_t bits, const StepLimits& limits);
   Status decode_group(std::span<const uint32_t>& words, const StepLimits& limits, Group& group) const;
   Status decode_feature_rows(std::span<const uint32_t> words, size_t index, Group& group) const;
+  static Status decode_copies(std::span<const uint32_t> words, const StepLimits& limits, Group& group);
   static Status decode_sequences(std::span<const uint32_t> words, const StepLimits& limits, Group& group);
 
   std::vector<Group> groups_;

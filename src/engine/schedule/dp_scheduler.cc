@@ -15,7 +15,8 @@ SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups) {
           .chunked_prefill_size = part(limits.chunked_prefill_size),
           .max_prefill_tokens = part(limits.max_prefill_tokens),
           .reuses_prefixes = limits.reuses_prefixes,
-          .conservativeness = limits.conservativeness};
+          .conservativeness = limits.conservativeness,
+          .state_interval = limits.state_interval};
 }
 
 DpScheduler::DpScheduler(int num_groups, const SchedulerLimits& limits, const PoolShape& pool) {
@@ -106,6 +107,10 @@ void DpScheduler::flush() {
   for (const auto& group : groups_) group->flush();
 }
 
+void DpScheduler::drop_snapshots() {
+  for (const auto& group : groups_) group->drop_snapshots();
+}
+
 std::unique_ptr<Sequence> DpScheduler::remove(std::string_view id, bool failed) {
   for (const auto& group : groups_)
     if (std::unique_ptr<Sequence> sequence = group->remove(id, failed)) return sequence;
@@ -151,6 +156,12 @@ int64_t DpScheduler::sum(int64_t (Scheduler::*number)() const) const {
 int64_t DpScheduler::sum(int64_t (PagePool::*number)() const) const {
   int64_t total = 0;
   for (const auto& group : groups_) total += (group->pages().*number)();
+  return total;
+}
+
+int64_t DpScheduler::sum(int64_t (StatePool::*number)() const) const {
+  int64_t total = 0;
+  for (const auto& group : groups_) total += (group->pages().states().*number)();
   return total;
 }
 

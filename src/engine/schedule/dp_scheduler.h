@@ -42,6 +42,10 @@ class DpScheduler {
   void drop_last_row(const Sequence& sequence);
   std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
   void flush();
+  void drop_snapshots();
+  std::vector<StateCopy> take_state_copies(int group) {
+    return groups_[static_cast<size_t>(group)]->take_state_copies();
+  }
   Sequence* find(std::string_view id) const;
   bool hold(const Sequence& sequence);
   // Returns a running sequence if there is one, otherwise any other sequence, otherwise null.
@@ -64,6 +68,9 @@ class DpScheduler {
   int64_t num_cached_window_pages() const { return sum(&PagePool::num_window_cached); }
   int64_t num_used_window_pages() const { return sum(&PagePool::num_window_used); }
   int64_t num_leaked_pages() const { return sum(&Scheduler::num_leaked_pages); }
+  int64_t num_slots() const { return sum(&StatePool::num_slots); }
+  int64_t num_used_slots() const { return sum(&StatePool::num_used); }
+  int64_t num_snapshots() const { return sum(&StatePool::num_snapshots); }
 
  private:
   Scheduler* choose_group(const Sequence& sequence) const;
@@ -71,6 +78,7 @@ class DpScheduler {
   int index_of(const Scheduler& group) const;
   int64_t sum(int64_t (Scheduler::*number)() const) const;
   int64_t sum(int64_t (PagePool::*number)() const) const;
+  int64_t sum(int64_t (StatePool::*number)() const) const;
 
   std::vector<std::unique_ptr<Scheduler>> groups_;
   std::deque<std::unique_ptr<Sequence>> waiting_;  // not yet assigned to a group

@@ -21,7 +21,8 @@ PagePool::PagePool(const PoolShape& shape)
     : window_(checked_window(shape)),
       references_(shape.num_pages),
       tree_(shape.num_pages, shape.page_size),
-      window_pages_(shape.num_window_pages, shape.num_pages) {}
+      window_pages_(shape.num_window_pages, shape.num_pages),
+      states_(shape.num_slots, shape.num_pages) {}
 
 PagePool::~PagePool() {
   FP4MOE_CHECK(num_available() == num_pages(), "leaked KV pages: only " + std::to_string(num_available()) +
@@ -30,6 +31,8 @@ PagePool::~PagePool() {
   FP4MOE_CHECK(window_pages_.num_available() == num_window_pages(),
                "leaked window pages: only " + std::to_string(window_pages_.num_available()) + " of " +
                    std::to_string(num_window_pages()) + " are free or cached");
+  FP4MOE_CHECK(states_.num_used() == 0, "leaked state slots: " + std::to_string(states_.num_used()) + " of " +
+                                            std::to_string(states_.num_slots()) + " are still used");
 }
 
 // ---- the tables of one sequence -------------------------------------------------------------------
@@ -50,6 +53,7 @@ void PagePool::release_page(int32_t page) {
 int32_t PagePool::evict() {
   const int32_t page = tree_.evict();
   if (has_window()) window_pages_.detach(page);
+  states_.drop_snapshot(page);
   return page;
 }
 
@@ -106,8 +110,8 @@ std::span<const int32_t> PagePool::tokens_of(std::span<const int32_t> token_ids,
   return token_ids.subspan(static_cast<size_t>(page) * size, size);
 }
 
-// Returns the pages of the prefix that find_prefix() describes.
-std::vector<int32_t> PagePool::match(std::span<const int32_t> token_ids) const {
+// Returns the pages of the prefix that find_prefix() describes, and its num_matched.
+std::vector<int32_t> PagePool::match(std::span<const int32_t> token_ids, int64_t* num_matched) const {
   std::vector<int32_t> path;
   size_t usable = 0;
   int64_t first_present = 0;  // all pages of the path from here on have window pages
@@ -117,15 +121,18 @@ std::vector<int32_t> PagePool::match(std::span<const int32_t> token_ids) const {
     if (page == PrefixTree::kNone) break;
     path.push_back(page);
     if (has_window() && window_pages_.page_of(page) == WindowPool::kNone) first_present = i + 1;
-    if (first_present <= window_.first_page((i + 1) * page_size())) usable = path.size();
+    if (first_present > window_.first_page((i + 1) * page_size())) continue;
+    if (!states_.has_states() || states_.has_snapshot(page)) usable = path.size();
   }
+  if (num_matched != nullptr) *num_matched = std::ssize(path);
   path.resize(usable);
   return path;
 }
 
 PagePool::Prefix PagePool::find_prefix(std::span<const int32_t> token_ids) const {
-  const std::vector<int32_t> path = match(token_ids);
-  Prefix prefix{.num_pages = std::ssize(path)};
+  Prefix prefix;
+  const std::vector<int32_t> path = match(token_ids, &prefix.num_matched);
+  prefix.num_pages = std::ssize(path);
   for (const int32_t page : path) prefix.num_cached += references_.count(page) == 0;
   return prefix;
 }
@@ -182,12 +189,14 @@ void PagePool::forget(const PageTables& tables) {
     if (references_.count(*page) > 1 || !tree_.is_leaf(*page)) return;
     tree_.erase(*page);
     if (has_window()) window_pages_.detach(*page);
+    states_.drop_snapshot(*page);
   }
 }
 
 void PagePool::flush() {
   while (tree_.num_idle() > 0) references_.put_free(evict());
   window_pages_.flush();
+  states_.drop_all_snapshots();
 }
 
 }  // namespace fp4moe

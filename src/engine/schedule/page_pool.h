@@ -8,6 +8,7 @@
 
 #include "engine/schedule/page_references.h"
 #include "engine/schedule/prefix_tree.h"
+#include "engine/schedule/state_pool.h"
 #include "engine/schedule/window_pool.h"
 #include "model/kv_window.h"
 #include "model/page_tables.h"
@@ -19,12 +20,14 @@ struct PoolShape {
   int page_size = 1;
   int64_t num_window_pages = 0;  // pages of window layers; 0: the model has no such layers
   int64_t window = 0;            // in tokens, as in KvWindow
+  int64_t num_slots = 0;         // of states, with slot 0; 0: the model has no states
 };
 
 // Single-threaded. Every page is in exactly one state: free, used (in one or more tables) or cached (in no
 // table, but published with its tokens). Only published pages can be in more than one table. A double free, a
 // foreign page or a leak (a page that is still used at destruction) fails a CHECK. Window pages have the same
-// states; one is published with the full page of the same tokens, and evicted with it or before it.
+// states; one is published with the full page of the same tokens, and evicted with it or before it. So is a
+// state's snapshot, which belongs to the full page at whose end it was taken.
 //
 // Large because each operation changes the pages of both groups of layers; a third of the methods are
 // one-line queries.
@@ -48,10 +51,12 @@ class PagePool {
   void release(PageTables& tables);
 
   // The longest prefix of `token_ids` from which a sequence can continue: all its pages are published, and
-  // those before its end that window layers need still have their window pages.
+  // those before its end that window layers need still have their window pages, and the last one has a
+  // snapshot if the model has states.
   struct Prefix {
     int64_t num_pages = 0;
-    int64_t num_cached = 0;  // cached pages among them; the rest are used
+    int64_t num_cached = 0;   // cached pages among them; the rest are used
+    int64_t num_matched = 0;  // pages with the same tokens, whether or not a sequence can continue from them
   };
   Prefix find_prefix(std::span<const int32_t> token_ids) const;
   // Appends these pages to `tables`, which must be empty.
@@ -63,8 +68,10 @@ class PagePool {
   // Unpublishes the trailing pages of these tables that are in no other table and are not followed by a
   // published page.
   void forget(const PageTables& tables);
-  // Frees all cached pages.
+  // Frees all cached pages and snapshots.
   void flush();
+  StatePool& states() { return states_; }
+  const StatePool& states() const { return states_; }
 
   int64_t pages_for(int64_t num_tokens) const { return (num_tokens + page_size() - 1) / page_size(); }
   int64_t num_pages() const { return references_.num_pages(); }
@@ -87,7 +94,7 @@ class PagePool {
   void refer(int32_t page);
   void release_page(int32_t page);
   int32_t evict();
-  std::vector<int32_t> match(std::span<const int32_t> token_ids) const;
+  std::vector<int32_t> match(std::span<const int32_t> token_ids, int64_t* num_matched = nullptr) const;
   void publish_window(PageTables& tables, int64_t index);
   std::span<const int32_t> tokens_of(std::span<const int32_t> token_ids, int64_t page) const;
 
@@ -95,6 +102,7 @@ class PagePool {
   PageReferences references_;  // of full pages
   PrefixTree tree_;            // the published full pages
   WindowPool window_pages_;
+  StatePool states_;
   int64_t time_ = 0;  // counts releases
 };
 

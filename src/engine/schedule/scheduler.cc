@@ -85,6 +85,7 @@ bool Scheduler::can_admit(const Sequence& sequence) const {
 
 bool Scheduler::has_room(const Sequence& sequence) const {
   if (!admits_ || num_running() >= limits_.max_running_requests) return false;
+  if (pages_.states().has_states() && pages_.states().num_available() == 0) return false;
   const PagePool::Prefix prefix = pages_.find_prefix(reusable_tokens(sequence));
   if (window_room(sequence) < window_need(sequence)) return false;
   const int64_t num_pages = pages_.pages_for(sequence.num_tokens());
@@ -228,7 +229,12 @@ bool Scheduler::is_being_computed(size_t index) const {
     const auto prompt = std::span(other->token_ids).first(static_cast<size_t>(other->num_prompt_tokens));
     const int64_t num_common = std::ranges::mismatch(tokens, prompt).in1 - tokens.begin();
     const int64_t num_there = std::max(sequence.kv.num_cached, other->kv.num_cached / page_size * page_size);
-    const int64_t num_coming = num_common / page_size * page_size - num_there;
+    int64_t end = num_common / page_size * page_size;
+    if (pages_.states().has_states()) {  // only a snapshot that the other sequence will take helps
+      const int64_t cut = next_cut(*other, other->kv.num_cached);
+      end = cut <= end ? cut : 0;
+    }
+    const int64_t num_coming = end - num_there;
     return 2 * num_coming > sequence.num_tokens() - num_there;
   };
   const auto end = running_.begin() + static_cast<std::ptrdiff_t>(index);
@@ -251,6 +257,10 @@ int64_t Scheduler::add_rows(Sequence& sequence, int64_t most, int64_t num_behind
   };
   int64_t num_added =
       std::min({sequence.num_pending() - num_before, limits_.chunked_prefill_size - num_before, most});
+  if (pages_.states().has_states() && limits_.reuses_prefixes) {
+    const int64_t first = sequence.kv.num_cached + num_before;
+    num_added = std::min(num_added, next_cut(sequence, sequence.kv.num_cached) - first);
+  }
   if (window_is_scarce()) {
     const int64_t num_pages = std::ssize(sequence.kv.tables.window) + window_room(sequence);
     num_added = std::min(num_added, num_pages * pages_.page_size() - sequence.kv.num_cached - num_before);
@@ -304,11 +314,14 @@ void Scheduler::take_newer_prefix(Sequence& sequence) {
 void Scheduler::commit_step() {
   for (const ScheduledRows& rows : step_) commit_rows(*rows.sequence, rows.num_rows);
   step_.clear();
+  for (size_t i = running_.size(); i-- > 0;)
+    if (running_[i]->kv.is_ahead) retract(i);
 }
 
 void Scheduler::commit_rows(Sequence& sequence, int64_t num_rows) {
   sequence.kv.num_cached += num_rows;
   publish_prefix(sequence);
+  take_snapshot(sequence);
   if (pages_.has_window()) pages_.leave_window(sequence.kv.tables, sequence.kv.num_cached);
 }
 
@@ -316,6 +329,7 @@ void Scheduler::drop_last_row(const Sequence& sequence) {
   const auto rows = std::ranges::find(step_, &sequence, &ScheduledRows::sequence);
   FP4MOE_CHECK(rows != step_.end() && rows->num_rows > 0, "sequence " + sequence.id + " has no rows");
   --rows->num_rows;
+  rows->sequence->kv.is_ahead = rows->sequence->kv.slot != 0;
 }
 
 bool Scheduler::is_waiting() const {
@@ -348,9 +362,12 @@ int64_t Scheduler::num_reusable_pages(const Sequence& sequence) const {
 // Allocates full pages for all tokens of the sequence, using published pages first. Admission has checked
 // that enough pages are available.
 void Scheduler::take_prefix(Sequence& sequence) {
+  const int64_t num_matched =
+      pages_.states().has_states() ? pages_.find_prefix(reusable_tokens(sequence)).num_matched : 0;
   pages_.take_prefix(reusable_tokens(sequence), sequence.kv.tables);
   sequence.kv.num_published_pages = std::ssize(sequence.kv.tables.full);
   sequence.kv.num_cached = sequence.kv.num_published_pages * pages_.page_size();
+  if (pages_.states().has_states()) start_state(sequence, num_matched);
   sequence.draft.num_cached = sequence.kv.num_cached;  // the pages hold the draft model's part too
   FP4MOE_CHECK(pages_.grow(sequence.kv.tables, sequence.num_tokens()), "available pages were miscounted");
 }
@@ -369,6 +386,9 @@ void Scheduler::publish_prefix(Sequence& sequence) {
 void Scheduler::give_back_pages(Sequence& sequence) {
   if (sequence.disagg.lease != nullptr) std::exchange(sequence.disagg.lease, nullptr)->end();
   pages_.release(sequence.kv.tables);
+  if (const int32_t slot = std::exchange(sequence.kv.slot, 0); slot != 0) pages_.states().release(slot);
+  sequence.kv.num_snapshot_tokens = sequence.kv.branch = 0;
+  sequence.kv.is_ahead = false;
   sequence.kv.num_cached = sequence.kv.num_published_pages = 0;
   sequence.draft.ids.clear();
   sequence.draft.num_cached = sequence.draft.num_chained = 0;
@@ -377,16 +397,18 @@ void Scheduler::give_back_pages(Sequence& sequence) {
 int64_t Scheduler::num_leaked_pages() const {
   int64_t num_references = pages_.num_references();
   int64_t num_window_references = pages_.window_pages().references().num_references();
+  int64_t num_slots = pages_.states().num_used();
   for (const auto* sequences : {&running_, &held_})
     for (const auto& sequence : *sequences) {
       num_references -= std::ssize(sequence->kv.tables.full);
       num_window_references -= sequence->kv.tables.num_window_pages();
+      num_slots -= sequence->kv.slot != 0;
     }
   const int64_t num_stateless = pages_.num_pages() - pages_.num_available() - pages_.num_used();
   const int64_t num_window_stateless =
       pages_.num_window_pages() - pages_.window_pages().num_available() - pages_.num_window_used();
   return std::abs(num_references) + std::abs(num_stateless) + std::abs(num_window_references) +
-         std::abs(num_window_stateless);
+         std::abs(num_window_stateless) + std::abs(num_slots);
 }
 
 // ---- lookup and removal ---------------------------------------------------------------------------
@@ -414,7 +436,7 @@ std::unique_ptr<Sequence> Scheduler::remove(std::string_view id, bool failed) {
   if (failed)
     pages_.forget(sequence->kv.tables);
   else
-    publish_prefix(*sequence);
+    leave_prefix(*sequence);
   give_back_pages(*sequence);
   return sequence;
 }

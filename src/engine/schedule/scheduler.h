@@ -22,6 +22,7 @@ struct SchedulerLimits {
                                      // one each, and its drafts
   bool reuses_prefixes = false;      // whether requests reuse cached pages of an equal prefix
   double conservativeness = 1;       // of admission; see NewTokenRatio
+  int64_t state_interval = 256;  // most tokens between two snapshots of a sequence's state, in whole pages
 };
 
 // The sequence's next num_rows tokens after num_cached. If they include the sequence's last token, the logits
@@ -61,6 +62,11 @@ struct ScheduledRows {
 // Window layers (model/kv_window.h) have separate pages. A sequence has few of them at a time, whatever its
 // length: admission requires those that it and the running sequences need in decode, and the rows of a prompt
 // leave as many to the other sequences. So window pages never run out in decode.
+//
+// A sequence of a model with states owns a slot from admission until it gives its pages back. With prefix
+// reuse, the slot is copied to a snapshot where others may continue: at the last page boundary that an equal
+// prompt could reuse, where the prompt leaves a cached path, and every state_interval tokens; the rows of a
+// prompt end there. At the end of a request, a slot at a page boundary becomes a snapshot itself.
 //
 // A sequence whose prompt another engine computes (awaits_pages) is admitted like any other, but has no rows
 // until the prompt's pages are filled; if it is retracted, this engine computes the prompt. A held sequence
@@ -104,7 +110,8 @@ class Scheduler {
   // number of tokens for which it has pages, at most num_tokens.
   int64_t grow_for_drafts(Sequence& sequence, int64_t num_tokens);
   // Removes the sequence's last row from the step, so that no token is chosen from it; a later step computes
-  // the row again. Call before commit_step().
+  // the row again. Call before commit_step(), which retracts the sequence if it has a state, because the row
+  // has changed that already.
   void drop_last_row(const Sequence& sequence);
   // Returns whether any sequence gets no rows until an event: its last token becomes known, its pages are
   // filled, its mask is ready or, if it is held, it is removed.
@@ -114,8 +121,12 @@ class Scheduler {
   // Removes a sequence in any state, releases its pages and returns it; the pages of a failed sequence are
   // not kept for reuse. Returns null if there is no such sequence.
   std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
-  // Frees all cached pages.
+  // Frees all cached pages and snapshots.
   void flush() { pages_.flush(); }
+  // After a failed step, which may not have run its copies. Its sequences must be removed as failed.
+  void drop_snapshots();
+  // Returns the copies to run before the rows of the planned step.
+  std::vector<StateCopy> take_state_copies() { return pages_.states().take_copies(); }
   // Returns null if there is no such sequence.
   Sequence* find(std::string_view id) const;
   // Returns the oldest running sequence, otherwise the first waiting one, otherwise the first held one,
@@ -131,7 +142,8 @@ class Scheduler {
   double new_token_ratio() const { return new_token_ratio_.value(); }
   const PagePool& pages() const { return pages_; }
   // Returns the number of page references that belong to no sequence, plus the number of pages in no state,
-  // for both groups of layers. Anything but 0 is a bug.
+  // for both groups of layers, plus the number of used state slots that belong to no sequence. Anything but 0
+  // is a bug.
   int64_t num_leaked_pages() const;
 
  private:
@@ -158,6 +170,13 @@ class Scheduler {
   std::span<const int32_t> reusable_tokens(const Sequence& sequence) const;
   void take_prefix(Sequence& sequence);
   void publish_prefix(Sequence& sequence);
+  // States: where the rows of a prompt from `position` on must end.
+  int64_t next_cut(const Sequence& sequence, int64_t position) const;
+  int64_t last_boundary(const Sequence& sequence) const;
+  void start_state(Sequence& sequence, int64_t num_matched);
+  bool is_at_boundary(const Sequence& sequence) const;
+  void take_snapshot(Sequence& sequence);
+  void leave_prefix(Sequence& sequence);
   void give_back_pages(Sequence& sequence);
 
   SchedulerLimits limits_;

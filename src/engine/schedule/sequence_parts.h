@@ -46,6 +46,12 @@ struct SequenceKv {
                                     // not yet scheduled
   int64_t num_rows = 0;             // number of rows in the step being planned
   int group = 0;                    // the data-parallel group that owns the pages
+  // Of a model with states, while the sequence runs; otherwise 0. The slot has the state after num_cached
+  // tokens.
+  int32_t slot = 0;
+  bool is_ahead = false;            // the slot's state has one more token, whose row was dropped after it ran
+  int64_t num_snapshot_tokens = 0;  // where the last snapshot was taken or read; 0: nowhere
+  int64_t branch = 0;  // where the tokens leave a cached path that has no snapshot there; 0: nowhere
 };
 
 // Speculative decoding: tokens that may follow the sequence's last token, valid for one step, and the numbers

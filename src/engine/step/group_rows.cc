@@ -14,7 +14,12 @@ void GroupRows::clear() {
 }
 
 Batch GroupRows::batch() {
-  return {token_ids, positions, sequences, logit_rows, experts.empty() ? nullptr : experts.data()};
+  return {.token_ids = token_ids,
+          .positions = positions,
+          .sequences = sequences,
+          .logit_rows = logit_rows,
+          .routed_experts = experts.empty() ? nullptr : experts.data(),
+          .state_copies = state_copies};
 }
 
 void GroupRows::allocate_experts(std::span<const ScheduledRows> step, const ModelConfig& config) {

@@ -86,7 +86,8 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                  {.num_pages = executor.num_kv_pages(),
                   .page_size = executor.page_size(),
                   .num_window_pages = executor.num_window_pages(),
-                  .window = executor.window().tokens}),
+                  .window = executor.window().tokens,
+                  .num_slots = executor.num_slots()}),
       rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size),
             {.can_exist = options.max_drafts() > 0, .synthetic_acceptance = options.synthetic_acceptance}),
       drafter_(make_drafter(executor, tokenizer, options)),
@@ -242,6 +243,7 @@ void StepLoop::fail_step(const std::string& error) {
   log_error("a step failed and ended all running requests: " + error);
   while (scheduler_.num_running() > 0)
     delivery_.end(*scheduler_.first(), {.finish_reason = FinishReason::kError, .error = error});
+  scheduler_.drop_snapshots();
 }
 
 // ---- sequences ------------------------------------------------------------------------------------
@@ -341,6 +343,9 @@ void StepLoop::publish() {
   totals_.num_free_window_pages = scheduler_.num_free_window_pages();
   totals_.num_cached_window_pages = scheduler_.num_cached_window_pages();
   totals_.num_used_window_pages = scheduler_.num_used_window_pages();
+  totals_.num_state_slots = scheduler_.num_slots();
+  totals_.num_used_state_slots = scheduler_.num_used_slots();
+  totals_.num_state_snapshots = scheduler_.num_snapshots();
   totals_.num_leaked_pages = scheduler_.num_leaked_pages();
   totals_.num_used_tokens = totals_.num_used_pages * executor_.page_size();
   inbox_.publish(totals_);

@@ -18,11 +18,12 @@ StepRows::StepRows(Executor& executor, std::vector<int32_t> masked_ids, const Dr
 
 // ---- forward pass ---------------------------------------------------------------------------------
 
-Status StepRows::forward(const DpScheduler& scheduler) {
+Status StepRows::forward(DpScheduler& scheduler) {
   std::vector<Batch> batches;
   for (int group = 0; group < scheduler.num_groups(); ++group) {
     GroupRows& rows = groups_[static_cast<size_t>(group)];
     gather(rows, scheduler.step(group));
+    rows.state_copies = scheduler.take_state_copies(group);
     rows.allocate_experts(scheduler.step(group), executor_.config());
     batches.push_back(rows.batch());
   }
@@ -38,7 +39,8 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
     const int64_t first_row = static_cast<int64_t>(rows.token_ids.size()), first = sequence.kv.num_cached;
     const PageTables& tables = sequence.kv.tables;
     const int64_t num_drafts = scheduled.num_drafts;
-    rows.sequences.push_back({first_row, scheduled.num_rows + num_drafts, first, tables.full, tables.window});
+    rows.sequences.push_back(
+        {first_row, scheduled.num_rows + num_drafts, first, tables.full, tables.window, sequence.kv.slot});
     for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
       rows.token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
       rows.positions.push_back(position);

@@ -45,7 +45,7 @@ class StepRows {
   StepRows(Executor& executor, std::vector<int32_t> masked_ids, const Drafts& drafts);
 
   // Runs the model on the planned step's rows; next() then holds those with logits.
-  Status forward(const DpScheduler& scheduler);
+  Status forward(DpScheduler& scheduler);
   // Enqueues the sampling of next() if the executor samples.
   Status start_sample();
   // Then: chooses the tokens of next(), or waits for the executor's unless the loop runs ahead. Appends an

@@ -24,6 +24,13 @@ constexpr StepLimits with_window() {
   return limits;
 }
 
+// The same limits for a model with states.
+constexpr StepLimits with_states() {
+  StepLimits limits = kLimits;
+  limits.num_slots = 6;
+  return limits;
+}
+
 // The limits with a draft model that has fewer ids and a smaller vocabulary.
 constexpr StepLimits with_draft(bool takes_features, StepLimits limits = kLimits) {
   limits.draft = {.vocab_size = 20, .num_input_ids = 60, .takes_features = takes_features};
@@ -35,6 +42,7 @@ struct Owned {
   std::vector<std::vector<int32_t>> ids, tables;
   std::vector<std::vector<int64_t>> positions, logit_rows, feature_rows;
   std::vector<std::vector<SequenceRows>> sequences;
+  std::vector<std::vector<StateCopy>> state_copies;
   BatchModel model = BatchModel::kTarget;
   bool chains = false;
 
@@ -44,6 +52,7 @@ struct Owned {
       all.push_back({ids[g], positions[g], sequences[g], logit_rows[g]});
       all.back().model = model;
       all.back().chains = chains;
+      if (!state_copies.empty()) all.back().state_copies = state_copies[g];
       if (!feature_rows.empty()) all.back().feature_rows = feature_rows[g];
     }
     return all;
@@ -91,6 +100,7 @@ Owned random_step(std::mt19937& random, const StepLimits& limits = kLimits) {
         step.tables.push_back(table);
         sequences.back().window_page_table = step.tables.back();
       }
+      if (limits.num_slots > 0) sequences.back().slot = static_cast<int32_t>(below(limits.num_slots));
       for (int64_t i = 0; i < rows; ++i) {
         ids.push_back(static_cast<int32_t>(below(kLimits.vocab_size)));
         positions.push_back(first + i);
@@ -101,6 +111,10 @@ Owned random_step(std::mt19937& random, const StepLimits& limits = kLimits) {
     step.positions.push_back(positions);
     step.logit_rows.push_back(logit_rows);
     step.sequences.push_back(sequences);
+    step.state_copies.emplace_back();
+    for (int64_t n = limits.num_slots > 0 ? below(4) : 0; n > 0; --n)
+      step.state_copies.back().push_back({static_cast<int32_t>(1 + below(limits.num_slots - 1)),
+                                          static_cast<int32_t>(1 + below(limits.num_slots - 1))});
   }
   return step;
 }
@@ -113,10 +127,14 @@ void expect_equal(const Batch& a, const Batch& b) {
   EXPECT_TRUE(same(a.feature_rows, b.feature_rows));
   EXPECT_EQ(a.model, b.model);
   EXPECT_EQ(a.chains, b.chains);
+  EXPECT_TRUE(std::ranges::equal(a.state_copies, b.state_copies, [](const StateCopy& x, const StateCopy& y) {
+    return x.from == y.from && x.to == y.to;
+  }));
   ASSERT_EQ(a.sequences.size(), b.sequences.size());
   for (size_t s = 0; s < a.sequences.size(); ++s) {
     EXPECT_EQ(a.sequences[s].first_row, b.sequences[s].first_row);
     EXPECT_EQ(a.sequences[s].num_rows, b.sequences[s].num_rows);
+    EXPECT_EQ(a.sequences[s].slot, b.sequences[s].slot);
     EXPECT_EQ(a.sequences[s].first_position, b.sequences[s].first_position);
     EXPECT_TRUE(same(a.sequences[s].page_table, b.sequences[s].page_table));
     EXPECT_TRUE(same(a.sequences[s].window_page_table, b.sequences[s].window_page_table));
@@ -182,6 +200,57 @@ TEST(StepBatches, AWindowPageTableIsExtendedAndItsPagesAreChecked) {
           << status.message();
     }
   }
+}
+
+TEST(StepBatches, SlotsAndCopiesComeBackToo) {
+  std::mt19937 random(6);
+  StepBatches sent, received;
+  int64_t num_copies = 0;
+  for (int i = 0; i < 300; ++i) {
+    const Owned step = random_step(random, with_states());
+    sent.assign(step.batches());
+    std::vector<uint8_t> bytes;
+    sent.encode(bytes);
+    EXPECT_LE(std::ssize(bytes), StepBatches::max_bytes(with_states()));
+    const Status status = received.decode(bytes, with_states());
+    ASSERT_TRUE(status.ok()) << status.message();
+    for (int g = 0; g < kLimits.num_groups; ++g) {
+      expect_equal(step.batches()[static_cast<size_t>(g)], sent.batch(g));
+      expect_equal(sent.batch(g), received.batch(g));
+      num_copies += std::ssize(received.batch(g).state_copies);
+    }
+  }
+  EXPECT_GT(num_copies, 300);
+}
+
+// Slots beyond the pool, copies of the scrap slot, more copies than a step can have, and either of them for a
+// model without states.
+TEST(StepBatches, SlotsOutsideTheirLimitsAreRefused) {
+  const std::vector<int32_t> table = {1}, ids = {1};
+  const std::vector<int64_t> positions = {0}, logit_rows = {0};
+  const auto refusal = [&](StepLimits limits, int32_t slot, const std::vector<StateCopy>& copies) {
+    limits.num_groups = 1;
+    const std::vector<SequenceRows> sequences = {{0, 1, 0, table, {}, slot}};
+    Batch batch{ids, positions, sequences, logit_rows};
+    batch.state_copies = copies;
+    StepBatches sent, received;
+    std::vector<uint8_t> bytes;
+    sent.assign({&batch, 1});
+    sent.encode(bytes);
+    return received.decode(bytes, limits).message();
+  };
+  const auto expect_part = [](const std::string& message, const char* part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  EXPECT_EQ(refusal(with_states(), 5, {{5, 1}}), "");
+  EXPECT_EQ(refusal(kLimits, 0, {}), "");
+  expect_part(refusal(with_states(), 6, {}), "slot of a sequence 6; legal: at most 5");
+  expect_part(refusal(kLimits, 1, {}), "slot of a sequence 1; legal: at most 0");
+  expect_part(refusal(with_states(), 1, {{6, 1}}), "copied slot 6; legal: 1 to 5");
+  expect_part(refusal(with_states(), 1, {{1, 0}}), "copied slot 0; legal: 1 to 5");
+  expect_part(refusal(with_states(), 1, std::vector<StateCopy>(25, {1, 2})),
+              "state copies 25; legal: at most 24");
+  expect_part(refusal(kLimits, 0, {{1, 2}}), "state copies 1; legal: at most 0");
 }
 
 bool has_rows(const Owned& step) {
@@ -286,22 +355,23 @@ TEST(StepBatches, TheLargestStepFits) {
 // If a step is truncated or any of its words changes, decoding refuses it or returns another valid step
 // within the limits. It never crashes.
 TEST(StepBatches, BadBytesAreRefusedOrLegal) {
+  const StepLimits limits = with_states();
   std::mt19937 random(2);
   StepBatches sent, received;
   int num_refused = 0, num_tried = 0;
   for (int i = 0; i < 20; ++i) {
-    const Owned step = random_step(random);
+    const Owned step = random_step(random, limits);
     sent.assign(step.batches());
     std::vector<uint8_t> bytes;
     sent.encode(bytes);
     for (size_t n = 0; n < bytes.size(); n += 4)
-      EXPECT_FALSE(received.decode({bytes.data(), n}, kLimits).ok());
+      EXPECT_FALSE(received.decode({bytes.data(), n}, limits).ok());
     for (size_t at = 0; at < bytes.size(); at += 4)
       for (const uint32_t value : {0u, 1u, 39u, 41u, 0x7fffffffu, 0x80000000u, 0xffffffffu}) {
         std::vector<uint8_t> bad = bytes;
         std::memcpy(bad.data() + at, &value, 4);
         ++num_tried;
-        if (const Status status = received.decode(bad, kLimits); !status.ok()) {
+        if (const Status status = received.decode(bad, limits); !status.ok()) {
           ++num_refused;
           EXPECT_EQ(status.code(), StatusCode::kDataLoss);
           continue;
@@ -311,7 +381,10 @@ TEST(StepBatches, BadBytesAreRefusedOrLegal) {
           for (const int32_t id : batch.token_ids) EXPECT_LT(id, kLimits.vocab_size);
           for (const int64_t row : batch.logit_rows)
             EXPECT_LT(row, static_cast<int64_t>(batch.token_ids.size()));
+          for (const StateCopy& copy : batch.state_copies)
+            EXPECT_TRUE(copy.from > 0 && copy.from < 6 && copy.to > 0 && copy.to < 6);
           for (const SequenceRows& s : batch.sequences) {
+            EXPECT_TRUE(s.slot >= 0 && s.slot < 6);
             EXPECT_LE((s.first_position + s.num_rows + 3) / 4, static_cast<int64_t>(s.page_table.size()));
             for (const int32_t page : s.page_table) EXPECT_LT(page, kLimits.num_kv_pages);
           }
