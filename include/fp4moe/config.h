@@ -84,9 +84,15 @@ struct EngineConfig {
   // the running requests need, and some for the prefix cache.
   double swa_full_tokens_ratio = 0;
   bool disable_hybrid_swa_memory = false;  // layers with a sliding window hold all tokens too
-  bool disable_radix_cache = false;  // do not reuse the KV pages of earlier requests with a common prefix
-  int max_running_requests = 64;     // maximum in one batch
-  int max_queued_requests = 4096;    // maximum waiting; if it is reached, submit() returns kUnavailable
+  // Models with recurrent layers. Slots for the states of running requests and for snapshots that the prefix
+  // cache keeps, of each group; 0: as many as fit in mamba_full_memory_ratio times the memory of the KV
+  // pages, but at most 5 for each running request.
+  int64_t max_mamba_cache_size = 0;
+  double mamba_full_memory_ratio = 0.9;
+  int64_t mamba_track_interval = 256;  // most tokens between two snapshots of a request's state
+  bool disable_radix_cache = false;    // do not reuse the KV pages of earlier requests with a common prefix
+  int max_running_requests = 64;       // maximum in one batch
+  int max_queued_requests = 4096;      // maximum waiting; if it is reached, submit() returns kUnavailable
   // Maximum prompt tokens in one step, per request and for all requests; 0: 512 on a CPU, 8192 on a GPU.
   int64_t chunked_prefill_size = 0;
   int64_t max_prefill_tokens = 0;

@@ -140,7 +140,8 @@ SchedulerLimits scheduler_limits(const EngineConfig& flags) {
           .chunked_prefill_size = flags.chunked_prefill_size,
           .max_prefill_tokens = flags.max_prefill_tokens,
           .reuses_prefixes = !flags.disable_radix_cache,
-          .conservativeness = flags.schedule_conservativeness};
+          .conservativeness = flags.schedule_conservativeness,
+          .state_interval = flags.mamba_track_interval};
 }
 
 NgramLimits draft_limits(const EngineConfig& flags) {
@@ -210,6 +211,7 @@ Result<Prepared> prepare(const EngineConfig& given) {
   FP4MOE_ASSIGN_OR_RETURN(MemoryPlan memory, plan_memory(problem, flags));
   options.num_kv_pages = memory.num_kv_pages;
   options.num_window_pages = memory.num_window_pages;
+  options.num_slots = memory.num_slots;
   options.context_length = memory.context_length;
   return Prepared{std::move(config),
                   std::move(plan),
@@ -302,6 +304,12 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   MemoryPlan& memory = prepared.memory;
   memory.num_kv_pages = ranks->num_kv_pages();
   memory.num_window_pages = ranks->num_window_pages();
+  if (memory.num_slots > 0) {
+    memory.num_slots = ranks->num_slots();
+    const int64_t most_running = (memory.num_slots - 1) * ranks->num_groups();
+    flags.max_running_requests = static_cast<int>(
+        std::min({int64_t{flags.max_running_requests}, memory.max_running_requests, most_running}));
+  }
   memory.context_length = std::min(memory.context_length, memory.num_kv_pages * flags.page_size);
   ModelInfo info = model_info(flags, prepared.config, prepared.plan, memory);
   info.weight_bytes = ranks->weight_bytes();

@@ -96,6 +96,11 @@ Status check_ranges(const EngineConfig& flags) {
   if (!(flags.swa_full_tokens_ratio >= 0 && flags.swa_full_tokens_ratio <= 1))
     return invalid_argument("--swa-full-tokens-ratio " + std::to_string(flags.swa_full_tokens_ratio) +
                             " must be between 0 and 1");
+  FP4MOE_RETURN_IF_ERROR(check_range("--max-mamba-cache-size", flags.max_mamba_cache_size, 0, kMany));
+  FP4MOE_RETURN_IF_ERROR(check_range("--mamba-track-interval", flags.mamba_track_interval, 1, kMany));
+  if (!(flags.mamba_full_memory_ratio > 0 && flags.mamba_full_memory_ratio <= 100))
+    return invalid_argument("--mamba-full-memory-ratio " + std::to_string(flags.mamba_full_memory_ratio) +
+                            " must be above 0 and at most 100");
   if (!(flags.mem_fraction_static > 0 && flags.mem_fraction_static <= 1))  // true for NaN
     return invalid_argument("--mem-fraction-static " + std::to_string(flags.mem_fraction_static) +
                             " must be above 0 and at most 1");
@@ -309,7 +314,27 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   }
   (problem.device == DeviceKind::kCpu ? note_graph_flags : note_determinism)(flags);
   FP4MOE_RETURN_IF_ERROR(check_attention(model, plan.moe.problem()));
+  FP4MOE_RETURN_IF_ERROR(check_states(model, plan.moe.problem(), flags));
   return plan;
+}
+
+Status check_states(const ModelConfig& model, const MoeProblem& problem, const EngineConfig& flags) {
+  if (!model.has_state()) return {};
+  const auto refuse = [](const std::string& what, const char* nearest) {
+    return unsupported(what +
+                       " does not support models with recurrent layers; nearest legal choice: " + nearest);
+  };
+  if (problem.device == DeviceKind::kCuda) return refuse("--device cuda", "--device cpu");
+  if (flags.speculative_algorithm != "none" || flags.draft_source)
+    return refuse("--speculative-algorithm " + flags.speculative_algorithm, "no speculative decoding");
+  if (flags.disaggregation_mode != "null")
+    return refuse("--disaggregation-mode " + flags.disaggregation_mode, "--disaggregation-mode null");
+  if (const int ranks = problem.layout.attention_tp(); model.delta.num_key_heads % ranks != 0)
+    return unsupported("the " + std::to_string(model.delta.num_key_heads) +
+                       " key heads of the recurrent layers cannot be shared by the " + std::to_string(ranks) +
+                       " ranks of a group (--tp / --dp); legal: a divisor of " +
+                       std::to_string(model.delta.num_key_heads));
+  return {};
 }
 
 Status check_attention(const ModelConfig& model, const MoeProblem& problem) {

@@ -42,6 +42,10 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
 // group cannot share them. `problem`: only its device and layout are used.
 Status check_attention(const ModelConfig& model, const MoeProblem& problem);
 
+// kUnsupported: the model has layers with states, and the device, the ranks of a group or a flag do not
+// support them.
+Status check_states(const ModelConfig& model, const MoeProblem& problem, const EngineConfig& flags);
+
 // Returns the --quantization value for the checkpoint's scheme: "mxfp4", "modelopt_fp4",
 // "compressed-tensors", or "none".
 const char* quantization_name(const QuantConfig& quant);

@@ -18,8 +18,6 @@ namespace fp4moe {
 
 // Large because an executor has many one-line queries. One fake model with separate KV pages per group. If
 // `fail` is set, the next step fails permanently.
-// One fake model with separate KV pages per group. If `fail` is set, the next step fails permanently.
-// Large because it implements Executor.
 class FakeExecutor : public Executor {
  public:
   FakeExecutor(FakeModel& model, const LoopShape& shape)

@@ -33,6 +33,32 @@ TEST(PlanModel, DefaultsRunOnTheCpuInBf16) {
   EXPECT_EQ(plan->moe.scheme(), Scheme::kW4A16);
 }
 
+// What models with recurrent layers do not have yet is refused by name.
+TEST(PlanModel, StatesAreRefusedWhereTheyAreNotSupported) {
+  ModelConfig config = gpt_oss();
+  config.num_layers = 2;
+  config.layer_has_state = {true, false};
+  config.delta = {
+      .num_key_heads = 6, .num_value_heads = 6, .key_head_dim = 8, .value_head_dim = 8, .conv_width = 4};
+  const auto refusal = [&](const EngineConfig& flags) {
+    return plan_model(config, flags).status().message();
+  };
+  const auto expect_part = [](const std::string& message, const char* part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  EXPECT_EQ(refusal({}), "");
+  EngineConfig drafts, nodes, ranks;
+  drafts.speculative_algorithm = "NGRAM";
+  expect_part(refusal(drafts), "--speculative-algorithm NGRAM does not support models with recurrent layers");
+  nodes.disaggregation_mode = "prefill";
+  expect_part(refusal(nodes), "--disaggregation-mode prefill does not support models with recurrent layers");
+  ranks.tp_size = 4;
+  expect_part(refusal(ranks), "the 6 key heads of the recurrent layers cannot be shared by the 4 ranks");
+  MoeProblem problem;
+  problem.device = DeviceKind::kCuda;
+  expect_part(check_states(config, problem, {}).message(), "--device cuda does not support");
+}
+
 TEST(PlanModel, Float32TakesTheReferenceRunner) {
   EngineConfig flags;
   flags.dtype = "float32";

@@ -42,6 +42,14 @@ bool has_window_pages(const ModelConfig& config, const EngineConfig& flags) {
   return KvCache::window(config) > 0 && !flags.disable_hybrid_swa_memory;
 }
 
+int64_t most_state_slots(const ModelConfig& config, const EngineConfig& flags, int num_groups) {
+  constexpr int64_t kSnapshotsPerRequest = 4;
+  if (!config.has_state()) return 0;
+  if (flags.max_mamba_cache_size > 0) return 1 + flags.max_mamba_cache_size;
+  const int64_t running = (flags.max_running_requests + num_groups - 1) / num_groups;
+  return 1 + running * (flags.disable_radix_cache ? 1 : 1 + kSnapshotsPerRequest);
+}
+
 StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags,
                        const RankGroupOptions& options) {
   const auto pages_for = [&flags](int64_t num_tokens) { return num_tokens / flags.page_size + 1; };
@@ -55,7 +63,7 @@ StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const E
           .max_logit_rows = options.max_logit_rows,
           .num_kv_pages = std::max(most, options.num_kv_pages),
           .num_window_pages = options.num_window_pages > 0 ? std::max(most, options.num_kv_pages) : 0,
-          .num_slots = options.num_slots,
+          .num_slots = most_state_slots(config, flags, plan.moe.problem().layout.dp),
           .max_table_pages = max_sequences * std::min(pages_for(context), most),
           .page_size = flags.page_size,
           .vocab_size = config.vocab_size,

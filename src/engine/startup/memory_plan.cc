@@ -107,16 +107,54 @@ std::string pages_string(const MemoryProblem& problem, const EngineConfig& flags
   return text;
 }
 
+int64_t state_bytes(const MemoryProblem& problem, const MemoryPlan& plan) {
+  return plan.num_slots * problem.state_bytes_per_slot;
+}
+
+// Sets the number of slots, and lowers that of running requests to it.
+Status plan_slots(const MemoryProblem& problem, const EngineConfig& flags, MemoryPlan& plan) {
+  plan.max_running_requests = flags.max_running_requests;
+  if (problem.state_bytes_per_slot == 0) return {};
+  const int64_t rest = plan.budget_bytes - fixed_bytes(problem);
+  const double share = flags.mamba_full_memory_ratio / (1 + flags.mamba_full_memory_ratio);
+  const bool is_given = flags.max_mamba_cache_size > 0;
+  const int64_t most = is_given ? rest : static_cast<int64_t>(share * static_cast<double>(rest));
+  const int64_t fits = most / problem.state_bytes_per_slot;
+  constexpr int64_t kLeast = 2;  // scrap and one request
+  const std::string slot = "a state of " + size_string(problem.state_bytes_per_slot);
+  if (is_given && problem.most_state_slots > fits)
+    return does_not_fit(
+        "--max-mamba-cache-size " + std::to_string(flags.max_mamba_cache_size) + " with " + slot +
+        " per request exceeds the " + size_string(most) + " beside the weights; " +
+        (fits >= kLeast
+             ? "--max-mamba-cache-size " + std::to_string(fits - 1) + " would do"
+             : fraction_advice(fixed_bytes(problem) + kLeast * problem.state_bytes_per_slot, problem)));
+  if (fits < kLeast)
+    return does_not_fit(
+        slot + " per request, twice, exceeds the " + size_string(most) +
+        " that --mamba-full-memory-ratio gives to states; " +
+        fraction_advice(fixed_bytes(problem) + 2 * kLeast * problem.state_bytes_per_slot, problem));
+  plan.num_slots = std::min(problem.most_state_slots, fits);
+  const int64_t most_running = (plan.num_slots - 1) * problem.num_groups;
+  if (most_running >= flags.max_running_requests) return {};
+  plan.max_running_requests = most_running;
+  plan.state_note = "at most " + std::to_string(most_running) + " requests run at once instead of " +
+                    std::to_string(flags.max_running_requests) + " (--max-running-requests): each needs " +
+                    slot;
+  return {};
+}
+
 // Returns the number of pages in the pool: as --max-total-tokens requires or, if that is 0, as many as fit,
 // but at most a full context for every running request.
 Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& flags, const MemoryPlan& plan,
                            int64_t wanted_context) {
   const int64_t page_size = flags.page_size;
-  const int64_t fixed = fixed_bytes(problem);
+  const int64_t fixed = fixed_bytes(problem) + state_bytes(problem, plan);
   const int64_t rest = plan.budget_bytes - fixed;
   const int64_t most = most_pages(problem, flags, rest);
-  const std::string left =
-      size_string(rest) + " that the weights leave of " + budget_string(plan, problem, flags);
+  const std::string left = size_string(rest) + " that the weights " +
+                           (plan.num_slots > 0 ? "and states " : "") + "leave of " +
+                           budget_string(plan, problem, flags);
   const int64_t one = pool_bytes(problem, flags, 1);
   if (most < 1)
     return does_not_fit("one KV page of " + size_string(one) + " exceeds the " + left + "; " +
@@ -126,7 +164,8 @@ Result<int64_t> plan_pages(const MemoryProblem& problem, const EngineConfig& fla
   };
   if (flags.max_total_tokens == 0) {
     const int64_t per_request = pages_for(wanted_context);
-    return most / flags.max_running_requests < per_request ? most : per_request * flags.max_running_requests;
+    const int64_t running = plan.max_running_requests;
+    return most / running < per_request ? most : per_request * running;
   }
   const int64_t wanted = pages_for(flags.max_total_tokens);
   if (wanted > most)
@@ -288,6 +327,9 @@ void add_pages(const ModelConfig& config, const ModelPlan& plan, const EngineCon
                MemoryProblem& problem) {
   const RankLayout& layout = plan.moe.problem().layout;
   const KvCounts bytes = KvCache::bytes_per_page(config, plan.kv_dtype, flags.page_size, layout);
+  problem.state_bytes_per_slot = num_ranks * bytes.slots;
+  problem.most_state_slots = most_state_slots(config, flags, layout.dp);
+  problem.num_groups = layout.dp;
   if (!has_window_pages(config, flags)) {
     problem.kv_bytes_per_page = num_ranks * (bytes.full + bytes.window);
     return;
@@ -367,6 +409,7 @@ Result<MemoryPlan> plan_memory(const MemoryProblem& problem, const EngineConfig&
   FP4MOE_RETURN_IF_ERROR(check_fixed(problem, flags, plan));
   const int64_t wanted_context =
       flags.context_length > 0 ? flags.context_length : problem.max_position_embeddings;
+  FP4MOE_RETURN_IF_ERROR(plan_slots(problem, flags, plan));
   FP4MOE_ASSIGN_OR_RETURN(plan.num_kv_pages, plan_pages(problem, flags, plan, wanted_context));
   plan.num_window_pages = window_pages_for(problem, flags, plan.num_kv_pages);
   FP4MOE_RETURN_IF_ERROR(check_window_pages(problem, flags, plan));

@@ -21,6 +21,9 @@ struct MemoryProblem {
   // Separate pages of window layers (model/kv_window.h); 0 without them. Then kv_bytes_per_page is that of
   // the full layers.
   int64_t window_bytes_per_page = 0;
+  int64_t state_bytes_per_slot = 0;     // of one slot in each rank's pool; 0: the model has no states
+  int64_t most_state_slots = 0;         // most_state_slots() of a group
+  int num_groups = 1;                   // data-parallel groups
   int64_t edit_bytes_per_page = 0;      // GPU: of the logit edits that drafts add (max_logit_edits())
   int64_t least_window_pages = 0;       // those of one request in decode
   int64_t wanted_window_pages = 0;      // for --max-running-requests and --max-prefill-tokens
@@ -56,12 +59,19 @@ struct MemoryPlan {
   int64_t budget_bytes = 0;      // mem_fraction_static of that, for weights, heaps, KV pool and a GPU's work
   int64_t num_kv_pages = 0;      // per data-parallel group
   int64_t num_window_pages = 0;  // the same, for window layers; 0: all layers use num_kv_pages
-  int64_t context_length = 0;    // tokens of one request; fits in a group's pool
-  std::string note;              // why the context is shorter than the model's; empty if it is not
+  int64_t num_slots = 0;         // the same, of states, with slot 0; 0: the model has no states
+  int64_t max_running_requests = 0;  // --max-running-requests, or as many as have a slot
+  int64_t context_length = 0;        // tokens of one request; fits in a group's pool
+  std::string note;                  // why the context is shorter than the model's; empty if it is not
+  std::string state_note;            // why fewer requests run at once than --max-running-requests; or empty
 };
 
 // Window pages: --swa-full-tokens-ratio times the full pages; without it, as many as all running requests
 // need and, for the prefix cache, one for every 16 full pages. Never more than full pages.
+//
+// State slots: --max-mamba-cache-size or, without it, as many as fit beside the KV pages in a share of the
+// rest of the budget that --mamba-full-memory-ratio gives, at most most_state_slots. If these are fewer than
+// --max-running-requests needs, fewer requests run at once (then with a state_note).
 //
 // Without --max-total-tokens, the pool gets the rest of the budget, but at most a full context for every
 // running request. Without --context-length, the context is the model's or, if the pool holds less, as long

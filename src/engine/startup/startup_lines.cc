@@ -73,6 +73,17 @@ std::string window_line(const StartupFacts& facts) {
          ")";
 }
 
+// The fixed part of the KV pool.
+std::string state_line(const StartupFacts& facts) {
+  const MemoryPlan& memory = facts.memory;
+  const int64_t slot_bytes = StateCache::bytes_per_slot(facts.model);
+  const int64_t num_groups = facts.plan.moe.problem().layout.dp;
+  return "           of this, " + size_string(memory.num_slots * num_groups * slot_bytes) + " are " +
+         std::to_string((memory.num_slots - 1) * num_groups) + " states of " + size_string(slot_bytes) +
+         ", for " + std::to_string(facts.flags.max_running_requests) +
+         " running requests and snapshots of reused prefixes";
+}
+
 // The draft model and its part of the memory; empty without one.
 std::vector<std::string> draft_lines(const StartupFacts& facts) {
   if (facts.plan.draft == nullptr) return {};
@@ -177,7 +188,9 @@ std::vector<std::string> startup_lines(const StartupFacts& facts) {
                   size_string(info.kv_bytes) + " = " + std::to_string(info.max_total_tokens) +
                   " tokens in pages of " + std::to_string(facts.flags.page_size));
   if (facts.memory.num_window_pages > 0) lines.push_back(window_line(facts));
+  if (facts.memory.num_slots > 0) lines.push_back(state_line(facts));
   lines.push_back(context_line(facts));
+  if (!facts.memory.state_note.empty()) lines.push_back("           " + facts.memory.state_note);
   if (!info.speculative_algorithm.empty())
     lines.push_back("           speculative decoding by " + info.speculative_algorithm + ", at most " +
                     std::to_string(rows_per_request(facts.flags) - 1) + " draft tokens per request and step" +

@@ -162,6 +162,68 @@ TEST(MemoryPlan, WindowLayersLeaveTheirMemoryToTheOthers) {
 }
 
 // With few full pages, window pages are as many: no sequence can use more.
+// States of 64 MiB, and a slot for scrap, 8 requests and 4 snapshots for each.
+MemoryProblem state_problem() {
+  MemoryProblem states = problem();
+  states.state_bytes_per_slot = 64 * kMiB;
+  states.most_state_slots = 1 + 8 * 5;
+  return states;
+}
+
+TEST(MemoryPlan, StatesAndPagesShareTheRestOfTheBudget) {
+  const Result<MemoryPlan> plan = plan_memory(state_problem(), flags());
+  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+  EXPECT_EQ(plan->num_slots, 41);
+  EXPECT_EQ(plan->max_running_requests, 8);
+  EXPECT_EQ(plan->state_note, "");
+  EXPECT_EQ(plan->num_kv_pages, 8 * 4096 / 16);
+  EngineConfig many = flags();
+  many.max_total_tokens = (8 * 1024 - 41 * 64) * 16;
+  EXPECT_TRUE(plan_memory(state_problem(), many).ok()) << "all that the states leave";
+  many.max_total_tokens += 16;
+  EXPECT_EQ(plan_memory(state_problem(), many).status().code(), StatusCode::kDoesNotFit);
+  EXPECT_EQ(plan_memory(problem(), flags())->num_slots, 0);
+}
+
+// A ratio of 1 gives states half of 8 GiB: 64 slots, of which one is scrap.
+TEST(MemoryPlan, FewerRequestsRunAtOnceThanHaveSlots) {
+  EngineConfig half = flags();
+  half.mamba_full_memory_ratio = 1;
+  half.max_running_requests = 100;
+  MemoryProblem states = state_problem();
+  states.most_state_slots = 501;
+  const Result<MemoryPlan> plan = plan_memory(states, half);
+  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+  EXPECT_EQ(plan->num_slots, 64);
+  EXPECT_EQ(plan->max_running_requests, 63);
+  EXPECT_EQ(plan->state_note,
+            "at most 63 requests run at once instead of 100 (--max-running-requests): each needs a state of "
+            "64.00 MiB");
+  states.num_groups = 2;
+  EXPECT_EQ(plan_memory(states, half)->max_running_requests, 100);
+  states.state_bytes_per_slot = 3 * kGiB;
+  EXPECT_EQ(plan_memory(states, half).status().code(), StatusCode::kDoesNotFit);
+}
+
+TEST(MemoryPlan, AGivenNumberOfSlotsIsKeptOrRefused) {
+  EngineConfig given = flags();
+  MemoryProblem states = state_problem();
+  for (const int64_t size : {1, 5, 100}) {
+    given.max_mamba_cache_size = size;
+    states.most_state_slots = 1 + size;
+    const Result<MemoryPlan> plan = plan_memory(states, given);
+    ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+    EXPECT_EQ(plan->num_slots, 1 + size);
+    EXPECT_EQ(plan->max_running_requests, std::min<int64_t>(8, size));
+  }
+  given.max_mamba_cache_size = 128;
+  states.most_state_slots = 129;
+  const Status status = plan_memory(states, given).status();
+  EXPECT_EQ(status.code(), StatusCode::kDoesNotFit);
+  EXPECT_NE(status.message().find("--max-mamba-cache-size 127 would do"), std::string::npos)
+      << status.message();
+}
+
 TEST(MemoryPlan, ThereAreNeverMoreWindowPagesThanFullOnes) {
   EngineConfig few = flags();
   for (const int64_t pages : {1, 50, 100, 107, 108, 200}) {
