@@ -178,6 +178,18 @@ void add_rank_flags(CLI::App& subcommand, EngineConfig& c) {
   ranks.value("--comm-timeout", c.comm_timeout, "maximum seconds that a rank waits for another rank");
 }
 
+void add_state_flags(Group& memory, EngineConfig& c) {
+  memory.value(
+      "--max-mamba-cache-size", c.max_mamba_cache_size,
+      "models with recurrent layers: slots for the states of running requests and for snapshots that "
+      "reused prefixes need, in each data-parallel group; 0: from --mamba-full-memory-ratio");
+  memory.value("--mamba-full-memory-ratio", c.mamba_full_memory_ratio,
+               "memory of these slots, as a fraction of that of the KV pages; at most 5 slots per running "
+               "request are used");
+  memory.value("--mamba-track-interval", c.mamba_track_interval,
+               "most tokens between two snapshots of a request's state, rounded to whole pages");
+}
+
 void add_execution_flags(CLI::App& subcommand, EngineConfig& c) {
   Group run(subcommand, "Execution");
   run.choice("--device", c.device, {"auto", "cpu", "cuda"}, "device that runs the model");
@@ -203,15 +215,7 @@ void add_execution_flags(CLI::App& subcommand, EngineConfig& c) {
       "as running requests need, and some for reused prefixes");
   memory.on("--disable-hybrid-swa-memory", c.disable_hybrid_swa_memory,
             "layers with a sliding window hold all tokens, like other layers");
-  memory.value(
-      "--max-mamba-cache-size", c.max_mamba_cache_size,
-      "models with recurrent layers: slots for the states of running requests and for snapshots that "
-      "reused prefixes need, in each data-parallel group; 0: from --mamba-full-memory-ratio");
-  memory.value("--mamba-full-memory-ratio", c.mamba_full_memory_ratio,
-               "memory of these slots, as a fraction of that of the KV pages; at most 5 slots per running "
-               "request are used");
-  memory.value("--mamba-track-interval", c.mamba_track_interval,
-               "most tokens between two snapshots of a request's state, rounded to whole pages");
+  add_state_flags(memory, c);
   memory.on("--disable-radix-cache", c.disable_radix_cache,
             "compute every prompt in full; do not reuse prefixes of earlier requests");
   memory.value("--max-running-requests", c.max_running_requests, "maximum requests in one batch");

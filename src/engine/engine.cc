@@ -277,6 +277,18 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
   return info;
 }
 
+// Another process of the job may have memory for fewer pages and slots.
+void take_agreed_sizes(const RankGroup& ranks, MemoryPlan& memory, EngineConfig& flags) {
+  memory.num_kv_pages = ranks.num_kv_pages();
+  memory.num_window_pages = ranks.num_window_pages();
+  memory.context_length = std::min(memory.context_length, memory.num_kv_pages * flags.page_size);
+  if (memory.num_slots == 0) return;
+  memory.num_slots = ranks.num_slots();
+  const int64_t with_slot = (memory.num_slots - 1) * ranks.num_groups();
+  flags.max_running_requests = static_cast<int>(
+      std::min({int64_t{flags.max_running_requests}, memory.max_running_requests, with_slot}));
+}
+
 }  // namespace
 
 // Refuses unsupported configurations before it reads the first weight.
@@ -300,17 +312,8 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> ranks, make_ranks(prepared));
   const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - started;
 
-  // Another process of the job may have memory for fewer pages.
   MemoryPlan& memory = prepared.memory;
-  memory.num_kv_pages = ranks->num_kv_pages();
-  memory.num_window_pages = ranks->num_window_pages();
-  if (memory.num_slots > 0) {
-    memory.num_slots = ranks->num_slots();
-    const int64_t most_running = (memory.num_slots - 1) * ranks->num_groups();
-    flags.max_running_requests = static_cast<int>(
-        std::min({int64_t{flags.max_running_requests}, memory.max_running_requests, most_running}));
-  }
-  memory.context_length = std::min(memory.context_length, memory.num_kv_pages * flags.page_size);
+  take_agreed_sizes(*ranks, memory, flags);
   ModelInfo info = model_info(flags, prepared.config, prepared.plan, memory);
   info.weight_bytes = ranks->weight_bytes();
   info.kv_bytes = ranks->kv_bytes();

@@ -8,6 +8,19 @@
 namespace fp4moe {
 namespace {
 
+// Runs the recorded copies, then expects that every used slot has its state (-1: any) and writes another one.
+void run_step(StatePool& pool, std::vector<int>& memory, std::map<int32_t, int>& used, int& next_state) {
+  for (const StateCopy& copy : pool.take_copies())
+    memory[static_cast<size_t>(copy.to)] = memory[static_cast<size_t>(copy.from)];
+  for (auto& [slot, state] : used) {
+    ASSERT_GT(slot, 0);
+    if (state >= 0) {
+      ASSERT_EQ(memory[static_cast<size_t>(slot)], state) << "slot " << slot;
+    }
+    memory[static_cast<size_t>(slot)] = state = next_state++;
+  }
+}
+
 // Random operations against a model of the contents: a slot's or a snapshot's content is the number of the
 // state that was written to it. The copies run in batches, as a step runs them, between which used slots are
 // written.
@@ -59,15 +72,7 @@ TEST(StatePool, EverySlotHasTheStateOfItsOwner) {
           pool.drop_snapshot(node);
           break;
         default:
-          for (const StateCopy& copy : pool.take_copies())
-            memory[static_cast<size_t>(copy.to)] = memory[static_cast<size_t>(copy.from)];
-          for (auto& [slot, state] : used) {
-            ASSERT_GT(slot, 0);
-            if (state >= 0) {
-              ASSERT_EQ(memory[static_cast<size_t>(slot)], state) << "seed " << seed << " step " << i;
-            }
-            memory[static_cast<size_t>(slot)] = state = next_state++;
-          }
+          run_step(pool, memory, used, next_state);
       }
       forget_evicted();
       ASSERT_EQ(pool.num_used(), std::ssize(used));
