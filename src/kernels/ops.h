@@ -17,17 +17,12 @@
 #include "base/memory.h"
 #include "base/thread_pool.h"
 #include "formats/bf16.h"
+#include "kernels/act_rows.h"
 #include "kernels/batch.h"
+#include "kernels/gated_delta.h"
 #include "kernels/linear_weight.h"
 
 namespace fp4moe {
-
-// Rows of a matrix of either activation type; data may be null if rows == 0.
-struct ActRows {
-  void* data = nullptr;        // [rows, cols] of dtype
-  DType dtype = DType::kBF16;  // kBF16 or kF32
-  int64_t rows = 0, cols = 0;
-};
 
 struct LinearArgs {              // out = x W^T + bias (+ out)
   ActRows x;                     // [T, K]
@@ -187,6 +182,14 @@ struct SiluMulArgs {
   ActRows out;                     // [T, I]
 };
 
+// x[t, h] *= sigmoid(gate[t, h]) in f32, then rounded to x's dtype (attention's output gate).
+struct MulSigmoidArgs {
+  ActRows x;                    // [T, num_heads * head_dim], in place
+  const float* gate = nullptr;  // row t, head h starts at gate + t * gate_stride + h * gate_head_stride
+  int64_t gate_stride = 0, gate_head_stride = 0;
+  int num_heads = 0, head_dim = 0;
+};
+
 // The dense ops at one ISA level or on a GPU. All functions are thread-compatible; on a CPU, only the pool
 // runs work in parallel. GPU ops read and write device memory only, are enqueued on the calling thread's
 // current stream (device/stream.h), ignore the pool, and can be captured into a graph.
@@ -214,6 +217,10 @@ struct DenseOps {
   void (*copy_heads)(const CopyHeadsArgs&, ThreadPool&);
   void (*convert_rows)(const ConvertRowsArgs&, ThreadPool&);
   void (*sigmoid_gate)(const SigmoidGateArgs&, ThreadPool&);
+  void (*mul_sigmoid)(const MulSigmoidArgs&, ThreadPool&);  // null: not supported
+  void (*gated_delta)(const GatedDeltaArgs&, ThreadPool&);  // null: not supported
+  // Returns the size in bytes of GatedDeltaArgs::workspace. Null: no workspace is needed.
+  int64_t (*gated_delta_workspace_bytes)(const GatedDeltaArgs& args, int64_t max_tokens);
   // Returns the size in bytes of AttentionArgs::workspace for batches of up to max_tokens rows with heads as
   // in args. Null: no workspace is needed.
   int64_t (*attention_workspace_bytes)(const AttentionArgs& args, int64_t max_tokens);
