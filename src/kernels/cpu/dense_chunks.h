@@ -33,6 +33,9 @@ struct DenseChunks {
   void (*head_norm)(const HeadNormArgs&, int64_t row_begin, int64_t row_end);
   void (*head_linear)(const HeadLinearArgs&, int64_t head, const LinearChunk&);
   void (*silu_mul)(const SiluMulArgs&, int64_t row, int64_t col_begin, int64_t col_end);
+  void (*mul_sigmoid)(const MulSigmoidArgs&, int64_t row_begin, int64_t row_end);
+  // All rows of one sequence for one value head; leaves the slot's conv inputs unchanged.
+  void (*gated_delta)(const GatedDeltaArgs&, const SequenceRows&, int head);
   void (*exp)(const float* x, int64_t n, float* y);  // vec.h's exp, for its test
 };
 

@@ -137,6 +137,23 @@ void silu_mul(const SiluMulArgs& args, ThreadPool& pool) {
   });
 }
 
+template <const DenseChunks& chunks>
+void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool& pool) {
+  run_ranges(pool, args.x.rows, kRowsPerChunk,
+             [&](int64_t begin, int64_t end) { chunks.mul_sigmoid(args, begin, end); });
+}
+
+template <const DenseChunks& chunks>
+void gated_delta(const GatedDeltaArgs& args, ThreadPool& pool) {
+  ref::check_gated_delta(args);
+  const int64_t heads = args.num_value_heads;
+  pool.run(heads * static_cast<int64_t>(args.sequences.size()), [&](int64_t chunk, int) {
+    const SequenceRows& s = args.sequences[static_cast<size_t>(chunk / heads)];
+    if (s.num_rows > 0) chunks.gated_delta(args, s, static_cast<int>(chunk % heads));
+  });
+  ref::store_conv_inputs(args, pool);
+}
+
 // Copying and adding gain nothing from wider registers, so the oracle's ops are used.
 template <const DenseChunks& chunks>
 constexpr DenseOps make_ops(const char* name) {
@@ -160,7 +177,9 @@ constexpr DenseOps make_ops(const char* name) {
           .gather_rows = ref::gather_rows,
           .copy_heads = ref::copy_heads,
           .convert_rows = ref::convert_rows,
-          .sigmoid_gate = ref::sigmoid_gate};
+          .sigmoid_gate = ref::sigmoid_gate,
+          .mul_sigmoid = mul_sigmoid<chunks>,
+          .gated_delta = gated_delta<chunks>};
 }
 
 template <const DenseChunks& chunks>

@@ -38,7 +38,9 @@ const DenseOps& ref_dense_ops(DenseQuant quant) {
                                    .gather_rows = ref::gather_rows,
                                    .copy_heads = ref::copy_heads,
                                    .convert_rows = ref::convert_rows,
-                                   .sigmoid_gate = ref::sigmoid_gate};
+                                   .sigmoid_gate = ref::sigmoid_gate,
+                                   .mul_sigmoid = ref::mul_sigmoid,
+                                   .gated_delta = ref::gated_delta};
   static constexpr DenseOps q8_ops = [] {
     DenseOps q8 = ops;
     q8.name = "ref_q8";

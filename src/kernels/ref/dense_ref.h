@@ -24,6 +24,13 @@ void gather_rows(const GatherRowsArgs& args, ThreadPool& pool);
 void copy_heads(const CopyHeadsArgs& args, ThreadPool& pool);
 void convert_rows(const ConvertRowsArgs& args, ThreadPool& pool);
 void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool& pool);
+void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool& pool);
+void gated_delta(const GatedDeltaArgs& args, ThreadPool& pool);
+
+// Parts of gated_delta that the CPU ops use too: the check of its dims, and the update of the slots' conv
+// inputs, which follows all reads of them.
+void check_gated_delta(const GatedDeltaArgs& args);
+void store_conv_inputs(const GatedDeltaArgs& args, ThreadPool& pool);
 
 // Returns element i of `data`, bf16 or f32.
 inline float load_elem(const void* data, DType dtype, int64_t i) {

@@ -1,4 +1,4 @@
-// The ops that copy, add or gate rows; the CPU tables use them too, except silu_mul().
+// The ops that copy, add or gate rows; the CPU tables use them too, except silu_mul() and mul_sigmoid().
 #include <cmath>
 #include <cstring>
 
@@ -70,6 +70,16 @@ void sigmoid_gate(const SigmoidGateArgs& a, ThreadPool& pool) {
         logit += static_cast<double>(a.x[t * a.hidden_size + i]) * a.weight[i];
       const auto gate = static_cast<float>(1 / (1 + std::exp(-logit)));
       for (int64_t i = 0; i < a.hidden_size; ++i) a.out[t * a.hidden_size + i] *= gate;
+    }
+  });
+}
+
+void mul_sigmoid(const MulSigmoidArgs& a, ThreadPool& pool) {
+  pool.run(a.x.rows, [&](int64_t t, int) {
+    for (int64_t i = 0; i < a.x.cols; ++i) {
+      const double gate = a.gate[t * a.gate_stride + i / a.head_dim * a.gate_head_stride + i % a.head_dim];
+      const double y = load_elem(a.x.data, a.x.dtype, t * a.x.cols + i) / (1 + std::exp(-gate));
+      store_elem(a.x.data, a.x.dtype, t * a.x.cols + i, static_cast<float>(y));
     }
   });
 }
