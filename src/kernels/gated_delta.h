@@ -25,6 +25,8 @@ constexpr float kDeltaNormEps = 1e-6f;  // added to the sum of squares in the L2
 //
 // Sequences with rows have different slots, or share slot 0, whose contents are unspecified. A sequence
 // without rows leaves its slot unchanged.
+//
+// Large because one op takes the inputs and weights of every step between two projections.
 struct GatedDeltaArgs {
   const float* qkv = nullptr;  // [T, qkv_stride]: C channels: all q heads, all k heads, all v heads
   const float* z = nullptr;    // [T, z_stride]: Hv * dv

@@ -132,11 +132,17 @@ struct Update {
   Vec d[V];
 };
 
-// Applies the update and returns it in `to` (unless there is none), then adds what row r needs of the state:
-// predicted += k^T S, out += q^T S.
+// What a row reads of the state before its own update.
+template <int V>
+struct Reads {
+  const DeltaRow* row = nullptr;  // null: nothing
+  Vec k_state[V], q_state[V];     // k^T S and q^T S
+};
+
+// Stores the state in `to` after the update, and adds what `reads` needs of it.
 template <int V>
 inline void read_state(const Update<V>& u, StateColumns<const float> from, StateColumns<float> to, int dk,
-                       const DeltaRow* r, Vec* predicted, Vec* out) {
+                       Reads<V>& reads) {
   const Vec shrink = broadcast(u.row != nullptr ? u.row->shrink : 1);
   for (int i = 0; i < dk; ++i) {
     Vec s[V];
@@ -146,11 +152,11 @@ inline void read_state(const Update<V>& u, StateColumns<const float> from, State
       for (int v = 0; v < V; ++v) s[v] = fma(k, u.d[v], mul(shrink, s[v]));
     }
     for (int v = 0; v < V; ++v) store_columns<V>(to, i, v, s[v]);
-    if (r == nullptr) continue;
-    const Vec k = broadcast(r->k[i]), q = broadcast(r->q[i]);
+    if (reads.row == nullptr) continue;
+    const Vec k = broadcast(reads.row->k[i]), q = broadcast(reads.row->q[i]);
     for (int v = 0; v < V; ++v) {
-      predicted[v] = fma(k, s[v], predicted[v]);
-      out[v] = fma(q, s[v], out[v]);
+      reads.k_state[v] = fma(k, s[v], reads.k_state[v]);
+      reads.q_state[v] = fma(q, s[v], reads.q_state[v]);
     }
   }
 }
@@ -170,19 +176,20 @@ void run_tile(const GatedDeltaArgs& a, float* state, int column, bool is_zero, i
   for (int v = 0; v < V; ++v) update.d[v] = zero();
   for (int t = 0; t < num_rows; ++t) {
     DeltaRow& r = scratch.rows[t];
-    Vec predicted[V], out[V];
-    for (int v = 0; v < V; ++v) predicted[v] = out[v] = zero();
-    read_state<V>(update, from, tile, dk, &r, predicted, out);
+    Reads<V> reads{.row = &r};
+    for (int v = 0; v < V; ++v) reads.k_state[v] = reads.q_state[v] = zero();
+    read_state<V>(update, from, tile, dk, reads);
     const Vec shrink = broadcast(r.shrink), beta = broadcast(r.beta), q_k = broadcast(r.q_k);
     update.row = &r;
     for (int v = 0; v < V; ++v) {
       const int at = column + v * kLanes;
-      update.d[v] = mul(beta, sub(load_partial(r.v + at, dv - at), mul(shrink, predicted[v])));
-      store_partial(r.o + at, fma(q_k, update.d[v], mul(shrink, out[v])), dv - at);
+      update.d[v] = mul(beta, sub(load_partial(r.v + at, dv - at), mul(shrink, reads.k_state[v])));
+      store_partial(r.o + at, fma(q_k, update.d[v], mul(shrink, reads.q_state[v])), dv - at);
     }
     from = {tile.data, tile.stride, tile.cols};
   }
-  read_state<V>(update, from, slot, dk, nullptr, nullptr, nullptr);
+  Reads<V> none{};
+  read_state<V>(update, from, slot, dk, none);
 }
 
 void norm_and_gate(const GatedDeltaArgs& a, int64_t t, int head, const DeltaRow& r) {
