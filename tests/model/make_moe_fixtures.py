@@ -20,8 +20,9 @@ import transformers
 from safetensors.torch import save_file
 from transformers import (DeepseekV3Config, DeepseekV3ForCausalLM, Glm4MoeConfig, Glm4MoeForCausalLM,
                           Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, Kimi_K25Config, Kimi_K25ForConditionalGeneration,
-                          Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM, Qwen3VLMoeConfig,
-                          Qwen3VLMoeForConditionalGeneration)
+                          Qwen2MoeConfig, Qwen2MoeForCausalLM, Qwen3_5MoeConfig, Qwen3_5MoeForCausalLM,
+                          Qwen3_5MoeForConditionalGeneration, Qwen3_5MoeTextConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM,
+                          Qwen3NextConfig, Qwen3NextForCausalLM, Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
 
 from fixture_files import save_shards
 
@@ -30,11 +31,15 @@ FLT_MAX = torch.finfo(torch.float32).max
 NUM_SEEDS = 64  # the seed whose routing is farthest from a tie is used
 
 # The families, and what of their checkpoints the stock class does not write. `text_prefix` is that of the published
-# tensors; `extra` are tensors that a reader must skip.
+# tensors; `extra` are tensors that a reader must skip; `float32` are tensors that are stored so. With `centered_norms`
+# a norm's factor is 1 + weight, except in the delta net.
 VISION_OF_QWEN = dict(depth=1, hidden_size=16, intermediate_size=16, num_heads=2, num_position_embeddings=4,
                       deepstack_visual_indexes=[0])
+VISION_OF_QWEN3_5 = {k: v for k, v in VISION_OF_QWEN.items() if k != "deepstack_visual_indexes"}
 VISION_OF_KIMI = dict(num_hidden_layers=1, hidden_size=16, intermediate_size=16, num_attention_heads=2,
                       pos_emb_height=2, pos_emb_width=2, pos_emb_time=2)
+QWEN_MTP = ("mtp.fc.weight", "mtp.norm.weight", "mtp.layers.0.self_attn.q_proj.weight")
+QWEN3_5_FLOAT32 = ("A_log", "linear_attn.norm.weight")
 FAMILIES = {
     "glm4_moe": dict(classes=(Glm4MoeConfig, Glm4MoeForCausalLM), has_mtp=True),
     "glm4_moe_lite": dict(classes=(Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM), has_mtp=True),
@@ -46,6 +51,14 @@ FAMILIES = {
                      text_prefix="language_model.", text_json=dict(model_type="kimi_k2"),
                      json=dict(architectures=["KimiK25ForConditionalGeneration"]),
                      extra=("vision_tower.patch_embed.proj.bias", "mm_projector.proj.0.bias")),
+    "qwen3_next": dict(classes=(Qwen3NextConfig, Qwen3NextForCausalLM), centered_norms=True, extra=QWEN_MTP),
+    "qwen3_5_moe": dict(classes=(Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration), vision=VISION_OF_QWEN3_5,
+                        text_prefix="model.language_model.", centered_norms=True, float32=QWEN3_5_FLOAT32,
+                        text_json=dict(attn_output_gate=True, mamba_ssm_dtype="float32", mtp_num_hidden_layers=1,
+                                       mtp_use_dedicated_embeddings=False),
+                        extra=QWEN_MTP + ("model.visual.patch_embed.proj.bias", "model.visual.merger.norm.weight")),
+    "qwen3_5_moe_text": dict(classes=(Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM), centered_norms=True,
+                             float32=QWEN3_5_FLOAT32),
 }
 
 # Widths are multiples of the scale block only (16, for MXFP4 32); heads are odd in number or size; prompts are
@@ -139,6 +152,25 @@ FIXTURES = {
                     rope_parameters={"rope_type": "yarn", "rope_theta": 50000.0, "factor": 4.0, "beta_fast": 32.0,
                                      "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
                                      "original_max_position_embeddings": 8})),
+    # Delta nets. The prompts have more than two chunks of 64 tokens; heads are no multiples of 16.
+    "qwen3_next_h32_interleaved": dict(
+        FAMILIES["qwen3_next"], dialect="modelopt", num_tokens=137, old_rope_spelling=True, full_attention_interval=2,
+        config=dict(num_hidden_layers=3, vocab_size=23, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+                    shared_expert_intermediate_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=10,
+                    linear_conv_kernel_dim=4, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
+                    mlp_only_layers=[1], max_position_embeddings=256,
+                    rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25})),
+    "qwen3_5_h32_modelopt_mixed": dict(
+        FAMILIES["qwen3_5_moe"], dialect="modelopt_mixed", num_tokens=131,
+        fp8={"*.self_attn.*": "tensor", "*.linear_attn.*_proj*": "tensor"}, quantised_attention=("lm_head",),
+        config=dict(num_hidden_layers=3, vocab_size=19, hidden_size=32, moe_intermediate_size=16,
+                    shared_expert_intermediate_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=24,
+                    linear_num_key_heads=2, linear_num_value_heads=8, linear_key_head_dim=8, linear_value_head_dim=6,
+                    linear_conv_kernel_dim=4, num_experts=3, num_experts_per_tok=2, max_position_embeddings=256,
+                    layer_types=["linear_attention", "linear_attention", "full_attention"],
+                    rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                                     "mrope_section": [1, 1, 1], "mrope_interleaved": True})),
     # FP8 beside FP4, one fixture for each way to declare it. "fp8": patterns of modules and their granularity.
     "dsv3_h160_fp8_blocks": dict(
         classes=(DeepseekV3Config, DeepseekV3ForCausalLM), dialect="fp8_mxfp4", num_tokens=17,
@@ -284,6 +316,8 @@ class Fixture:
 
     def make_model(self, config_class, model_class):
         text = dict(eos_token_id=0, pad_token_id=None, bos_token_id=None, **self.spec["config"])
+        if "full_attention_interval" in self.spec:
+            text["full_attention_interval"] = self.spec["full_attention_interval"]
         if "vision" in self.spec:
             if "kv_lora_rank" in text:
                 text["model_type"] = "deepseek_v3"
@@ -320,7 +354,9 @@ class Fixture:
                 p.copy_(0.1 * noise)
                 continue
             if "norm" in name:
-                value = 1 + 0.2 * noise
+                value = 0.2 * noise + (0 if self.is_centered(name) else 1)
+            elif name.endswith("A_log"):
+                value = 1.5 * noise - 2  # some heads remember for many chunks, some for a few tokens
             elif "bias" in name:
                 value = 0.3 * noise
             elif "embed_tokens" in name:
@@ -329,10 +365,13 @@ class Fixture:
                 value = 1.5 * noise / p.shape[-1] ** 0.5
             else:
                 value = noise / p.shape[-1] ** 0.5
-            p.copy_(value.bfloat16().float())
+            p.copy_(value if name.endswith(self.spec.get("float32", ())) else value.bfloat16().float())
+
+    def is_centered(self, name):
+        return self.spec.get("centered_norms", False) and not name.endswith("linear_attn.norm.weight")
 
     def fp4(self, weight):
-        if self.dialect == "bf16_fused":
+        if self.dialect.startswith("bf16"):
             return Bf16Weight(weight)
         fp4 = Fp4Weight(weight, is_mxfp4=self.dialect.endswith("mxfp4"))
         return fp4.use_divisor() if self.dialect.startswith("compressed_nvfp4") else fp4
@@ -343,10 +382,10 @@ class Fixture:
         return next((g for p, g in self.spec.get("fp8", {}).items() if fnmatch.fnmatch(name, p)), None)
 
     def has_w4a4(self):
-        return self.dialect != "bf16_fused" and not self.dialect.endswith("mxfp4")
+        return not self.dialect.startswith("bf16") and not self.dialect.endswith("mxfp4")
 
     def is_quantised(self, name):
-        if self.dialect == "bf16_fused":
+        if self.dialect.startswith("bf16"):
             return False
         parts = name.split(".")
         is_mlp = parts[-1] in ("gate_proj", "up_proj", "down_proj") and "mlp" in parts
@@ -360,11 +399,12 @@ class Fixture:
     def quantise(self):
         """Sets the model's weights to the dequantised values."""
         for name, module in self.model.named_modules():
-            if not isinstance(module, torch.nn.Linear) or module.weight.numel() == 0:
+            if not isinstance(module, (torch.nn.Linear, torch.nn.Conv1d)) or module.weight.numel() == 0:
                 continue
             if granularity := self.fp8_granularity(name):
-                self.fp8[name] = Fp8Weight(module.weight.detach(), granularity)
-                module.weight.copy_(self.fp8[name].values)
+                self.fp8[name] = Fp8Weight(module.weight.detach().flatten(1), granularity)
+                self.fp8[name].codes = self.fp8[name].codes.view_as(module.weight)
+                module.weight.copy_(self.fp8[name].values.view_as(module.weight))
             elif self.is_quantised(name):
                 self.linears[name] = self.fp4(module.weight.detach())
                 module.weight.copy_(self.linears[name].values)
@@ -471,6 +511,8 @@ class Fixture:
     # ---- writing
 
     def fp4_tensors(self, name, fp4, input_scale):
+        if self.dialect == "bf16":
+            return {name + ".weight": fp4.values.bfloat16()}
         if self.dialect == "compressed_mxfp4":
             return {name + ".weight_packed": fp4.packed, name + ".weight_scale": fp4.scales}
         if self.dialect == "quark_mxfp4":
@@ -494,10 +536,11 @@ class Fixture:
     def expert_tensors(self, layer):
         prefix = f"model.layers.{layer}.mlp.experts."
         experts, tensors = self.experts[layer], {}
-        if self.dialect == "bf16_fused":
+        if self.dialect.startswith("bf16_fused"):
             for name, parts in (("gate_up_proj", (0, 1)), ("down_proj", (2,))):
                 rows = torch.stack([torch.cat([x[p].values for p in parts]) for x in experts])
-                tensors[prefix + name] = rows.transpose(1, 2).bfloat16().contiguous()
+                rows = rows.transpose(1, 2) if self.dialect == "bf16_fused" else rows
+                tensors[prefix + name] = rows.bfloat16().contiguous()
             return tensors
         if self.dialect != "modelopt_fused":
             for e, parts in enumerate(experts):
@@ -527,7 +570,7 @@ class Fixture:
                 continue
             if "visual" in name or "vision_tower" in name or "mm_projector" in name:
                 continue
-            keep = "e_score_correction_bias" in name
+            keep = "e_score_correction_bias" in name or name.endswith(self.spec.get("float32", ()))
             result[name] = (value.float() if keep else value.bfloat16()).contiguous().clone()
         for name, fp4 in self.linears.items():
             result.update(self.fp4_tensors(name, fp4, self.input_scales[name]))
@@ -559,12 +602,13 @@ class Fixture:
                   for i, experts in self.experts.items() for e in range(len(experts)) for n in ("gate", "up", "down")}
         layers.update({n: {"quant_algo": "W4A16_NVFP4", "group_size": 16} for n in self.linears})
         layers.update({n: {"quant_algo": "FP8"} for n in self.fp8})
+        layers = {self.published(n): value for n, value in layers.items()}
         return {"producer": {"name": "modelopt", "version": "0.41.0"}, "quantization": {
             "quant_algo": "MIXED_PRECISION", "kv_cache_quant_algo": "FP8", "quantized_layers": layers}}
 
     def declaration(self):
         """(quantization_config, hf_quant_config.json), one or both of which are None."""
-        if self.dialect == "bf16_fused":
+        if self.dialect.startswith("bf16"):
             return None, None
         if self.dialect == "quark_mxfp4":
             return self.quark_declaration(), None
@@ -573,9 +617,13 @@ class Fixture:
                     "weight_block_size": [128, 128]}, None
         if self.dialect == "modelopt_mixed":
             return None, self.mixed_declaration()
-        kept = [self.published(f"model.layers.{i}.self_attn") + "*" for i in range(self.config.num_hidden_layers)]
+        mixers = [(i, part) for i, layer in enumerate(self.text.layers) for part in ("self_attn", "linear_attn")
+                  if hasattr(layer, part)]
+        kept = [self.published(f"model.layers.{i}.{part}") + "*" for i, part in mixers]
         if "quantised_attention" in self.spec:
-            kept = ["*.k_proj", "*.v_proj"]
+            kept = sorted({"*." + name for i, part in mixers
+                           for name, module in getattr(self.text.layers[i], part).named_children()
+                           if isinstance(module, (torch.nn.Linear, torch.nn.Conv1d)) and not self.is_quantised(name)})
         if self.dialect.startswith("modelopt"):
             ignore = [self.published("lm_head"), self.published("model.embed_tokens"), "*.mlp.gate",
                       "*.mlp.shared_expert_gate"] + kept
@@ -592,22 +640,34 @@ class Fixture:
             fp8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
             return {"quant_method": "compressed-tensors", "quantization_status": "compressed", "format": "mixed-precision",
                     "config_groups": {
-                        "group_0": {"format": "float-quantized", "targets": ["re:.*self_attn.*", "re:lm_head"],
+                        "group_0": {"format": "float-quantized", "targets": self.patterns_of_mixers() + ["re:lm_head"],
                                     "weights": fp8, "input_activations": None},
                         "group_1": {"format": "nvfp4-pack-quantized", "targets": ["Linear"], "weights": weights,
                                     "input_activations": weights}},
-                    "ignore": ["re:.*mlp.gate$"], "kv_cache_scheme": None}, None
+                    "ignore": ["re:.*mlp.gate$"] + self.patterns_of_gates(), "kv_cache_scheme": None}, None
         return {"quant_method": "compressed-tensors", "quantization_status": "compressed",
                 "format": "mxfp4-pack-quantized" if is_mxfp4 else "nvfp4-pack-quantized",
                 "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights,
                                               "input_activations": None if is_mxfp4 else weights}},
-                "ignore": ["lm_head", "re:.*self_attn.*", "re:.*mlp.gate$"], "kv_cache_scheme": None}, None
+                "ignore": ["lm_head", *self.patterns_of_mixers(), "re:.*mlp.gate$", *self.patterns_of_gates()],
+                "kv_cache_scheme": None}, None
+
+    def patterns_of_mixers(self):
+        parts = ("self_attn", "linear_attn")
+        return [f"re:.*{part}.*" for part in parts if any(hasattr(layer, part) for layer in self.text.layers)]
+
+    def patterns_of_gates(self):
+        has_gate = any(hasattr(mlp, "shared_expert_gate") for _, mlp in self.moe_layers())
+        return ["re:.*shared_expert_gate$"] if has_gate else []
 
     def config_json(self, declaration):
         d = self.whole_config.to_dict()
         d.update({"architectures": [self.spec["classes"][1].__name__], "torch_dtype": "bfloat16"} | self.spec.get("json", {}))
         text = d.get("text_config", d)
         text.update(self.spec.get("text_json", {}))
+        if "full_attention_interval" in self.spec:
+            del text["layer_types"]
+            text["full_attention_interval"] = self.spec["full_attention_interval"]
         if declaration is not None:
             d["quantization_config"] = declaration
         if self.dialect == "fp8_mxfp4":
@@ -651,7 +711,7 @@ def make_fixture(name, spec, folder, num_seeds=NUM_SEEDS):
     save_file({k: v.contiguous() for k, v in expected.items()}, folder / "expected.safetensors")
     declaration, hf_quant = fixture.declaration()
     (folder / "config.json").write_text(fixture.config_json(declaration))
-    if fixture.dialect == "bf16_fused":
+    if fixture.dialect.startswith("bf16"):
         check_stock_reader(spec, folder, expected)
     if hf_quant is not None:
         (folder / "hf_quant_config.json").write_text(json.dumps(hf_quant, indent=1))

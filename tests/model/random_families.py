@@ -1,6 +1,7 @@
 """Compares random configurations of the newer families with the stock classes: for each family and seed, makes a
-checkpoint as make_moe_fixtures.py does, runs `fp4moe logits` on one and on two ranks, and prints the relative errors
-of the logits. Exits with 1 if the reference runner exceeds 1e-4 anywhere, or the default runner 5e-2.
+checkpoint as make_moe_fixtures.py does, runs `fp4moe logits` on one and on two ranks (for delta nets also on four,
+and with several cuts of the prompt), and prints the relative errors of the logits. Exits with 1 if the reference
+runner exceeds 1e-4 anywhere, or the default runner 5e-2.
 
     python3 random_families.py FP4MOE_BINARY [--families glm4_moe ...] [--seeds 0 1 2] [--ranks 1 2] [--device cpu|cuda]
 
@@ -55,11 +56,54 @@ def grouped_attention(pick):
     return dict(num_attention_heads=kv * pick([2, 4, 6]), num_key_value_heads=kv, attention_bias=pick([False, True]))
 
 
-def text_config(family, pick):
+def is_delta_net(family):
+    return family in ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
+
+
+LAYER_TYPES = [["linear", "full", "linear", "linear"], ["full", "linear", "linear", "full"],
+               ["linear", "linear", "full", "linear"], ["linear", "full"]]
+
+
+def delta_net(family, pick, seed):
+    """Any three consecutive seeds have each ratio of value heads to key heads, and any four each list of layers."""
+    key_heads = 4  # for 4 ranks
+    types = [kind + "_attention" for kind in LAYER_TYPES[seed % 4]]
+    kv = pick([1, 2, 4])
+    head_dim, partial = pick([(16, 0.5), (24, 0.25), (32, 0.25), (48, 0.25), (16, 1.0), (80, 0.15)])
+    config = dict(num_hidden_layers=len(types), layer_types=types, linear_num_key_heads=key_heads,
+                  linear_num_value_heads=key_heads * [1, 2, 4][seed % 3], linear_key_head_dim=pick([8, 12, 20, 36]),
+                  linear_value_head_dim=pick([6, 10, 24, 40]), linear_conv_kernel_dim=pick([4, 4, 3, 2]),
+                  num_attention_heads=4 * pick([1, 2]), num_key_value_heads=kv, head_dim=head_dim,
+                  num_experts=pick([5, 7, 8]), num_experts_per_tok=pick([1, 2, 3]),
+                  shared_expert_intermediate_size=pick([32, 64, 96]), max_position_embeddings=512,
+                  rope_parameters=rope(pick, 1e7, partial))
+    if family == "qwen3_next":
+        return config | dict(norm_topk_prob=pick([False, True]), decoder_sparse_step=pick([1, 1, 2]),
+                             mlp_only_layers=pick([[], [0]]))
+    half = int(head_dim * partial) // 2
+    config["rope_parameters"].update(mrope_section=[half - 2 * (half // 3), half // 3, half // 3], mrope_interleaved=True)
+    return config
+
+
+def delta_net_dialect(family, pick):
+    """What the exports quantise beside the experts, and how they store bf16 experts."""
+    return pick([
+        dict(dialect="modelopt"), dict(dialect="modelopt_fused"), dict(dialect="compressed_nvfp4"),
+        dict(dialect="compressed_mxfp4"), dict(dialect="bf16" if family == "qwen3_next" else "bf16_fused_rows"),
+        dict(dialect="modelopt_mixed", fp8={"*.self_attn.*": "tensor", "*.linear_attn.*_proj*": "tensor"},
+             quantised_attention=("lm_head",)),
+        dict(dialect="compressed_nvfp4_fp8", fp8={"*.self_attn.*": "row", "*.linear_attn.*_proj*": "row", "lm_head": "row"}),
+        dict(dialect="modelopt", quantised_attention=("k_proj", "o_proj", "in_proj_qkv", "in_proj_z", "in_proj_b",
+                                                      "in_proj_a", "in_proj_qkvz", "in_proj_ba"))])
+
+
+def text_config(family, pick, seed):
     layers = 3
     config = dict(num_hidden_layers=layers, vocab_size=pick([67, 101, 131]), hidden_size=pick([96, 160]),
                   intermediate_size=pick([96, 160]), moe_intermediate_size=pick([64, 96]), max_position_embeddings=128,
                   tie_word_embeddings=pick([False, True]), rms_norm_eps=pick([1e-5, 1e-6]))
+    if is_delta_net(family):
+        return config | delta_net(family, pick, seed)
     if family == "glm4_moe":
         head_dim, partial = pick([(16, 0.5), (32, 0.5), (48, 0.25), (64, 0.5), (16, 1.0), (80, 0.15)])
         return config | deepseek_moe(pick) | grouped_attention(pick) | dict(
@@ -84,7 +128,11 @@ def random_spec(family, seed):
     pick = random.Random(f"{family} {seed}").choice
     dialect = pick(["modelopt", "modelopt_fused", "compressed_nvfp4", "compressed_mxfp4"])
     spec = dict(fixtures.FAMILIES[family], dialect=dialect, num_tokens=pick([23, 37]), num_shards=pick([1, 3]),
-                old_rope_spelling=pick([False, True]), config=text_config(family, pick))
+                old_rope_spelling=pick([False, True]), config=text_config(family, pick, seed))
+    if is_delta_net(family):
+        spec.update(delta_net_dialect(family, pick), num_tokens=pick([129, 150, 193]))
+        if family == "qwen3_5_moe":
+            spec["text_prefix"] = pick(["model.language_model.", "language_model."])
     if "text_prefix" in spec:
         spec["prefix_without_model"] = pick([False, True])
     return spec
