@@ -140,8 +140,69 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{"qwen3_vl_h64_mrope", false}, Case{"qwen3_vl_h32_bf16_fused", false, true},
                     Case{"kimi_k25_h48_vision", true}, Case{"dsv3_h160_fp8_blocks", false},
                     Case{"dsv3_h64_quark", false}, Case{"qwen3_h64_modelopt_mixed", true},
-                    Case{"qwen3_h64_compressed_mixed", true}),
+                    Case{"qwen3_h64_compressed_mixed", true}, Case{"qwen3_next_h32_interleaved", true},
+                    Case{"qwen3_5_h32_modelopt_mixed", true}),
     [](const auto& test) { return std::string(test.param.name); });
+
+// Layers with states, over prompts of more than two chunks of 64 tokens.
+class States : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    const auto prompt = read_reference(folder() + "/expected.safetensors", "ids", "logits_w4a16");
+    ASSERT_TRUE(prompt.ok()) << prompt.status().to_string();
+    ids_ = prompt->ids;
+    ASSERT_GT(ids_.size(), 128u);
+  }
+  std::string folder() const { return std::string(FP4MOE_FIXTURES "/") + GetParam(); }
+  std::vector<float> logits(const std::vector<int32_t>& ids, int64_t chunk = 0,
+                            bool reference = false) const {
+    const auto result = compute_logits({folder(), flags_of("w4a16", reference), chunk}, ids);
+    EXPECT_TRUE(result.ok()) << result.status().to_string();
+    return result.ok() ? *result : std::vector<float>{};
+  }
+  std::vector<int32_t> ids_;
+};
+
+TEST_P(States, NoCutChangesABit) {
+  const std::vector<float> whole = logits(ids_);
+  ASSERT_FALSE(whole.empty());
+  for (int64_t chunk = 1; chunk < std::ssize(ids_); ++chunk)
+    ASSERT_TRUE(logits(ids_, chunk) == whole) << "chunk " << chunk;
+}
+
+TEST_P(States, NoCutChangesABitOfTheReference) {
+  const std::vector<float> whole = logits(ids_, 0, true);
+  for (const int64_t chunk : {1, 2, 3, 4, 63, 64, 65, 127, 128, 129})
+    ASSERT_TRUE(logits(ids_, chunk, true) == whole) << "chunk " << chunk;
+}
+
+TEST_P(States, PrefixesHaveTheBitsOfTheWhole) {
+  const std::vector<float> whole = logits(ids_);
+  for (const size_t length : {1, 2, 3, 4, 63, 64, 65, 127, 128, 129}) {
+    const std::vector<float> prefix = logits({ids_.begin(), ids_.begin() + static_cast<long>(length)});
+    ASSERT_FALSE(prefix.empty());
+    EXPECT_TRUE(std::equal(prefix.begin(), prefix.end(), whole.begin())) << length;
+  }
+}
+
+TEST_P(States, SequencesOfOneBatchDoNotSeeEachOther) {
+  const std::vector<std::vector<int32_t>> prompts = {{ids_.begin(), ids_.begin() + 70},
+                                                     {ids_.begin() + 50, ids_.begin() + 51},
+                                                     {ids_.begin() + 9, ids_.begin() + 12},
+                                                     ids_};
+  const auto together = compute_batch_logits({folder(), flags_of("w4a16", false)}, prompts);
+  ASSERT_TRUE(together.ok()) << together.status().to_string();
+  std::vector<float> alone;
+  for (const auto& ids : prompts) {
+    const std::vector<float> part = logits(ids);
+    alone.insert(alone.end(), part.begin(), part.end());
+  }
+  EXPECT_TRUE(*together == alone);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families, States,
+                         testing::Values("qwen3_next_h32_interleaved", "qwen3_5_h32_modelopt_mixed"),
+                         [](const auto& test) { return std::string(test.param); });
 
 // Latent attention splits its up-projections, so an FP4 up-projection is dequantised. This is exact: the
 // tensor scale (here a power of two, which bf16 weights can represent too) is applied to the products.

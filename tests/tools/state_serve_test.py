@@ -1,0 +1,184 @@
+"""Serves random models with delta nets: chunks of prompts, prefix reuse from snapshots, retraction, cancelled requests,
+several choices and several ranks change no bit of the log-probabilities, with 1 and with 32 requests at once.
+
+    python3 state_serve_test.py FP4MOE_BINARY
+"""
+import concurrent.futures
+import http.client
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import unittest
+from urllib.parse import urlsplit
+
+from serve_process import Serve, eventually, metrics
+
+BINARY = sys.argv[1]
+MODELS = {"qwen3.5-moe-tiny": "modelopt", "qwen3-next-tiny": "compressed-nvfp4"}
+NUM_REQUESTS, NUM_TOKENS = 32, 20
+# Cuts of a prompt and pages of 16 tokens and chunks of 64 fall on all sides of these.
+LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300]
+FLAGS = ["--self-test", "off", "--context-length", "512", "--max-running-requests", str(NUM_REQUESTS)]
+RANKS = [["--tp", "2"], ["--tp", "4"], ["--tp", "4", "--dp", "2", "--enable-dp-attention"],
+         ["--tp", "2", "--ep-size", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", "deepep"]]
+DETERMINISTIC = "--enable-deterministic-inference"
+
+
+def prompts():
+    """Unrelated prompts, and prompts that share their first 200 tokens."""
+    r = random.Random("states")
+    ids = lambda n: [r.randrange(3, 250) for _ in range(n)]
+    shared = ids(200)
+    alone = [ids(n) for n in LENGTHS]
+    return alone + [shared[:r.choice([70, 130, 200])] + ids(r.randrange(1, 60)) for _ in range(NUM_REQUESTS - len(alone))]
+
+
+def post(url, path, body):
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+    connection.request("POST", path, json.dumps(body))
+    response = connection.getresponse()
+    text = response.read()
+    connection.close()
+    assert response.status == 200, (response.status, text)
+    return json.loads(text)
+
+
+def generate(url, ids, **sampling):
+    """Returns the log-probability and id of every output token, and how many prompt tokens were found in the cache."""
+    sampling = {"temperature": 0, "max_new_tokens": NUM_TOKENS, "ignore_eos": True, **sampling}
+    meta = post(url, "/generate", {"input_ids": ids, "sampling_params": sampling, "return_logprob": True})["meta_info"]
+    return [(value, token) for value, token, _ in meta["output_token_logprobs"]], meta["cached_tokens"]
+
+
+def generate_all(url, asked, at_once=NUM_REQUESTS):
+    with concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda ids: generate(url, ids), asked))
+
+
+def outputs(answers):
+    return [output for output, _ in answers]
+
+
+def begin_and_cancel(url, ids, num_events):
+    """Closes a stream after some events."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=120)
+    connection.request("POST", "/generate", json.dumps({"input_ids": ids, "stream": True, "sampling_params": {
+        "temperature": 0, "max_new_tokens": 150, "ignore_eos": True}}))
+    response = connection.getresponse()
+    for _ in range(2 * num_events):  # an event is a line and an empty line
+        response.readline()
+    connection.close()
+    response.close()
+
+
+class States:
+    @classmethod
+    def setUpClass(cls):
+        cls.asked = prompts()
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.model = os.path.join(cls.folder.name, "m")
+        subprocess.run([BINARY, "make-tiny", cls.model, "--like", cls.like, "--dialect", MODELS[cls.like],
+                        "--vocab-size", "300"], check=True, capture_output=True)
+        with cls.serve(cls, "--disable-radix-cache") as serve:
+            cls.expected = outputs(generate_all(serve.url, cls.asked, at_once=1))
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def serve(self, *flags):
+        return Serve(BINARY, self.model, *FLAGS, *flags)
+
+    def check_idle(self, serve):
+        """All slots but those of snapshots are free, and none is lost."""
+        self.assertTrue(eventually(lambda: metrics(serve.url)["num_running_reqs"] == 0))
+        now = metrics(serve.url)
+        self.assertGreater(now["mamba_num_slots"], 0)
+        self.assertEqual((now["mamba_num_used_slots"], now["num_leaked_pages"]), (0, 0))
+
+    def test_outputs_depend_on_the_prompt(self):
+        self.assertGreater(len({tuple(output) for output in self.expected}), NUM_REQUESTS - 4)
+
+    def test_chunks(self):
+        for chunk in (7, 63, 64, 65, 512):
+            with self.serve("--chunked-prefill-size", str(chunk)) as serve:
+                for at_once in (NUM_REQUESTS, 1):
+                    self.assertEqual(outputs(generate_all(serve.url, self.asked, at_once)), self.expected, (chunk, at_once))
+                self.check_idle(serve)
+
+    def test_prefixes_are_reused(self):
+        with self.serve() as serve:
+            generate_all(serve.url, self.asked)
+            again = generate_all(serve.url, self.asked, at_once=1)
+            self.assertEqual(outputs(again), self.expected)
+            for ids, (_, cached) in zip(self.asked, again):
+                self.assertEqual(cached % 16, 0)
+                self.assertLess(cached, len(ids))
+            longest = max(range(len(LENGTHS)), key=lambda i: LENGTHS[i])
+            self.assertEqual(again[longest][1], (LENGTHS[longest] - 1) // 16 * 16, "the prompt itself was there")
+            # A conversation goes on: the prompt has the output of the one before.
+            turns = [ids + [token for _, token in output] + [5, 6, 7] for ids, output in zip(self.asked, self.expected)]
+            more = generate_all(serve.url, turns)
+            self.assertGreater(sum(cached for _, cached in more), 0)
+            self.check_idle(serve)
+        with self.serve("--disable-radix-cache") as serve:
+            self.assertEqual(outputs(generate_all(serve.url, turns)), outputs(more))
+
+    def test_retraction(self):
+        with self.serve("--max-total-tokens", "1024", "--schedule-conservativeness", "0") as serve:
+            for _ in range(2):
+                self.assertEqual(outputs(generate_all(serve.url, self.asked)), self.expected)
+            self.assertGreater(metrics(serve.url)["num_retracted_requests_total"], 0)
+            self.check_idle(serve)
+
+    def test_few_slots(self):
+        with self.serve("--max-mamba-cache-size", "3") as serve:
+            for _ in range(2):
+                self.assertEqual(outputs(generate_all(serve.url, self.asked)), self.expected)
+            self.assertLessEqual(metrics(serve.url)["mamba_num_slots"], 4)
+            self.check_idle(serve)
+
+    def test_cancelled_requests(self):
+        with self.serve("--max-mamba-cache-size", "8") as serve:
+            with concurrent.futures.ThreadPoolExecutor(NUM_REQUESTS) as pool:
+                for i, ids in enumerate(self.asked):
+                    pool.submit(begin_and_cancel, serve.url, ids, i % 5)
+                self.assertEqual(outputs(pool.map(lambda ids: generate(serve.url, ids), self.asked)), self.expected)
+            self.check_idle(serve)
+
+    def test_several_choices(self):
+        sampling = {"temperature": 0.9, "sampling_seed": 5}
+        body = {"sampling_params": {"max_new_tokens": NUM_TOKENS, "ignore_eos": True, "n": 4, **sampling}, "return_logprob": True}
+        ids = self.asked[LENGTHS.index(129)]
+        several = []
+        for flags in ((), ("--disable-radix-cache",)):
+            with self.serve(*flags) as serve:
+                several.append([[entry[:2] for entry in choice["meta_info"]["output_token_logprobs"]]
+                                for choice in post(serve.url, "/generate", {"input_ids": ids, **body})])
+                self.check_idle(serve)
+        self.assertEqual(several[0], several[1])
+        self.assertEqual(len(several[0]), 4)
+
+    def test_ranks(self):
+        with self.serve("--disable-radix-cache", DETERMINISTIC) as serve:
+            expected = outputs(generate_all(serve.url, self.asked))
+        for ranks in RANKS:
+            with self.serve(*ranks, DETERMINISTIC) as serve:
+                for _ in range(2):
+                    self.assertEqual(outputs(generate_all(serve.url, self.asked)), expected, ranks)
+                self.check_idle(serve)
+
+
+class Qwen35(States, unittest.TestCase):
+    like = "qwen3.5-moe-tiny"
+
+
+class Qwen3Next(States, unittest.TestCase):
+    like = "qwen3-next-tiny"
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)
