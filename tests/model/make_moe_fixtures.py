@@ -593,7 +593,8 @@ class Fixture:
         return {"quant_method": "quark", "quant_mode": "eager_mode",
                 "global_quant_config": {"weight": mxfp4, "input_tensors": {**mxfp4, "is_dynamic": True}},
                 "layer_quant_config": {p: {"weight": fp8, "input_tensors": fp8} for p in self.spec["fp8"]},
-                "exclude": ["lm_head", "*.mlp.gate"] + [f"*.{n}" for n in self.spec["kept"]],
+                "exclude": ["lm_head", "*.mlp.gate", *(["*.mlp.shared_expert_gate"] if self.patterns_of_gates() else []),
+                            *(f"*.{n}" for n in self.spec["kept"])],
                 "export": {"pack_method": "reorder", "weight_format": "real_quantized"}}
 
     def mixed_declaration(self):

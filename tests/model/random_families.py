@@ -1,7 +1,8 @@
 """Compares random configurations of the newer families with the stock classes: for each family and seed, makes a
 checkpoint as make_moe_fixtures.py does, runs `fp4moe logits` on one and on two ranks (for delta nets also on four,
 and with several cuts of the prompt), and prints the relative errors of the logits. Exits with 1 if the reference
-runner exceeds 1e-4 anywhere, or the default runner 5e-2.
+runner exceeds 1e-4 anywhere, or the default runner 5e-2. A prompt of several chunks has too many routing decisions for
+that: there, the default runner's median may be at most 3e-2 and that of the stock class in bf16.
 
     python3 random_families.py FP4MOE_BINARY [--families glm4_moe ...] [--seeds 0 1 2] [--ranks 1 2] [--device cpu|cuda]
 
@@ -22,7 +23,8 @@ from safetensors.torch import load_file
 
 import make_moe_fixtures as fixtures
 
-REFERENCE_LIMIT, DEFAULT_LIMIT = 1e-4, 5e-2
+REFERENCE_LIMIT, DEFAULT_LIMIT, MEDIAN_LIMIT = 1e-4, 5e-2, 3e-2
+CHUNKS = [1, 63, 64, 65]  # rows of a step, for delta nets
 REFUSED = 3  # exit code
 
 
@@ -89,12 +91,13 @@ def delta_net(family, pick, seed):
 
 def delta_net_dialect(family, pick):
     """What the exports quantise beside the experts, and how they store bf16 experts."""
+    by_tensor, by_row = ({"*.self_attn.*": kind, "*.linear_attn.*_proj*": kind} for kind in ("tensor", "row"))
     return pick([
         dict(dialect="modelopt"), dict(dialect="modelopt_fused"), dict(dialect="compressed_nvfp4"),
         dict(dialect="compressed_mxfp4"), dict(dialect="bf16" if family == "qwen3_next" else "bf16_fused_rows"),
-        dict(dialect="modelopt_mixed", fp8={"*.self_attn.*": "tensor", "*.linear_attn.*_proj*": "tensor"},
-             quantised_attention=("lm_head",)),
-        dict(dialect="compressed_nvfp4_fp8", fp8={"*.self_attn.*": "row", "*.linear_attn.*_proj*": "row", "lm_head": "row"}),
+        dict(dialect="quark_mxfp4", fp8=by_tensor, kept=("in_proj_a", "in_proj_ba", "k_proj")),
+        dict(dialect="modelopt_mixed", fp8=by_tensor, quantised_attention=("lm_head",)),
+        dict(dialect="compressed_nvfp4_fp8", fp8={**by_row, "lm_head": "row"}),
         dict(dialect="modelopt", quantised_attention=("k_proj", "o_proj", "in_proj_qkv", "in_proj_z", "in_proj_b",
                                                       "in_proj_a", "in_proj_qkvz", "in_proj_ba"))])
 
@@ -133,6 +136,8 @@ def random_spec(family, seed):
                 old_rope_spelling=pick([False, True]), config=text_config(family, pick, seed))
     if is_delta_net(family):
         spec.update(delta_net_dialect(family, pick), num_tokens=pick([129, 150, 193]))
+        if "lm_head" in [*spec.get("quantised_attention", ()), *spec.get("fp8", ())]:
+            spec["config"]["tie_word_embeddings"] = False
         if family == "qwen3_5_moe":
             stock_reader = spec["dialect"].startswith("bf16")  # knows one prefix
             spec["text_prefix"] = pick(["model.language_model.", "language_model."][:1 if stock_reader else 2])
@@ -173,15 +178,18 @@ def compare(args, family, seed):
         folder = pathlib.Path(name)
         fixture = fixtures.make_fixture(f"{family}-{seed}", spec, folder, num_seeds=8)
         expected = load_file(folder / "expected.safetensors")
-        print("   stock class in bf16: max %.1e median %.1e" % stock_bf16_errors(fixture, expected))
-        for ranks in args.ranks:
+        stock = stock_bf16_errors(fixture, expected)
+        print("   stock class in bf16: max %.1e median %.1e" % stock)
+        for ranks in args.ranks + ([4] if is_delta_net(family) and 4 not in args.ranks else []):
             flags = ["--device", device, "--tp-size", str(ranks)]
             errors = run(binary, folder, expected, flags)
             if errors is None:
                 continue
-            line, good = f"   R = {ranks}: {device} max {errors[0]:.1e} median {errors[1]:.1e}", good and errors[0] <= DEFAULT_LIMIT
+            line = f"   R = {ranks}: {device} max {errors[0]:.1e} median {errors[1]:.1e}"
+            good = good and (errors[1] <= min(MEDIAN_LIMIT, stock[1]) if is_delta_net(family) else errors[0] <= DEFAULT_LIMIT)
             if device == "cpu":
-                most, _ = run(binary, folder, expected, flags + ["--dtype", "float32", "--moe-runner-backend", "ref"])
+                runner = "ref_bf16" if spec["dialect"].startswith("bf16") else "ref"
+                most, _ = run(binary, folder, expected, flags + ["--dtype", "float32", "--moe-runner-backend", runner])
                 line, good = line + f", ref max {most:.1e}", good and most <= REFERENCE_LIMIT
             print(line, flush=True)
     return good
