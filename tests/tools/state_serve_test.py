@@ -18,13 +18,12 @@ from serve_process import Serve, eventually, metrics
 
 BINARY = sys.argv[1]
 MODELS = {"qwen3.5-moe-tiny": "modelopt", "qwen3-next-tiny": "compressed-nvfp4"}
-NUM_REQUESTS, NUM_TOKENS = 32, 20
+NUM_REQUESTS, NUM_TOKENS = 32, 40
 # Cuts of a prompt and pages of 16 tokens and chunks of 64 fall on all sides of these.
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300]
 FLAGS = ["--self-test", "off", "--context-length", "512", "--max-running-requests", str(NUM_REQUESTS)]
-RANKS = [["--tp", "2"], ["--tp", "4"], ["--tp", "4", "--dp", "2", "--enable-dp-attention"],
-         ["--tp", "2", "--ep-size", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", "deepep"]]
-DETERMINISTIC = "--enable-deterministic-inference"
+RANKS = {"none": [["--tp", "2"], ["--tp", "4"], ["--tp", "4", "--dp", "2", "--enable-dp-attention"]],
+         "deepep": [["--tp", "2", "--ep-size", "2", "--dp", "2", "--enable-dp-attention"], ["--tp", "4", "--ep-size", "4"]]}
 
 
 def prompts():
@@ -128,7 +127,7 @@ class States:
             self.assertEqual(outputs(generate_all(serve.url, turns)), outputs(more))
 
     def test_retraction(self):
-        with self.serve("--max-total-tokens", "1024", "--schedule-conservativeness", "0") as serve:
+        with self.serve("--max-total-tokens", "640", "--schedule-conservativeness", "0") as serve:
             for _ in range(2):
                 self.assertEqual(outputs(generate_all(serve.url, self.asked)), self.expected)
             self.assertGreater(metrics(serve.url)["num_retracted_requests_total"], 0)
@@ -163,13 +162,15 @@ class States:
         self.assertEqual(len(several[0]), 4)
 
     def test_ranks(self):
-        with self.serve("--disable-radix-cache", DETERMINISTIC) as serve:
-            expected = outputs(generate_all(serve.url, self.asked))
-        for ranks in RANKS:
-            with self.serve(*ranks, DETERMINISTIC) as serve:
-                for _ in range(2):
-                    self.assertEqual(outputs(generate_all(serve.url, self.asked)), expected, ranks)
-                self.check_idle(serve)
+        for protocol, layouts in RANKS.items():
+            flags = ["--moe-a2a-backend", protocol, "--enable-deterministic-inference"]
+            with self.serve("--disable-radix-cache", *flags) as serve:
+                expected = outputs(generate_all(serve.url, self.asked))
+            for layout in layouts:
+                with self.serve(*layout, *flags) as serve:
+                    for _ in range(2):
+                        self.assertEqual(outputs(generate_all(serve.url, self.asked)), expected, layout)
+                    self.check_idle(serve)
 
 
 class Qwen35(States, unittest.TestCase):
