@@ -42,7 +42,7 @@ inline int64_t attention_workspace(const DenseOps& ops, const AttentionArgs& arg
 }
 
 // Grouped-query attention with the config's biases, QK norms, rotary embedding (of the first rotary_dim dims
-// of a head) and window.
+// of a head), window and output gate.
 struct GqaOptions {
   int64_t layer = 0;
   bool sinks = false;      // "<prefix>sinks" [num_heads]
@@ -55,5 +55,9 @@ Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::str
 // Multi-head latent attention. The pages have one latent and one rotary key per token; the up-projections are
 // absorbed.
 Result<std::unique_ptr<Attention>> load_mla(WeightLoader& loader, const std::string& prefix);
+
+// A gated delta net of a layer with a state (kernels/gated_delta.h), with the config's DeltaConfig.
+// prefix: for example "model.layers.0.linear_attn."
+Result<std::unique_ptr<Attention>> load_gated_delta(WeightLoader& loader, const std::string& prefix);
 
 }  // namespace fp4moe

@@ -15,6 +15,7 @@ struct GqaWeights {
   // [(q + 2 kv heads) head_dim, input columns] if no projection is FP4; else q, k, v are used
   LinearLayer qkv;
   LinearLayer q, k, v;    // [heads head_dim, input columns]
+  bool has_gate = false;  // behind the query rows are as many gate rows
   Buffer q_norm, k_norm;  // [head_dim] f32 or empty
   Buffer sinks;           // [query heads] f32 or empty
   Buffer inv_freq;        // [rotary_dim / 2] f32
@@ -41,7 +42,7 @@ class GqaAttention final : public Attention {
     return w_.qkv.weight_bytes() + w_.q.weight_bytes() + w_.k.weight_bytes() + w_.v.weight_bytes();
   }
   int64_t scratch_bytes(int64_t max_tokens) const override {
-    return Arena::padded(max_tokens * (q_cols() + 2 * kv_cols()) * 4) +
+    return Arena::padded(max_tokens * (q_rows() + 2 * kv_cols()) * 4) +
            std::max({w_.q.scratch_bytes(max_tokens), w_.k.scratch_bytes(max_tokens),
                      w_.v.scratch_bytes(max_tokens), attention_workspace(ops_, shape(), max_tokens)});
   }
@@ -69,10 +70,13 @@ class GqaAttention final : public Attention {
           {s.k, s.v, s.kv_stride, args.k_pages, args.v_pages, in.batch.sequences, in.batch.device}},
          args},
         pool);
+    if (w_.has_gate)
+      ops_.mul_sigmoid({in.out, s.q + q_cols(), s.q_stride, w_.head_dim, num_q, w_.head_dim}, pool);
   }
 
  private:
   int64_t q_cols() const { return w_.heads.query.count * w_.head_dim; }
+  int64_t q_rows() const { return (w_.has_gate ? 2 : 1) * q_cols(); }  // of the query projection
   int64_t kv_cols() const { return w_.heads.kv.count * w_.head_dim; }
 
   // The arguments that do not depend on the batch.
@@ -89,18 +93,18 @@ class GqaAttention final : public Attention {
 
   Qkv project(const RmsNormArgs& norm, Arena& scratch, ThreadPool& pool) const {
     const ActRows& x = norm.out_act;
-    float* out = scratch.take<float>(x.rows * (q_cols() + 2 * kv_cols()));
+    float* out = scratch.take<float>(x.rows * (q_rows() + 2 * kv_cols()));
     if (w_.qkv.n() > 0) {
       w_.qkv.forward_normed(norm, out, scratch, pool);
-      return {out, out + q_cols(), out + q_cols() + kv_cols(), w_.qkv.n(), w_.qkv.n()};
+      return {out, out + q_rows(), out + q_rows() + kv_cols(), w_.qkv.n(), w_.qkv.n()};
     }
     run_norm(ops_, norm, pool);
-    float* k = out + x.rows * q_cols();
+    float* k = out + x.rows * q_rows();
     float* v = k + x.rows * kv_cols();
     w_.q.forward_linear(x, out, false, scratch, pool);
     w_.k.forward_linear(x, k, false, scratch, pool);
     w_.v.forward_linear(x, v, false, scratch, pool);
-    return {out, k, v, q_cols(), kv_cols()};
+    return {out, k, v, q_rows(), kv_cols()};
   }
 
   RopeArgs turn(float* x, int64_t stride, int num_heads, const Batch& batch) const {
@@ -119,6 +123,16 @@ class GqaAttention final : public Attention {
   const GqaWeights w_;
 };
 
+// The rows of `heads` in a projection with a gate, which has a head's query rows, then its gate rows: all
+// query rows, then all gate rows.
+std::vector<int64_t> gated_rows(Shard heads, int64_t head_dim) {
+  std::vector<int64_t> rows;
+  for (const int64_t gate : {0, 1})
+    for (int64_t head = heads.first; head < heads.first + heads.count; ++head)
+      for (int64_t i = 0; i < head_dim; ++i) rows.push_back((2 * head + gate) * head_dim + i);
+  return rows;
+}
+
 // Loads the projections of this rank's heads.
 Status load_qkv(WeightLoader& loader, const std::string& prefix, int64_t input_cols, GqaWeights& w) {
   const ModelConfig& config = loader.config();
@@ -128,7 +142,9 @@ Status load_qkv(WeightLoader& loader, const std::string& prefix, int64_t input_c
                             loader.view(prefix + name, {num_heads * d, input_cols, config.attention_bias}));
     return LinearPart{view, row_range(heads.first * d, heads.count * d), {}};
   };
-  FP4MOE_ASSIGN_OR_RETURN(const LinearPart q, part("q_proj", config.num_heads, w.heads.query));
+  const int64_t num_q = config.num_heads * (w.has_gate ? 2 : 1);
+  FP4MOE_ASSIGN_OR_RETURN(LinearPart q, part("q_proj", num_q, w.heads.query));
+  if (w.has_gate) q.rows = gated_rows(w.heads.query, d);
   FP4MOE_ASSIGN_OR_RETURN(const LinearPart k, part("k_proj", config.num_kv_heads, w.heads.kv));
   FP4MOE_ASSIGN_OR_RETURN(const LinearPart v, part("v_proj", config.num_kv_heads, w.heads.kv));
   if (const std::vector<LinearPart> all = {q, k, v}; can_stack(all)) {
@@ -155,13 +171,14 @@ Result<std::unique_ptr<Attention>> load_gqa(WeightLoader& loader, const std::str
   w.rope_factor = rope.attention_factor;
   FP4MOE_ASSIGN_OR_RETURN(w.inv_freq, loader.put(rope.inv_freq));
   w.norm_eps = static_cast<float>(config.rms_norm_eps);
+  w.has_gate = config.attention_gate;
   w.window = config.layer_windows[static_cast<size_t>(options.layer)];
   FP4MOE_RETURN_IF_ERROR(
       load_qkv(loader, prefix, options.input_cols > 0 ? options.input_cols : config.hidden_size, w));
   FP4MOE_ASSIGN_OR_RETURN(w.kv_scales, loader.kv_scales(prefix));
   if (config.qk_norm) {
-    FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.floats(prefix + "q_norm.weight", config.head_dim));
-    FP4MOE_ASSIGN_OR_RETURN(w.k_norm, loader.floats(prefix + "k_norm.weight", config.head_dim));
+    FP4MOE_ASSIGN_OR_RETURN(w.q_norm, loader.norm(prefix + "q_norm.weight", config.head_dim));
+    FP4MOE_ASSIGN_OR_RETURN(w.k_norm, loader.norm(prefix + "k_norm.weight", config.head_dim));
   }
   if (options.sinks) {
     FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> all, loader.vector(prefix + "sinks", config.num_heads));

@@ -49,7 +49,7 @@ Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
   FP4MOE_ASSIGN_OR_RETURN(embedding_, loader.matrix("model.embed_tokens.weight", config().vocab_size, h));
   FP4MOE_RETURN_IF_ERROR(stack_.load_layers(loader, load_layer, {0, config().num_layers}));
   enter_weights_part("head");
-  FP4MOE_ASSIGN_OR_RETURN(Buffer final_norm, loader.floats("model.norm.weight", h));
+  FP4MOE_ASSIGN_OR_RETURN(Buffer final_norm, loader.norm("model.norm.weight", h));
   FP4MOE_ASSIGN_OR_RETURN(
       lm_head_, LmHead::load(loader, config().tie_word_embeddings ? "model.embed_tokens" : "lm_head",
                              lm_head_options(config(), stack_.options())));
@@ -93,16 +93,15 @@ std::string layer_prefix(int64_t layer) { return "model.layers." + std::to_strin
 Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out) {
   const std::string prefix = layer_prefix(layer);
   const int64_t h = loader.config().hidden_size;
-  FP4MOE_ASSIGN_OR_RETURN(out.attention_norm, loader.floats(prefix + "input_layernorm.weight", h));
-  FP4MOE_ASSIGN_OR_RETURN(out.ffn_norm, loader.floats(prefix + "post_attention_layernorm.weight", h));
+  FP4MOE_ASSIGN_OR_RETURN(out.attention_norm, loader.norm(prefix + "input_layernorm.weight", h));
+  FP4MOE_ASSIGN_OR_RETURN(out.ffn_norm, loader.norm(prefix + "post_attention_layernorm.weight", h));
   return {};
 }
 
-Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols) {
+Result<LinearLayer> load_attention_out(WeightLoader& loader, const std::string& name, int64_t cols) {
   const RankLayout& layout = loader.layout();
   const int64_t h = loader.config().hidden_size;
   const LinearShape shape = {h, cols * layout.attention_tp(), loader.config().attention_out_bias};
-  const std::string name = layer_prefix(layer) + "self_attn.o_proj";
   if (loader.is_deterministic())
     return loader.row_shard(name, shape, output_shard(h, layout.attention_tp(), layout.attention_rank()));
   return loader.column_shard(name, shape, {cols * layout.attention_rank(), cols});

@@ -24,8 +24,8 @@ LmHeadOptions lm_head_options(const ModelConfig& config, const ModelOptions& opt
 std::string layer_prefix(int64_t layer);
 // Loads the two norms, whose names are the same in all families.
 Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out);
-// Loads this rank's part of "o_proj" [H, columns of the group]: the columns of its heads or, if
-// deterministic, some of the rows. `cols` is the number of columns per rank.
-Result<LinearLayer> load_attention_out(WeightLoader& loader, int64_t layer, int64_t cols);
+// Loads this rank's part of the output projection `name` [H, columns of the group]: the columns of its heads
+// or, if deterministic, some of the rows. `cols` is the number of columns per rank.
+Result<LinearLayer> load_attention_out(WeightLoader& loader, const std::string& name, int64_t cols);
 
 }  // namespace fp4moe

@@ -22,6 +22,10 @@ Result<DecoderLayer> load_glm4_moe_layer(WeightLoader& loader, int64_t layer);
 Result<DecoderLayer> load_qwen2_moe_layer(WeightLoader& loader, int64_t layer);
 Result<DecoderLayer> load_qwen3_moe_layer(WeightLoader& loader, int64_t layer);
 
+// qwen3_next and qwen3_5_moe: gated delta nets, and grouped-query attention with an output gate and QK norms;
+// MoE with a gated shared expert.
+Result<DecoderLayer> load_qwen3_next_layer(WeightLoader& loader, int64_t layer);
+
 LayerLoader layer_loader(ModelFamily family);
 
 }  // namespace fp4moe

@@ -16,5 +16,7 @@ inline constexpr MoeNames kGroupedSigmoidMoe = {
 Result<DecoderLayer> load_gqa_layer(WeightLoader& loader, const GqaOptions& options, const MoeNames& moe);
 // A layer with latent attention, likewise.
 Result<DecoderLayer> load_mla_layer(WeightLoader& loader, int64_t layer, const MoeNames& moe);
+// A layer with a gated delta net, likewise.
+Result<DecoderLayer> load_delta_layer(WeightLoader& loader, int64_t layer, const MoeNames& moe);
 
 }  // namespace fp4moe

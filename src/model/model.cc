@@ -16,6 +16,8 @@ LayerLoader layer_loader(ModelFamily family) {
       return load_qwen2_moe_layer;
     case ModelFamily::kGlm4Moe:
       return load_glm4_moe_layer;
+    case ModelFamily::kQwen3Next:
+      return load_qwen3_next_layer;
     case ModelFamily::kEagle3Head:
       break;  // load_eagle3_head()
   }

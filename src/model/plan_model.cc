@@ -319,11 +319,15 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
 }
 
 Status check_states(const ModelConfig& model, const MoeProblem& problem, const EngineConfig& flags) {
-  if (!model.has_state()) return {};
   const auto refuse = [](const std::string& what, const char* nearest) {
     return unsupported(what +
                        " does not support models with recurrent layers; nearest legal choice: " + nearest);
   };
+  if (problem.device == DeviceKind::kCuda && model.attention_gate && !model.has_state())
+    return unsupported(
+        "--device cuda does not support attention with an output gate; nearest legal choice: "
+        "--device cpu");
+  if (!model.has_state()) return {};
   if (problem.device == DeviceKind::kCuda) return refuse("--device cuda", "--device cpu");
   if (flags.speculative_algorithm != "none" || flags.draft_source)
     return refuse("--speculative-algorithm " + flags.speculative_algorithm, "no speculative decoding");

@@ -7,11 +7,12 @@
 #include "base/check.h"
 
 namespace fp4moe {
-namespace {
 
 Shard key_head_shard(const DeltaConfig& delta, const RankLayout& layout) {
   return shard_blocks(delta.num_key_heads, 1, layout.attention_tp(), layout.attention_rank());
 }
+
+namespace {
 
 int64_t value_heads_per_key_head(const DeltaConfig& delta) {
   return delta.num_value_heads / delta.num_key_heads;

@@ -13,6 +13,9 @@
 
 namespace fp4moe {
 
+// The key heads of this rank's shard of a gated delta net.
+Shard key_head_shard(const DeltaConfig& delta, const RankLayout& layout);
+
 // A slot has, in every layer with a state, the state of one sequence: float32 on every device, so that a copy
 // keeps the bits. Slot 0 is scrap. A group's ranks share the key heads, and each has the value heads and the
 // channels of the convolution that belong to its key heads. The engine assigns slots.
@@ -25,6 +28,11 @@ class StateCache {
                                  MemoryResource& memory = host_memory());
   // Returns the bytes of a slot in all layers; 0 for a model without states.
   static int64_t bytes_per_slot(const ModelConfig& config, const RankLayout& layout = {});
+  // Returns the number of slots for num_sequences sequences, in slots 1, 2, ..., and no snapshots; 0 for a
+  // model without states.
+  static int64_t slots_for(const ModelConfig& config, int64_t num_sequences) {
+    return config.has_state() ? 1 + num_sequences : 0;
+  }
 
   // Null data: the layer has no state.
   StateSlots layer(int64_t layer) const;

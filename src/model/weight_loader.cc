@@ -36,13 +36,13 @@ void WeightLoader::count(int64_t bytes) {
   if (progress_) progress_(done_bytes_, checkpoint_.total_bytes());
 }
 
-Result<std::vector<float>> WeightLoader::vector(const std::string& name, int64_t n) {
+Result<std::vector<float>> WeightLoader::values(const std::string& name, const std::vector<int64_t>& shape) {
   const TensorEntry* entry = checkpoint_.find(name);
   const bool is_f32 = entry != nullptr && entry->view.dtype == DType::kF32;
   FP4MOE_ASSIGN_OR_RETURN(const TensorView view,
-                          checkpoint_.get(name, is_f32 ? DType::kF32 : DType::kBF16, {n}));
+                          checkpoint_.get(name, is_f32 ? DType::kF32 : DType::kBF16, shape));
   FP4MOE_RETURN_IF_ERROR(check_finite({entry}, pool_));
-  std::vector<float> values(static_cast<size_t>(n));
+  std::vector<float> values(static_cast<size_t>(view.num_elems()));
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = is_f32 ? view.as<float>()[i] : bf16_to_float(view.as<bf16>()[i]);
   count(view.num_bytes());
@@ -52,6 +52,13 @@ Result<std::vector<float>> WeightLoader::vector(const std::string& name, int64_t
 Result<Buffer> WeightLoader::floats(const std::string& name, int64_t n) {
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> values, vector(name, n));
   return put(values);
+}
+
+Result<Buffer> WeightLoader::norm(const std::string& name, int64_t n) {
+  FP4MOE_ASSIGN_OR_RETURN(std::vector<float> factors, vector(name, n));
+  if (config_.centered_norms)
+    for (float& factor : factors) ++factor;
+  return put(factors);
 }
 
 Result<KvScales> WeightLoader::kv_scales(const std::string& prefix) const {

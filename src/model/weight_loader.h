@@ -56,10 +56,14 @@ class WeightLoader {
   // Makes a layer of the rows `rows` of a matrix [n, k] and of its bias; it has no outputs if `rows` is
   // empty.
   Result<LinearLayer> row_shard(const std::string& name, const LinearShape& shape, Shard rows);
+  // A bf16 or f32 tensor as f32.
+  Result<std::vector<float>> values(const std::string& name, const std::vector<int64_t>& shape);
   // A bf16 or f32 vector [n] as f32.
-  Result<std::vector<float>> vector(const std::string& name, int64_t n);
+  Result<std::vector<float>> vector(const std::string& name, int64_t n) { return values(name, {n}); }
   // A bf16 or f32 vector [n] as f32, in the ops' memory.
   Result<Buffer> floats(const std::string& name, int64_t n);
+  // The factors [n] of an RMS norm in the ops' memory: the weights or, with centred norms, 1 + weights.
+  Result<Buffer> norm(const std::string& name, int64_t n);
   // The scales of the KV pages of the attention with this prefix; 1 unless pages are kF8E4M3.
   Result<KvScales> kv_scales(const std::string& prefix) const;
   // A copy of `values` in the ops' memory.

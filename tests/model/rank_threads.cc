@@ -65,8 +65,9 @@ class Rank {
     FP4MOE_ASSIGN_OR_RETURN(model_, Model::load(s_.checkpoint, s_.config, options, pool_, {}));
     const int64_t tokens = s_.longest() + s_.run.num_chained;
     const int64_t pages = std::max<int64_t>(1, (tokens + s_.run.page_size - 1) / s_.run.page_size);
-    FP4MOE_ASSIGN_OR_RETURN(
-        kv_, KvCache::make(s_.config, s_.plan.kv_dtype, {.full = pages}, s_.run.page_size, layout));
+    FP4MOE_ASSIGN_OR_RETURN(kv_, KvCache::make(s_.config, s_.plan.kv_dtype,
+                                               {.full = pages, .slots = StateCache::slots_for(s_.config, 1)},
+                                               s_.run.page_size, layout));
     if (drafts()) FP4MOE_RETURN_IF_ERROR(load_draft(options, pages));
     pages_.resize(static_cast<size_t>(pages));
     std::iota(pages_.rbegin(), pages_.rend(), 0);  // not in memory order
@@ -163,7 +164,7 @@ class Rank {
     std::iota(positions.begin(), positions.end(), first);
     for (int64_t row = s_.run.last_row_only ? rows - 1 : 0; row >= 0 && row < rows; ++row)
       logit_rows.push_back(row);
-    const SequenceRows sequence{0, rows, first, pages_};
+    const SequenceRows sequence{.num_rows = rows, .first_position = first, .page_table = pages_, .slot = 1};
     const std::span<const int32_t> ids(rows > 0 ? prompt.data() + first : nullptr, static_cast<size_t>(rows));
     const size_t at = logits.size();
     const bool wanted = !s_.run.first_rank_only || context_.layout.attention_rank() == 0;

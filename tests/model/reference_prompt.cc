@@ -50,8 +50,10 @@ Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vecto
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                           Model::load(checkpoint, config, options, pool, {}));
   const int64_t num_pages = (t + run.page_size - 1) / run.page_size;
-  FP4MOE_ASSIGN_OR_RETURN(KvCache kv,
-                          KvCache::make(config, plan.kv_dtype, {.full = num_pages}, run.page_size));
+  FP4MOE_ASSIGN_OR_RETURN(
+      KvCache kv,
+      KvCache::make(config, plan.kv_dtype, {.full = num_pages, .slots = StateCache::slots_for(config, 1)},
+                    run.page_size));
 
   std::vector<int32_t> pages(static_cast<size_t>(num_pages));
   std::iota(pages.rbegin(), pages.rend(), 0);  // not in memory order
@@ -61,7 +63,7 @@ Result<std::vector<float>> compute_logits(const LogitsRun& run, const std::vecto
     std::vector<int64_t> positions(static_cast<size_t>(rows)), logit_rows(static_cast<size_t>(rows));
     std::iota(positions.begin(), positions.end(), first);
     std::iota(logit_rows.begin(), logit_rows.end(), 0);
-    const SequenceRows sequence{0, rows, first, pages};
+    const SequenceRows sequence{.num_rows = rows, .first_position = first, .page_table = pages, .slot = 1};
     const std::span<const int32_t> chunk_ids(ids.data() + first, static_cast<size_t>(rows));
     FP4MOE_RETURN_IF_ERROR(model->forward_model({chunk_ids, positions, {&sequence, 1}, logit_rows}, kv,
                                                 logits.data() + first * config.vocab_size, pool));
@@ -89,8 +91,10 @@ Result<std::vector<float>> compute_batch_logits(const LogitsRun& run,
   std::iota(pages.rbegin(), pages.rend(), 0);
   std::vector<SequenceRows> sequences;
   for (size_t i = 0, row = 0; i < prompts.size(); row += prompts[i++].size())
-    sequences.push_back({static_cast<int64_t>(row), static_cast<int64_t>(prompts[i].size()), 0,
-                         std::span(pages).subspan(static_cast<size_t>(first_page[i]))});
+    sequences.push_back({.first_row = static_cast<int64_t>(row),
+                         .num_rows = static_cast<int64_t>(prompts[i].size()),
+                         .page_table = std::span(pages).subspan(static_cast<size_t>(first_page[i])),
+                         .slot = static_cast<int32_t>(i) + 1});
   std::vector<int64_t> logit_rows(ids.size());
   std::iota(logit_rows.begin(), logit_rows.end(), 0);
 
@@ -102,8 +106,11 @@ Result<std::vector<float>> compute_batch_logits(const LogitsRun& run,
                              .dense_quant = plan.dense_quant};
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<Model> model,
                           Model::load(checkpoint, config, options, pool, {}));
-  FP4MOE_ASSIGN_OR_RETURN(KvCache kv,
-                          KvCache::make(config, plan.kv_dtype, {.full = num_pages}, run.page_size));
+  FP4MOE_ASSIGN_OR_RETURN(
+      KvCache kv,
+      KvCache::make(config, plan.kv_dtype,
+                    {.full = num_pages, .slots = StateCache::slots_for(config, std::ssize(prompts))},
+                    run.page_size));
   std::vector<float> logits(static_cast<size_t>(t * config.vocab_size));
   FP4MOE_RETURN_IF_ERROR(
       model->forward_model({ids, positions, sequences, logit_rows}, kv, logits.data(), pool));

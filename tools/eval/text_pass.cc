@@ -107,8 +107,10 @@ Result<TextModel> TextModel::load(const std::string& model_path, int threads) {
                              .max_batch_tokens = kTextChunk,
                              .max_logit_rows = kTextChunk};
   FP4MOE_ASSIGN_OR_RETURN(text.model_, Model::load(checkpoint, text.config_, options, *text.pool_, {}));
-  FP4MOE_ASSIGN_OR_RETURN(
-      text.kv_, KvCache::make(text.config_, plan.kv_dtype, {.full = kTextChunk / kPageSize}, kPageSize));
+  FP4MOE_ASSIGN_OR_RETURN(text.kv_, KvCache::make(text.config_, plan.kv_dtype,
+                                                  {.full = kTextChunk / kPageSize,
+                                                   .slots = StateCache::slots_for(text.config_, 1)},
+                                                  kPageSize));
   return text;
 }
 
@@ -118,7 +120,7 @@ Result<std::span<const float>> TextModel::forward(std::span<const int32_t> ids) 
   std::iota(rows.begin(), rows.end(), 0);
   std::vector<int32_t> pages(static_cast<size_t>((t + kPageSize - 1) / kPageSize));
   std::iota(pages.begin(), pages.end(), 0);
-  const SequenceRows sequence{0, t, 0, pages};
+  const SequenceRows sequence{.num_rows = t, .page_table = pages, .slot = 1};
   logits_.resize(static_cast<size_t>(t * config_.vocab_size));
   FP4MOE_RETURN_IF_ERROR(
       model_->forward_model({ids, rows, {&sequence, 1}, rows}, kv_, logits_.data(), *pool_));

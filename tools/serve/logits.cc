@@ -63,6 +63,7 @@ Status run_logits(const LogitsFlags& flags) {
       .max_batch_tokens = t,
       .max_logit_rows = plan.device() == DeviceKind::kCuda ? t * engine.dp_size : t,  // GPUs divide it by dp
       .num_kv_pages = (t + engine.page_size - 1) / engine.page_size,
+      .num_slots = StateCache::slots_for(config, 1),
       .wants_logits = true,
   };
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> ranks,
@@ -72,7 +73,7 @@ Status run_logits(const LogitsFlags& flags) {
   std::iota(rows.begin(), rows.end(), 0);
   std::vector<int32_t> pages(static_cast<size_t>(options.num_kv_pages));
   std::iota(pages.begin(), pages.end(), 0);
-  const SequenceRows sequence{0, t, 0, pages};
+  const SequenceRows sequence{.num_rows = t, .page_table = pages, .slot = 1};
   std::vector<Batch> groups(static_cast<size_t>(ranks->num_groups()));  // all but the first are idle
   groups[0] = {ids, rows, {&sequence, 1}, rows};
   FP4MOE_RETURN_IF_ERROR(ranks->execute_step(groups));

@@ -79,9 +79,11 @@ class UsedNames {
   // Returns the linear layer, FP4, FP8 or bf16, to which a listed tensor belongs; empty if it belongs to
   // none.
   static std::string linear_module(const std::string& name) {
+    const size_t end = name.rfind('.');
+    const std::string module = name.substr(0, end == name.npos ? 0 : end);
     for (const std::string_view suffix : {"_proj.weight", "_proj.weight_packed", "_mqa.weight"})
-      if (name.ends_with(suffix)) return name.substr(0, name.rfind('.'));
-    return name == kHead ? "lm_head" : "";
+      if (name.ends_with(suffix)) return module;
+    return name == kHead || module.find(".in_proj_") != name.npos ? module : "";
   }
 
   static bool is_scale_of_linear(const std::string& name) {

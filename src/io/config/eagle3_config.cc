@@ -124,7 +124,7 @@ void read_layer_sizes(JsonFields& fields, ModelConfig& layers) {
   fields.read_int("max_position_embeddings", layers.max_position_embeddings, kPositions);
   layers.rms_norm_eps = 1e-6;
   fields.read_real("rms_norm_eps", layers.rms_norm_eps, {1e-30, 1});
-  read_head_dim(fields, layers);
+  read_head_dim(fields, /*stock_head_dim=*/0, layers);
   if (!fields.status().ok()) return;
   fields.require(layers.num_heads % layers.num_kv_heads == 0,
                  equals("num_attention_heads", layers.num_heads) + " is not a multiple of " +

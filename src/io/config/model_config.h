@@ -23,6 +23,7 @@ enum class ModelFamily {
   kQwen3Moe,
   kQwen2Moe,
   kGlm4Moe,
+  kQwen3Next,   // and Qwen3.5-MoE
   kEagle3Head,  // the layers of a draft model (eagle3_config.h); no checkpoint of a target has it
 };
 
@@ -89,10 +90,14 @@ struct MlaConfig {
 
 // Gated delta net: the layers that keep a state of fixed size instead of keys and values.
 struct DeltaConfig {
+  static constexpr int64_t kMaxHeadDim = 256, kMaxConvWidth = 8;
   // Value heads: a multiple of key heads; 0: the model has no such layers.
   int64_t num_key_heads = 0, num_value_heads = 0;
   int64_t key_head_dim = 0, value_head_dim = 0;
   int64_t conv_width = 0;  // taps of the convolution over time
+  // Qwen3-Next: "in_proj_qkvz" and "in_proj_ba" hold the rows of one key head and its value heads after
+  // another. Otherwise "in_proj_qkv", "in_proj_z", "in_proj_b" and "in_proj_a" hold all heads' rows.
+  bool has_grouped_inputs = false;
   int64_t conv_channels() const {
     return 2 * num_key_heads * key_head_dim + num_value_heads * value_head_dim;
   }

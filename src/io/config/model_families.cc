@@ -5,10 +5,17 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kGptOssHeadDim = 64, kGptOssWindow = 128;  // gpt-oss defaults if the file lacks the key
+constexpr int64_t kGptOssWindow = 128;  // the default if the file lacks the key
 
-void read_gpt_oss(JsonFields& fields, const StockDefaults&, ModelConfig& config) {
-  read_head_dim(fields, config);
+void require_type_per_layer(JsonFields& fields, const char* key, const std::vector<std::string>& types,
+                            const ModelConfig& config) {
+  fields.require(std::ssize(types) == config.num_layers, std::string(key) + " has " +
+                                                             std::to_string(types.size()) + " entries, but " +
+                                                             equals("num_hidden_layers", config.num_layers));
+}
+
+void read_gpt_oss(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  read_head_dim(fields, stock.head_dim, config);
   double limit = config.swiglu_limit, alpha = config.swiglu_alpha;
   fields.read_real("swiglu_limit", limit, {1e-6, kHuge});
   fields.read_real("swiglu_alpha", alpha, {1e-6, kHuge});
@@ -22,9 +29,7 @@ void read_gpt_oss(JsonFields& fields, const StockDefaults&, ModelConfig& config)
   if (types.empty())
     for (int64_t layer = 0; layer < config.num_layers; ++layer)
       types.push_back(layer % 2 == 0 ? "sliding_attention" : "full_attention");
-  fields.require(static_cast<int64_t>(types.size()) == config.num_layers,
-                 "layer_types has " + std::to_string(types.size()) + " entries, but " +
-                     equals("num_hidden_layers", config.num_layers));
+  require_type_per_layer(fields, "layer_types", types, config);
   for (const std::string& type : types) {
     const bool sliding = type == "sliding_attention";
     fields.require(sliding || type == "full_attention",
@@ -72,9 +77,7 @@ void read_deepseek_layers(JsonFields& fields, const StockDefaults& stock, ModelC
   fields.read_int("first_k_dense_replace", num_dense, {0, config.num_layers});
   fields.read_int("moe_layer_freq", step, kLayers);
   fields.read_strings("mlp_layer_types", types);
-  fields.require(types.empty() || static_cast<int64_t>(types.size()) == config.num_layers,
-                 "mlp_layer_types has " + std::to_string(types.size()) + " entries, but " +
-                     equals("num_hidden_layers", config.num_layers));
+  if (!types.empty()) require_type_per_layer(fields, "mlp_layer_types", types, config);
   if (!fields.status().ok()) return;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     bool is_sparse = layer >= num_dense && layer % step == 0;
@@ -122,7 +125,7 @@ void read_deepseek_v3(JsonFields& fields, const StockDefaults& stock, ModelConfi
 }
 
 void read_glm4_moe(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
-  read_head_dim(fields, config);
+  read_head_dim(fields, stock.head_dim, config);
   fields.read_bool("use_qk_norm", config.qk_norm);
   config.attention_out_bias = false;
   read_deepseek_moe(fields, stock, config);
@@ -140,9 +143,7 @@ void read_qwen_windows(JsonFields& fields, bool on_all_layers, ModelConfig& conf
   fields.read_int("max_window_layers", num_alternating, {0, kLayers.max});
   fields.read_strings("layer_types", types);
   const bool has_types = !types.empty() && !on_all_layers;
-  fields.require(!has_types || static_cast<int64_t>(types.size()) == config.num_layers,
-                 "layer_types has " + std::to_string(types.size()) + " entries, but " +
-                     equals("num_hidden_layers", config.num_layers));
+  if (has_types) require_type_per_layer(fields, "layer_types", types, config);
   if (!fields.status().ok()) return;
   for (int64_t layer = 0; layer < config.num_layers; ++layer) {
     const size_t at = static_cast<size_t>(layer);
@@ -167,7 +168,7 @@ void read_sparse_layers(JsonFields& fields, ModelConfig& config) {
 
 // Reads the keys common to all Qwen families.
 void read_qwen(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
-  read_head_dim(fields, config);
+  read_head_dim(fields, stock.head_dim, config);
   config.dense_intermediate_size = stock.dense_intermediate_size;
   fields.read_int("intermediate_size", config.dense_intermediate_size, kWidths);
   fields.read_bool("norm_topk_prob", config.router.norm_top_k);
@@ -190,16 +191,95 @@ void read_qwen3_vl(JsonFields& fields, const StockDefaults& stock, ModelConfig& 
   config.qk_norm = true;
 }
 
+void read_gated_shared_expert(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  config.num_shared_experts = 1;
+  config.shared_expert_gate = true;
+  config.shared_intermediate_size = stock.shared_intermediate_size;
+  if (stock.shared_intermediate_size == 0) fields.require_key("shared_expert_intermediate_size");
+  fields.read_int("shared_expert_intermediate_size", config.shared_intermediate_size, kWidths);
+}
+
 void read_qwen2(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
   read_qwen(fields, stock, config);
   read_qwen_windows(fields, /*on_all_layers=*/false, config);
   config.attention_bias = true;
   fields.read_bool("qkv_bias", config.attention_bias);
   config.attention_out_bias = false;
-  config.num_shared_experts = 1;
-  config.shared_expert_gate = true;
-  fields.require_key("shared_expert_intermediate_size");
-  fields.read_int("shared_expert_intermediate_size", config.shared_intermediate_size, kWidths);
+  read_gated_shared_expert(fields, stock, config);
+}
+
+// Reads which layers keep a state: layer_types or, without it, all but every full_attention_interval-th.
+void read_state_layers(JsonFields& fields, ModelConfig& config) {
+  int64_t interval = 4;
+  std::vector<std::string> types;
+  fields.read_int("full_attention_interval", interval, kLayers);
+  fields.read_strings("layer_types", types);
+  if (!fields.status().ok()) return;
+  if (types.empty())
+    for (int64_t layer = 0; layer < config.num_layers; ++layer)
+      types.push_back((layer + 1) % interval == 0 ? "full_attention" : "linear_attention");
+  require_type_per_layer(fields, "layer_types", types, config);
+  for (const std::string& type : types) {
+    const bool has_state = type == "linear_attention";
+    fields.require(has_state || type == "full_attention",
+                   "layer_types holds '" + type + "'; legal: linear_attention, full_attention");
+    config.layer_has_state.push_back(has_state);
+  }
+  fields.require(std::find(types.begin(), types.end(), "full_attention") != types.end(),
+                 "no layer of " + std::to_string(config.num_layers) +
+                     " has full attention; legal: at least one (layer_types, full_attention_interval)");
+}
+
+// Reads a key whose other values change the layers in ways that the engine does not run.
+void require_only(JsonFields& fields, const char* key, std::initializer_list<const char*> supported) {
+  std::string value = *supported.begin(), names;
+  fields.read_string(key, value);
+  bool is_supported = false;
+  for (const char* name : supported) {
+    is_supported = is_supported || value == name;
+    names += std::string(names.empty() ? "" : ", ") + name;
+  }
+  if (!is_supported && fields.status().ok())
+    fields.fail(unsupported(fields.where() + ": " + key + " = '" + value + "'; supported: " + names));
+}
+
+// Reads the sizes of the layers with a gated delta net.
+void read_delta(JsonFields& fields, ModelConfig& config) {
+  DeltaConfig& delta = config.delta;
+  delta = {.num_key_heads = 16,
+           .num_value_heads = 32,
+           .key_head_dim = 128,
+           .value_head_dim = 128,
+           .conv_width = 4,
+           .has_grouped_inputs = delta.has_grouped_inputs};
+  fields.read_int("linear_num_key_heads", delta.num_key_heads, kHeads);
+  fields.read_int("linear_num_value_heads", delta.num_value_heads, kHeads);
+  fields.read_int("linear_key_head_dim", delta.key_head_dim, kDeltaHeadDims);
+  fields.read_int("linear_value_head_dim", delta.value_head_dim, kDeltaHeadDims);
+  fields.read_int("linear_conv_kernel_dim", delta.conv_width, kConvWidths);
+  require_only(fields, "output_gate_type", {"swish", "silu"});
+  require_only(fields, "mamba_ssm_dtype", {"float32"});
+  if (!fields.status().ok()) return;
+  fields.require(delta.num_value_heads % delta.num_key_heads == 0,
+                 equals("linear_num_value_heads", delta.num_value_heads) + " is not a multiple of " +
+                     equals("linear_num_key_heads", delta.num_key_heads));
+}
+
+// Layers with a gated delta net between layers with gated attention; the shared expert always has a gate.
+void read_qwen3_5(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  read_qwen3_vl(fields, stock, config);
+  config.centered_norms = config.attention_gate = true;
+  fields.read_bool("attn_output_gate", config.attention_gate);
+  if (!config.attention_gate)
+    fields.fail(unsupported(fields.where() + ": attn_output_gate = false; supported: true"));
+  read_gated_shared_expert(fields, stock, config);
+  read_delta(fields, config);
+  read_state_layers(fields, config);
+}
+
+void read_qwen3_next(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  config.delta.has_grouped_inputs = true;
+  read_qwen3_5(fields, stock, config);
 }
 
 // ---- the table
@@ -276,6 +356,34 @@ FamilyRow qwen3_vl_moe() {
   return row;
 }
 
+// Rows of Qwen's families with gated delta nets.
+FamilyRow qwen3_5_moe_text() {
+  FamilyRow row = qwen_like(
+      "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM",
+      {.num_kv_heads = 2, .head_dim = 256, .partial_rotary_factor = 0.25, .shared_intermediate_size = 512});
+  row.family = ModelFamily::kQwen3Next;
+  row.read = read_qwen3_5;
+  return row;
+}
+
+FamilyRow qwen3_5_moe() {
+  FamilyRow row = qwen3_5_moe_text();
+  row.model_type = "qwen3_5_moe";
+  row.architectures = {"Qwen3_5MoeForConditionalGeneration"};
+  row.text_model_types = {"qwen3_5_moe_text"};
+  row.text_prefix = "model.language_model.";
+  return row;
+}
+
+FamilyRow qwen3_next() {
+  FamilyRow row = qwen3_5_moe_text();
+  row.model_type = "qwen3_next";
+  row.architectures = {"Qwen3NextForCausalLM"};
+  row.read = read_qwen3_next;
+  row.stock.dense_intermediate_size = 5632;
+  return row;
+}
+
 std::vector<FamilyRow> make_families() {
   return {{.family = ModelFamily::kGptOss,
            .model_type = "gpt_oss",
@@ -283,7 +391,11 @@ std::vector<FamilyRow> make_families() {
            .experts_key = "num_local_experts",
            .expert_width_key = "intermediate_size",
            .read = read_gpt_oss,
-           .stock = {.rms_norm_eps = 1e-5, .num_kv_heads = 8, .rope_theta = 150000, .attention_bias = true}},
+           .stock = {.rms_norm_eps = 1e-5,
+                     .num_kv_heads = 8,
+                     .head_dim = 64,
+                     .rope_theta = 150000,
+                     .attention_bias = true}},
           deepseek_like("deepseek_v3", {"DeepseekV3ForCausalLM"}, kDeepseekV3),
           kimi(deepseek_like("kimi_k2", {"DeepseekV3ForCausalLM", "KimiK2ForCausalLM"}, kDeepseekV3)),
           kimi_k25(),
@@ -296,19 +408,22 @@ std::vector<FamilyRow> make_families() {
                          .routed_scaling_factor = 1.8}),
           qwen2_moe(),
           qwen_like("qwen3_moe", "Qwen3MoeForCausalLM", {.num_kv_heads = 4, .dense_intermediate_size = 6144}),
-          qwen3_vl_moe()};
+          qwen3_vl_moe(),
+          qwen3_next(),
+          qwen3_5_moe(),
+          qwen3_5_moe_text()};
 }
 
 }  // namespace
 
-void read_head_dim(JsonFields& fields, ModelConfig& config) {
+void read_head_dim(JsonFields& fields, int64_t stock_head_dim, ModelConfig& config) {
   if (!fields.status().ok()) return;
   const bool divides = config.hidden_size % config.num_heads == 0;
-  const bool is_default = config.family == ModelFamily::kGptOss && !fields.contains("head_dim");
+  const bool is_default = stock_head_dim > 0 && !fields.contains("head_dim");
   fields.require(fields.has("head_dim") || is_default || divides,
                  "head_dim is missing, and " + equals("hidden_size", config.hidden_size) +
                      " is not a multiple of " + equals("num_attention_heads", config.num_heads));
-  config.head_dim = is_default ? kGptOssHeadDim : config.hidden_size / config.num_heads;
+  config.head_dim = is_default ? stock_head_dim : config.hidden_size / config.num_heads;
   fields.read_int("head_dim", config.head_dim, kHeadDims);
   fields.require(config.head_dim % 2 == 0 && config.head_dim <= kHeadDims.max,
                  equals("head_dim", config.head_dim) + "; legal: even numbers from 2 to 1024");

@@ -18,6 +18,8 @@ inline constexpr JsonFields::IntRange kExperts = {1, 1 << 12};
 inline constexpr JsonFields::IntRange kLayers = {1, 1 << 10};
 inline constexpr JsonFields::IntRange kHeads = {1, 1 << 10};
 inline constexpr JsonFields::IntRange kHeadDims = {2, 1 << 10};
+inline constexpr JsonFields::IntRange kDeltaHeadDims = {1, DeltaConfig::kMaxHeadDim};
+inline constexpr JsonFields::IntRange kConvWidths = {1, DeltaConfig::kMaxConvWidth};
 inline constexpr JsonFields::IntRange kVocab = {1, 1 << 24};
 inline constexpr JsonFields::IntRange kPositions = {1, 1 << 27};
 inline constexpr double kHuge = 1e9;
@@ -29,11 +31,13 @@ std::string equals(const char* key, int64_t value);
 struct StockDefaults {
   double rms_norm_eps = 1e-6;
   int64_t num_kv_heads = 0;  // 0: same as num_attention_heads (latent attention has no KV heads)
+  int64_t head_dim = 0;      // 0: hidden_size / num_attention_heads
   double rope_theta = 10000;
   int32_t eos_token_id = -1;  // -1: none
   bool attention_bias = false, tie_word_embeddings = false;
-  double partial_rotary_factor = 0;     // 0: RoPE rotates whole heads, and no other factor is supported
-  int64_t dense_intermediate_size = 0;  // 0: the key must be present
+  double partial_rotary_factor = 0;      // 0: RoPE rotates whole heads, and no other factor is supported
+  int64_t dense_intermediate_size = 0;   // 0: the key must be present
+  int64_t shared_intermediate_size = 0;  // 0: the key must be present
   // DeepSeek's layers:
   int64_t q_lora_rank = 0, num_groups = 1, top_k_groups = 1, num_dense_layers = 1;
   double routed_scaling_factor = 1;
@@ -58,8 +62,9 @@ struct FamilyRow {
 
 std::span<const FamilyRow> model_families();
 
-// Reads head_dim, whose default is hidden_size / num_heads (gpt-oss: 64).
-void read_head_dim(JsonFields& fields, ModelConfig& config);
+// Reads head_dim. Without the key it is stock_head_dim or, if that is 0 or the key is null, hidden_size /
+// num_heads.
+void read_head_dim(JsonFields& fields, int64_t stock_head_dim, ModelConfig& config);
 
 // Reads rope_parameters {rope_type, rope_theta, ...}, or the older rope_theta plus rope_scaling {rope_type or
 // type, ...}, and partial_rotary_factor; sets rope and rotary_dim. Called after FamilyRow::read.

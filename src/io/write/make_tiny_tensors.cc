@@ -69,7 +69,7 @@ class TensorList {
     for (int64_t layer = 0; layer < config_.num_layers; ++layer) add_layer(layer);
     for (int64_t i = 0; i < config_.num_mtp_layers; ++i) add_mtp_layer(config_.num_layers + i);
     prefix_.clear();
-    add("model.norm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
+    add_norm("model.norm", hidden);
     if (!config_.tie_word_embeddings) add_matrix("lm_head", config_.vocab_size, hidden);
     return std::move(tensors_);
   }
@@ -85,13 +85,19 @@ class TensorList {
   void add_layer(int64_t layer) {
     const int64_t hidden = config_.hidden_size;
     prefix_ = "model.layers." + std::to_string(layer) + ".";
-    add("input_layernorm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
-    if (config_.mla.kv_lora_rank > 0)
+    add_norm("input_layernorm", hidden);
+    if (config_.has_state(layer))
+      add_gated_delta();
+    else if (config_.mla.kv_lora_rank > 0)
       add_latent_attention();
     else
       add_attention();
-    add("post_attention_layernorm.weight", {hidden}, TinyContent::kNearOne, kWeightLevel);
+    add_norm("post_attention_layernorm", hidden);
     add_mlp(layer);
+  }
+
+  void add_norm(const std::string& name, int64_t size) {
+    add(name + ".weight", {size}, config_.centered_norms ? TinyContent::kNormal : TinyContent::kNearOne);
   }
 
   void add_mtp_layer(int64_t layer) {
@@ -124,15 +130,16 @@ class TensorList {
 
   void add_attention() {
     const int64_t query = config_.num_heads * config_.head_dim, key = config_.num_kv_heads * config_.head_dim;
-    add_projection("self_attn.q_proj", query, config_.hidden_size, config_.attention_bias);
+    const int64_t query_rows = (config_.attention_gate ? 2 : 1) * query;
+    add_projection("self_attn.q_proj", query_rows, config_.hidden_size, config_.attention_bias);
     add_projection("self_attn.k_proj", key, config_.hidden_size, config_.attention_bias);
     add_projection("self_attn.v_proj", key, config_.hidden_size, config_.attention_bias);
     add_projection("self_attn.o_proj", config_.hidden_size, query, config_.attention_out_bias);
     if (config_.family == ModelFamily::kGptOss)
       add("self_attn.sinks", {config_.num_heads}, TinyContent::kNormal, 0.5f);
     if (config_.qk_norm) {
-      add("self_attn.q_norm.weight", {config_.head_dim}, TinyContent::kNearOne);
-      add("self_attn.k_norm.weight", {config_.head_dim}, TinyContent::kNearOne);
+      add_norm("self_attn.q_norm", config_.head_dim);
+      add_norm("self_attn.k_norm", config_.head_dim);
     }
   }
 
@@ -151,6 +158,26 @@ class TensorList {
     add("self_attn.kv_a_layernorm.weight", {mla.kv_lora_rank}, TinyContent::kNearOne);
     add_matrix("self_attn.kv_b_proj", heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank);
     add_projection("self_attn.o_proj", hidden, heads * mla.v_head_dim, config_.attention_out_bias);
+  }
+
+  void add_gated_delta() {
+    const DeltaConfig& delta = config_.delta;
+    const int64_t hidden = config_.hidden_size, heads = delta.num_value_heads,
+                  values = heads * delta.value_head_dim, channels = delta.conv_channels();
+    if (delta.has_grouped_inputs) {
+      add_matrix("linear_attn.in_proj_qkvz", channels + values, hidden);
+      add_matrix("linear_attn.in_proj_ba", 2 * heads, hidden);
+    } else {
+      add_matrix("linear_attn.in_proj_qkv", channels, hidden);
+      add_matrix("linear_attn.in_proj_z", values, hidden);
+      add_matrix("linear_attn.in_proj_b", heads, hidden);
+      add_matrix("linear_attn.in_proj_a", heads, hidden);
+    }
+    add("linear_attn.conv1d.weight", {channels, 1, delta.conv_width}, TinyContent::kNormal, 0.5f);
+    add("linear_attn.A_log", {heads}, TinyContent::kNormal, 1);
+    add("linear_attn.dt_bias", {heads}, TinyContent::kNearOne, 0.5f);
+    add("linear_attn.norm.weight", {delta.value_head_dim}, TinyContent::kNearOne);
+    add_matrix("linear_attn.out_proj", hidden, values);
   }
 
   void add_mlp(int64_t layer) {
