@@ -266,8 +266,7 @@ void read_delta(JsonFields& fields, ModelConfig& config) {
 }
 
 // Layers with a gated delta net between layers with gated attention; the shared expert always has a gate.
-void read_qwen3_5(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
-  read_qwen3_vl(fields, stock, config);
+void read_gated_layers(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
   config.centered_norms = config.attention_gate = true;
   fields.read_bool("attn_output_gate", config.attention_gate);
   if (!config.attention_gate)
@@ -277,9 +276,15 @@ void read_qwen3_5(JsonFields& fields, const StockDefaults& stock, ModelConfig& c
   read_state_layers(fields, config);
 }
 
+void read_qwen3_5(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
+  read_qwen3_vl(fields, stock, config);
+  read_gated_layers(fields, stock, config);
+}
+
 void read_qwen3_next(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
-  config.delta.has_grouped_inputs = true;
-  read_qwen3_5(fields, stock, config);
+  config.router.norm_top_k = config.qk_norm = config.delta.has_grouped_inputs = true;
+  read_qwen(fields, stock, config);
+  read_gated_layers(fields, stock, config);
 }
 
 // ---- the table
