@@ -98,10 +98,11 @@ Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out) {
   return {};
 }
 
-Result<LinearLayer> load_attention_out(WeightLoader& loader, const std::string& name, int64_t cols) {
+Result<LinearLayer> load_attention_out(WeightLoader& loader, const std::string& name, int64_t cols,
+                                       bool has_bias) {
   const RankLayout& layout = loader.layout();
   const int64_t h = loader.config().hidden_size;
-  const LinearShape shape = {h, cols * layout.attention_tp(), loader.config().attention_out_bias};
+  const LinearShape shape = {h, cols * layout.attention_tp(), has_bias};
   if (loader.is_deterministic())
     return loader.row_shard(name, shape, output_shard(h, layout.attention_tp(), layout.attention_rank()));
   return loader.column_shard(name, shape, {cols * layout.attention_rank(), cols});

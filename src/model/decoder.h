@@ -26,6 +26,7 @@ std::string layer_prefix(int64_t layer);
 Status load_norms(WeightLoader& loader, int64_t layer, DecoderLayer& out);
 // Loads this rank's part of the output projection `name` [H, columns of the group]: the columns of its heads
 // or, if deterministic, some of the rows. `cols` is the number of columns per rank.
-Result<LinearLayer> load_attention_out(WeightLoader& loader, const std::string& name, int64_t cols);
+Result<LinearLayer> load_attention_out(WeightLoader& loader, const std::string& name, int64_t cols,
+                                       bool has_bias);
 
 }  // namespace fp4moe

@@ -12,8 +12,9 @@ Result<DecoderLayer> load_rest(WeightLoader& loader, int64_t layer, const MoeNam
                                const char* attention_out, DecoderLayer out) {
   const std::vector<bool>& has_experts = loader.config().layer_has_experts;
   FP4MOE_RETURN_IF_ERROR(load_norms(loader, layer, out));
+  const bool has_bias = loader.config().attention_out_bias && !loader.config().has_state(layer);
   FP4MOE_ASSIGN_OR_RETURN(out.attention_out, load_attention_out(loader, layer_prefix(layer) + attention_out,
-                                                                out.attention->out_cols()));
+                                                                out.attention->out_cols(), has_bias));
   if (!has_experts.empty() && !has_experts[static_cast<size_t>(layer)]) {
     FP4MOE_ASSIGN_OR_RETURN(out.mlp, load_dense_mlp(loader, layer));
     return out;

@@ -78,7 +78,8 @@ Json declare_modelopt(Patterns exclude, bool has_inputs, const std::string& text
             {"kv_cache_quant_algo", nullptr},
             {"group_size", 16},
             {"exclude_modules", join({"lm_head", "model.embed_tokens", "model.layers.*.self_attn*",
-                                      "model.layers.*.mlp.gate", "model.layers.*.mlp.shared_expert_gate"},
+                                      "model.layers.*.linear_attn*", "model.layers.*.mlp.gate",
+                                      "model.layers.*.mlp.shared_expert_gate"},
                                      exclude, text_prefix)}}}};
 }
 
@@ -100,7 +101,8 @@ Json declare_compressed(bool is_mx, Patterns exclude, bool has_inputs, const std
           {"quantization_status", "compressed"},
           {"format", is_mx ? "mxfp4-pack-quantized" : "nvfp4-pack-quantized"},
           {"config_groups", {{"group_0", group}}},
-          {"ignore", join({"lm_head", "re:.*self_attn.*", "re:.*mlp.gate$", "re:.*shared_expert_gate$"},
+          {"ignore", join({"lm_head", "re:.*self_attn.*", "re:.*linear_attn.*", "re:.*mlp.gate$",
+                           "re:.*shared_expert_gate$"},
                           exclude, text_prefix)}};
 }
 
