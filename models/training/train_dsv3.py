@@ -57,7 +57,7 @@ def fp4_input(x, key):
 def dense_experts(self, hidden_states, top_k_index, top_k_weights):
     """Runs all experts for all tokens, masked by the routing weights: fast at this size, and allows rounding."""
     x, name = hidden_states, self.recipe_name
-    w = torch.zeros(x.shape[0], EXPERTS, device=x.device).scatter(1, top_k_index, top_k_weights.float())
+    w = torch.zeros(x.shape[0], self.num_experts, device=x.device).scatter(1, top_k_index, top_k_weights.float())
     chosen = w.t() > 0
     zero = torch.zeros((), device=x.device)
     if largest is not None:
@@ -235,7 +235,7 @@ def main():
         recipe.write_files(config, bf16_tensors(model), None, args)
         return
     recipe.train(model, data, args, patch(model), begin_step)
-    amax = calibrate(lambda: model.model(input_ids=data[:64].long(), use_cache=False))
+    amax = calibrate(lambda: model.model(input_ids=data(64)[0], use_cache=False))
     scores = {}
     for name, weights, activations in (("bf16", False, False), ("w4a16", True, False), ("w4a4", True, True)):
         set_mode(weights, activations)
