@@ -79,7 +79,18 @@ inline std::string nested(const std::string& architecture, const std::string& mo
   return "\"architectures\": [\"" + architecture + "\"], \"model_type\": \"" + model_type +
          "\", \"tie_word_embeddings\": false, \"vision_config\": {}, \"text_config\": {" + text + "}";
 }
+inline const std::string kQwenNext = R"(
+  "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "vocab_size": 1024, "hidden_size": 256,
+  "num_hidden_layers": 5, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,
+  "intermediate_size": 512, "shared_expert_intermediate_size": 192, "num_attention_heads": 4,
+  "num_key_value_heads": 2, "head_dim": 128, "full_attention_interval": 2, "linear_num_key_heads": 4,
+  "linear_num_value_heads": 8, "linear_key_head_dim": 24, "linear_value_head_dim": 32,
+  "linear_conv_kernel_dim": 3, "norm_topk_prob": true, "max_position_embeddings": 4096,
+  "rope_theta": 1000000, "rope_scaling": null)";
 inline const std::string kKimi25 = nested("KimiK25ForConditionalGeneration", "kimi_k25", kKimi);
 inline const std::string kQwenVlText = with(kQwen, "model_type", R"("qwen3_vl_moe_text")");
+inline const std::string kQwen35Text = with(with(kQwenNext, "model_type", R"("qwen3_5_moe_text")"),
+                                            "architectures", R"(["Qwen3_5MoeForCausalLM"])");
+inline const std::string kQwen35 = nested("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe", kQwen35Text);
 
 }  // namespace fp4moe

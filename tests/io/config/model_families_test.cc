@@ -1,4 +1,5 @@
-// The families whose config.json differs from others in defaults, nesting or names: GLM, Kimi and Qwen3-VL.
+// The families whose config.json differs from others in defaults, nesting or names: GLM, Kimi, Qwen3-VL and
+// those with gated delta nets.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -146,6 +147,97 @@ TEST(QwenVl, ReadsTheTextModelWithItsOwnDefaults) {
   const auto sliding = text_with("use_sliding_window", "true");
   ASSERT_TRUE(is_ok(sliding));
   EXPECT_EQ(sliding->layer_windows, std::vector<int64_t>(4, 0)) << "the stock class has no windows";
+}
+
+TEST(QwenNext, ReadsEveryKey) {
+  const auto config = parse(kQwenNext, "", kNvfp4);
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->family, ModelFamily::kQwen3Next);
+  const DeltaConfig& delta = config->delta;
+  EXPECT_EQ(delta.num_key_heads, 4);
+  EXPECT_EQ(delta.num_value_heads, 8);
+  EXPECT_EQ(delta.key_head_dim, 24);
+  EXPECT_EQ(delta.value_head_dim, 32);
+  EXPECT_EQ(delta.conv_width, 3);
+  EXPECT_EQ(delta.conv_channels(), 2 * 4 * 24 + 8 * 32);
+  EXPECT_TRUE(delta.has_grouped_inputs);
+  EXPECT_EQ(config->layer_has_state, (std::vector<bool>{true, false, true, false, true}));
+  EXPECT_EQ(config->layer_windows, std::vector<int64_t>(5, 0));
+  EXPECT_EQ(config->layer_has_experts, std::vector<bool>(5, true));
+  EXPECT_TRUE(config->attention_gate && config->centered_norms && config->qk_norm);
+  EXPECT_TRUE(config->shared_expert_gate);
+  EXPECT_EQ(config->shared_intermediate_size, 192);
+  EXPECT_EQ(config->rotary_dim, 32) << "a quarter of 128";
+  EXPECT_EQ(config->num_mtp_layers, 0);
+}
+
+TEST(QwenNext, HasTheStockDefaults) {
+  std::string keys = kQwenNext;
+  for (const char* key : {"linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+                          "linear_value_head_dim", "linear_conv_kernel_dim", "full_attention_interval",
+                          "shared_expert_intermediate_size", "norm_topk_prob", "intermediate_size"})
+    keys = without(keys, key);
+  // An absent head_dim has another default than a null one.
+  keys.erase(keys.find("\"head_dim\": 128, "), std::string("\"head_dim\": 128, ").size());
+  const auto config = parse(keys);
+  ASSERT_TRUE(is_ok(config));
+  EXPECT_EQ(config->delta.num_key_heads, 16);
+  EXPECT_EQ(config->delta.num_value_heads, 32);
+  EXPECT_EQ(config->delta.key_head_dim, 128);
+  EXPECT_EQ(config->delta.value_head_dim, 128);
+  EXPECT_EQ(config->delta.conv_width, 4);
+  EXPECT_EQ(config->layer_has_state, (std::vector<bool>{true, true, true, false, true}));
+  EXPECT_EQ(config->shared_intermediate_size, 512);
+  EXPECT_EQ(config->dense_intermediate_size, 5632);
+  EXPECT_EQ(config->head_dim, 256);
+  EXPECT_EQ(config->rotary_dim, 64);
+  EXPECT_TRUE(config->router.norm_top_k);
+}
+
+TEST(QwenNext, RefusesWhatItDoesNotRun) {
+  struct Row {
+    const char *key, *value;
+    StatusCode code;
+    const char* named;
+  };
+  for (const Row& row :
+       {Row{"linear_num_key_heads", "3", kInvalid, "linear_num_value_heads = 8"},
+        Row{"linear_num_key_heads", "0", kInvalid, "from 1"},
+        Row{"linear_key_head_dim", "257", kInvalid, "256"},
+        Row{"linear_value_head_dim", "0", kInvalid, "256"},
+        Row{"linear_conv_kernel_dim", "9", kInvalid, "from 1 to 8"},
+        Row{"full_attention_interval", "6", kInvalid, "no layer of 5"},
+        Row{"full_attention_interval", "0", kInvalid, "from 1"},
+        Row{"layer_types", R"(["full_attention"])", kInvalid, "1 entries"},
+        Row{"layer_types", R"(["full_attention", "linear_attention", "mamba", "mamba", "mamba"])", kInvalid,
+            "'mamba'"},
+        Row{"attn_output_gate", "false", kUnsupported, "true"},
+        Row{"output_gate_type", R"("sigmoid")", kUnsupported, "swish, silu"},
+        Row{"mamba_ssm_dtype", R"("bfloat16")", kUnsupported, "float32"}})
+    EXPECT_TRUE(fails_with(parse(with(kQwenNext, row.key, row.value)), row.code, {row.key, row.named}))
+        << row.key << " = " << row.value;
+  EXPECT_TRUE(is_ok(parse(with(kQwenNext, "output_gate_type", R"("swish")"))));
+  const auto dense = parse(with(with(kQwenNext, "mlp_only_layers", "[1]"), "norm_topk_prob", "false"));
+  ASSERT_TRUE(is_ok(dense));
+  EXPECT_EQ(dense->layer_has_experts, (std::vector<bool>{true, false, true, true, true}));
+  EXPECT_FALSE(dense->router.norm_top_k);
+}
+
+TEST(Qwen35, TheTextModelIsReadFromTextConfig) {
+  const auto plain = parse(kQwen35Text, "", kNvfp4), whole = parse(kQwen35, "", kNvfp4);
+  ASSERT_TRUE(is_ok(plain) && is_ok(whole));
+  for (const auto* config : {&*plain, &*whole}) {
+    EXPECT_EQ(config->family, ModelFamily::kQwen3Next);
+    EXPECT_FALSE(config->delta.has_grouped_inputs);
+    EXPECT_EQ(config->delta.num_value_heads, 8);
+    EXPECT_EQ(config->layer_has_state, (std::vector<bool>{true, false, true, false, true}));
+    EXPECT_TRUE(config->centered_norms && config->router.norm_top_k);
+  }
+  EXPECT_EQ(plain->text_prefix, "");
+  EXPECT_EQ(whole->text_prefix, "model.language_model.");
+  EXPECT_TRUE(
+      fails_with(parse(with(kQwen35Text, "norm_topk_prob", "false")), kInvalid, {"norm_topk_prob = false"}))
+      << "the stock class always divides by the sum";
 }
 
 TEST(Quantization, MoonshotsInt4IsRefusedWithTheExportsThatRun) {
