@@ -18,7 +18,9 @@ inline auto all_shapes() {
                          Shape{"qwen3-moe-tiny", "compressed-mxfp4"}, Shape{"deepseek-v3-tiny", "modelopt"},
                          Shape{"deepseek-v3-tiny", "compressed-nvfp4"}, Shape{"deepseek-v3-tiny", "bf16"},
                          Shape{"glm-4.5", "modelopt"}, Shape{"glm-4.7-flash", "compressed-nvfp4"},
-                         Shape{"kimi-k2.5", "modelopt"}, Shape{"qwen3-vl-30b-a3b", "bf16"});
+                         Shape{"kimi-k2.5", "modelopt"}, Shape{"qwen3-vl-30b-a3b", "bf16"},
+                         Shape{"qwen3-next-tiny", "compressed-nvfp4"}, Shape{"qwen3.5-moe-tiny", "modelopt"},
+                         Shape{"qwen3.5-moe-tiny", "bf16"});
 }
 
 // Name of a test for this shape, such as "gpt_oss_tiny_bf16".

@@ -241,6 +241,9 @@ Status override_sizes(Json& config, const MakeTinyOptions& options) {
       {"top_k_groups", {"topk_group"}, options.top_k_groups},
   };
   for (const Row& row : rows) FP4MOE_RETURN_IF_ERROR(override_size(config, row.option, row.keys, row.value));
+  if (config.contains("full_attention_interval") &&
+      config["full_attention_interval"] > config["num_hidden_layers"])
+    config["full_attention_interval"] = config["num_hidden_layers"];  // the last layer has full attention
   if (options.num_mtp_layers.has_value()) {
     if (!config.contains("first_k_dense_replace"))
       return invalid_argument("num_mtp_layers does not exist in " + config["model_type"].get<std::string>());

@@ -35,6 +35,7 @@ double published_theta(const std::string& shape) {
   if (shape.starts_with("gpt-oss")) return 150000;
   if (shape.starts_with("kimi")) return 50000;
   if (shape.starts_with("qwen3-vl")) return 5000000;
+  if (shape.starts_with("qwen3-next") || shape.starts_with("qwen3.5")) return 10000000;
   return shape.starts_with("qwen") || shape.starts_with("glm") ? 1000000 : 10000;
 }
 
@@ -106,7 +107,8 @@ TEST_P(EveryShape, LinearLayersLoadInEveryDialect) {
     }
     EXPECT_EQ(num_mlps, config->family == ModelFamily::kQwen3Moe ? 0 : 2);
     const auto attention = load_linear_weights(
-        *checkpoint, *config, "model.layers.0.self_attn.o_proj", 96,
+        *checkpoint, *config,
+        config->has_state() ? "model.layers.1.self_attn.o_proj" : "model.layers.0.self_attn.o_proj", 96,
         config->family == ModelFamily::kDeepseekV3 ? 4 * config->mla.v_head_dim : 4 * config->head_dim);
     ASSERT_TRUE(is_ok(attention));
     EXPECT_FALSE(attention->is_fp4);
@@ -145,11 +147,12 @@ TEST(MakeTiny, WritesLayersForMultiTokenPrediction) {
 // prediction and vision models.
 TEST(MakeTiny, ShapesHaveThePublishedNumberOfParameters) {
   const std::vector<std::pair<const char*, double>> rows = {
-      {"gpt-oss-20b", 20.9},      {"gpt-oss-120b", 116.8}, {"deepseek-v3", 671},
-      {"kimi-k2", 1026},          {"kimi-k2.5", 1026},     {"glm-4.5", 353},
-      {"glm-4.5-air", 106.8},     {"glm-4.6", 353},        {"glm-4.7", 353},
-      {"glm-4.7-flash", 29.9},    {"qwen3-30b-a3b", 30.5}, {"qwen3-vl-30b-a3b", 30.5},
-      {"qwen3-vl-235b-a22b", 235}};
+      {"gpt-oss-20b", 20.9},       {"gpt-oss-120b", 116.8},    {"deepseek-v3", 671},
+      {"kimi-k2", 1026},           {"kimi-k2.5", 1026},        {"glm-4.5", 353},
+      {"glm-4.5-air", 106.8},      {"glm-4.6", 353},           {"glm-4.7", 353},
+      {"glm-4.7-flash", 29.9},     {"qwen3-30b-a3b", 30.5},    {"qwen3-vl-30b-a3b", 30.5},
+      {"qwen3-vl-235b-a22b", 235}, {"qwen3-next-80b-a3b", 80}, {"qwen3.5-35b-a3b", 34.7},
+      {"qwen3.5-122b-a10b", 122},  {"qwen3.5-397b-a17b", 397}};
   for (const auto& [like, billions] : rows) {
     MakeTinyOptions options;
     options.like = like;
@@ -173,7 +176,8 @@ TEST(MakeTiny, TensorsHaveThePublishedNames) {
   const std::vector<std::array<const char*, 3>> rows = {
       {"kimi-k2", "model.norm.weight", "lm_head.weight"},
       {"kimi-k2.5", "language_model.model.norm.weight", "language_model.lm_head.weight"},
-      {"qwen3-vl-30b-a3b", "model.language_model.norm.weight", "lm_head.weight"}};
+      {"qwen3-vl-30b-a3b", "model.language_model.norm.weight", "lm_head.weight"},
+      {"qwen3.5-moe-tiny", "model.language_model.norm.weight", "lm_head.weight"}};
   for (const auto& [like, norm, head] : rows) {
     const TempFolder folder;
     ASSERT_TRUE(is_ok(make_tiny(folder.path(), small_model(like))));

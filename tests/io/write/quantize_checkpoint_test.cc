@@ -59,13 +59,15 @@ constexpr Case kCases[] = {
     {"deepseek-v3-tiny", Fp4Format::kNvfp4, "modelopt", QuantMethod::kModelOptNvfp4},
     {"deepseek-v3-tiny", Fp4Format::kMxfp4, "compressed-tensors", QuantMethod::kCompressedMxfp4},
     {"qwen3-vl-30b-a3b", Fp4Format::kNvfp4, "modelopt", QuantMethod::kModelOptNvfp4},
+    {"qwen3.5-moe-tiny", Fp4Format::kNvfp4, "modelopt", QuantMethod::kModelOptNvfp4},
+    {"qwen3-next-tiny", Fp4Format::kNvfp4, "compressed-tensors", QuantMethod::kCompressedNvfp4},
 };
 
 class EveryDialect : public testing::TestWithParam<Case> {};
 INSTANTIATE_TEST_SUITE_P(Quantize, EveryDialect, testing::ValuesIn(kCases), [](const auto& made) {
   std::string name =
       std::string(made.param.like) + "_" + fp4_format_name(made.param.format) + "_" + made.param.dialect;
-  for (char& c : name) c = c == '-' ? '_' : c;
+  for (char& c : name) c = c == '-' || c == '.' ? '_' : c;
   return name;
 });
 
