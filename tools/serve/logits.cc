@@ -1,5 +1,5 @@
-// fp4moe logits: runs one forward pass over given token ids and writes every position's logits to a
-// safetensors file.
+// fp4moe logits: runs given token ids as one prompt and writes every position's logits to a safetensors file.
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <vector>
@@ -39,6 +39,27 @@ Result<std::vector<int32_t>> read_ids(const std::string& path, int64_t vocab_siz
   return ids;
 }
 
+// Logits [T, V] of one prompt, computed in steps of at most `chunk` rows.
+Result<std::vector<float>> run_steps(RankGroup& ranks, std::span<const int32_t> ids, int64_t chunk) {
+  const int64_t t = std::ssize(ids), v = ranks.config().vocab_size;
+  std::vector<int32_t> pages(static_cast<size_t>(ranks.num_kv_pages()));
+  std::iota(pages.begin(), pages.end(), 0);
+  std::vector<float> logits(static_cast<size_t>(t * v));
+  std::vector<Batch> groups(static_cast<size_t>(ranks.num_groups()));  // all but the first are idle
+  for (int64_t first = 0; first < t; first += chunk) {
+    const int64_t num_rows = std::min(chunk, t - first);
+    std::vector<int64_t> positions(static_cast<size_t>(num_rows)), rows(positions.size());
+    std::iota(positions.begin(), positions.end(), first);
+    std::iota(rows.begin(), rows.end(), 0);
+    const SequenceRows sequence{
+        .num_rows = num_rows, .first_position = first, .page_table = pages, .slot = 1};
+    groups[0] = {ids.subspan(static_cast<size_t>(first), rows.size()), positions, {&sequence, 1}, rows};
+    FP4MOE_RETURN_IF_ERROR(ranks.execute_step(groups));
+    std::copy_n(ranks.logits(), num_rows * v, logits.begin() + first * v);
+  }
+  return logits;
+}
+
 Status run_logits(const LogitsFlags& flags) {
   const EngineConfig& engine = flags.engine;
   FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(engine.model_path));
@@ -49,7 +70,8 @@ Status run_logits(const LogitsFlags& flags) {
                           open_weights(engine.model_path, engine.load_format, config));
   FP4MOE_RETURN_IF_ERROR(check_unused_tensors(checkpoint, config, engine.allow_unused_tensors));
   EngineConfig flags_of_pass = plan.flags;
-  flags_of_pass.max_prefill_tokens = t;
+  const int64_t chunk = engine.chunked_prefill_size > 0 ? std::min(t, engine.chunked_prefill_size) : t;
+  flags_of_pass.max_prefill_tokens = chunk;
   flags_of_pass.disable_cuda_graph = true;
   flags_of_pass.disable_hybrid_swa_memory = true;  // one step holds all tokens
   FP4MOE_ASSIGN_OR_RETURN(const MemoryProblem problem,
@@ -60,8 +82,9 @@ Status run_logits(const LogitsFlags& flags) {
                         std::to_string(memory.context_length));
 
   const RankGroupOptions options{
-      .max_batch_tokens = t,
-      .max_logit_rows = plan.device() == DeviceKind::kCuda ? t * engine.dp_size : t,  // GPUs divide it by dp
+      .max_batch_tokens = chunk,
+      // GPUs divide it by dp.
+      .max_logit_rows = plan.device() == DeviceKind::kCuda ? chunk * engine.dp_size : chunk,
       .num_kv_pages = (t + engine.page_size - 1) / engine.page_size,
       .num_slots = StateCache::slots_for(config, 1),
       .wants_logits = true,
@@ -69,16 +92,8 @@ Status run_logits(const LogitsFlags& flags) {
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> ranks,
                           RankGroup::make(checkpoint, config, plan, flags_of_pass, options));
   if (ranks->job() != nullptr && ranks->job()->process() != 0) return ranks->follow();
-  std::vector<int64_t> rows(ids.size());
-  std::iota(rows.begin(), rows.end(), 0);
-  std::vector<int32_t> pages(static_cast<size_t>(options.num_kv_pages));
-  std::iota(pages.begin(), pages.end(), 0);
-  const SequenceRows sequence{.num_rows = t, .page_table = pages, .slot = 1};
-  std::vector<Batch> groups(static_cast<size_t>(ranks->num_groups()));  // all but the first are idle
-  groups[0] = {ids, rows, {&sequence, 1}, rows};
-  FP4MOE_RETURN_IF_ERROR(ranks->execute_step(groups));
-  const std::span<const uint8_t> bytes{reinterpret_cast<const uint8_t*>(ranks->logits()),
-                                       static_cast<size_t>(t * config.vocab_size * 4)};
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> logits, run_steps(*ranks, ids, chunk));
+  const std::span<const uint8_t> bytes{reinterpret_cast<const uint8_t*>(logits.data()), logits.size() * 4};
   return write_safetensors(flags.output, {{"logits", DType::kF32, {t, config.vocab_size}}},
                            [bytes](const TensorSpec&, const ByteSink& sink) { return sink(bytes); });
 }
@@ -87,7 +102,7 @@ Status run_logits(const LogitsFlags& flags) {
 
 void add_logits(CLI::App& app, int& exit_code) {
   CLI::App* subcommand =
-      app.add_subcommand("logits", "Write the logits of one forward pass over given token ids");
+      app.add_subcommand("logits", "Write the logits of every position of given token ids");
   auto flags = std::make_shared<LogitsFlags>();
   add_engine_flags(*subcommand, flags->engine);
   subcommand->add_option("--input-ids", flags->input_ids, "file with a JSON array of token ids")
