@@ -160,6 +160,15 @@ def run(binary, folder, expected, flags):
     return errors_of(load_file(out)["logits"], expected)
 
 
+def cuts_change_bits(binary, folder, expected, flags):
+    """The numbers of rows in a step with which the logits differ from those of one step."""
+    def logits(chunk):
+        run(binary, folder, expected, flags + ["--chunked-prefill-size", str(chunk)])
+        return load_file(folder / "logits.out")["logits"]
+    whole = logits(len(expected["ids"]))
+    return [chunk for chunk in CHUNKS if not torch.equal(logits(chunk), whole)]
+
+
 def errors_of(logits, expected):
     errors = (logits - expected["logits_w4a16"]).norm(dim=1) / expected["logits_w4a16"].norm(dim=1)
     return float(errors.max()), float(errors.median())
@@ -191,6 +200,9 @@ def compare(args, family, seed):
                 runner = "ref_bf16" if spec["dialect"].startswith("bf16") else "ref"
                 most, _ = run(binary, folder, expected, flags + ["--dtype", "float32", "--moe-runner-backend", runner])
                 line, good = line + f", ref max {most:.1e}", good and most <= REFERENCE_LIMIT
+                if is_delta_net(family):
+                    moved = cuts_change_bits(binary, folder, expected, flags)
+                    line, good = line + f", steps that move bits {moved}", good and not moved
             print(line, flush=True)
     return good
 

@@ -1,7 +1,8 @@
 """Serves random models with delta nets: chunks of prompts, prefix reuse from snapshots, retraction, cancelled requests,
-several choices and several ranks change no bit of the log-probabilities, with 1 and with 32 requests at once.
+several choices and several ranks change no bit of the log-probabilities, with 1 and with 32 requests at once. A
+template in the manner of Qwen3.5 selects the syntax of reasoning and calls.
 
-    python3 state_serve_test.py FP4MOE_BINARY
+    python3 state_serve_test.py FP4MOE_BINARY CHAT_TEMPLATE [grammars]
 """
 import concurrent.futures
 import http.client
@@ -16,7 +17,8 @@ from urllib.parse import urlsplit
 
 from serve_process import Serve, eventually, metrics
 
-BINARY = sys.argv[1]
+BINARY, TEMPLATE = sys.argv[1:3]
+HAS_GRAMMARS = "grammars" in sys.argv[3:]
 MODELS = {"qwen3.5-moe-tiny": "modelopt", "qwen3-next-tiny": "compressed-nvfp4"}
 NUM_REQUESTS, NUM_TOKENS = 32, 40
 # Cuts of a prompt and pages of 16 tokens and chunks of 64 fall on all sides of these.
@@ -176,10 +178,35 @@ class States:
 class Qwen35(States, unittest.TestCase):
     like = "qwen3.5-moe-tiny"
 
+    def chat(self, serve, **more):
+        question = {"messages": [{"role": "user", "content": "Look."}], "temperature": 0}
+        return post(serve.url, "/v1/chat/completions", {**question, **more})["choices"][0]
+
+    def test_reasoning_and_calls(self):
+        with self.serve("--chat-template", TEMPLATE) as serve:
+            thought = self.chat(serve, max_tokens=20, ignore_eos=True)["message"]
+            self.assertTrue(thought["reasoning_content"], "the template opens the reasoning")
+            self.assertFalse(thought["content"])
+            answer = self.chat(serve, max_tokens=20, ignore_eos=True, chat_template_kwargs={"enable_thinking": False})["message"]
+            self.assertFalse(answer["reasoning_content"])
+            self.assertTrue(answer["content"])
+            if HAS_GRAMMARS:
+                self.check_forced_call(serve)
+
+    def check_forced_call(self, serve):
+        schema = {"type": "object", "properties": {"at": {"enum": ["sky", "sea"]}}, "required": ["at"], "additionalProperties": False}
+        look = {"type": "function", "function": {"name": "look", "parameters": schema}}
+        choice = self.chat(serve, tools=[look], tool_choice="required", parallel_tool_calls=False, max_tokens=200,
+                           chat_template_kwargs={"enable_thinking": False})
+        self.assertEqual(choice["finish_reason"], "tool_calls", choice)
+        call = choice["message"]["tool_calls"][0]["function"]
+        self.assertEqual(call["name"], "look")
+        self.assertIn(json.loads(call["arguments"]).get("at"), ("sky", "sea"))
+
 
 class Qwen3Next(States, unittest.TestCase):
     like = "qwen3-next-tiny"
 
 
 if __name__ == "__main__":
-    unittest.main(argv=sys.argv[:1] + sys.argv[2:], verbosity=2)
+    unittest.main(argv=sys.argv[:1], verbosity=2)
