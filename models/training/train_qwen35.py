@@ -3,7 +3,7 @@ of the other projections, in the loop for the second half, and writes the checkp
 MIXED_PRECISION exports, its reference logits and its accuracies (transformers >= 5.2, the stock Qwen3_5MoeForCausalLM
 class).
 
-    python3 train_qwen35.py TOKENIZER_FOLDER OUTPUT_FOLDER [--steps 2400]
+    python3 train_qwen35.py TOKENIZER_FOLDER OUTPUT_FOLDER [--steps 1451]
 """
 import types
 
@@ -160,7 +160,7 @@ def stock_model(model, config):
 
 
 def main():
-    args, tokenizer = recipe.parse_args(steps=2400)
+    args, tokenizer = recipe.parse_args(steps=1451)
     config = make_config()
     model = stock.Qwen3_5MoeForCausalLM(config).to(DEVICE).float()
     data = recipe.load_data(args.tokenizer_folder)

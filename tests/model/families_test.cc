@@ -48,17 +48,18 @@ struct Agreement {
 
 Agreement agreement(const std::vector<float>& logits, const ReferencePrompt& prompt) {
   Agreement a;
-  const size_t v = prompt.logits.size() / prompt.ids.size();
-  for (size_t r = 0; r < prompt.ids.size(); ++r) {
-    const auto actual = std::span(logits).subspan(r * v, v),
+  const size_t v = logits.size() / prompt.ids.size(), num_rows = prompt.logits.size() / v;
+  const auto last = std::span(logits).last(num_rows * v);
+  for (size_t r = 0; r < num_rows; ++r) {
+    const auto actual = last.subspan(r * v, v),
                expected = std::span(prompt.logits).subspan(r * v, v);
     a.errors.push_back(relative_l2(actual, expected));
     const bool same = std::max_element(actual.begin(), actual.end()) - actual.begin() ==
                       std::max_element(expected.begin(), expected.end()) - expected.begin();
-    a.same_argmax += static_cast<double>(same) / static_cast<double>(prompt.ids.size());
+    a.same_argmax += static_cast<double>(same) / static_cast<double>(num_rows);
   }
   std::sort(a.errors.begin(), a.errors.end());
-  a.whole = relative_l2(logits, prompt.logits);
+  a.whole = relative_l2(last, prompt.logits);
   return a;
 }
 
@@ -424,6 +425,39 @@ TEST_P(Batches, SequencesOfOneBatchDoNotSeeEachOther) {
 INSTANTIATE_TEST_SUITE_P(KvCacheDtypes, Batches, testing::Values("auto", "fp8_e4m3"));
 
 INSTANTIATE_TEST_SUITE_P(Prompts, Demo, testing::Values(0, 1));
+
+class DeltaDemo : public testing::TestWithParam<int> {
+ protected:
+  Agreement run(bool reference, int64_t chunk) const {
+    const std::string name = "prompt_" + std::to_string(GetParam());
+    const auto prompt = read_reference(FP4MOE_DELTA_DEMO "/reference_logits.safetensors", name + ".input_ids",
+                                       name + ".logits_w4a16");
+    EXPECT_TRUE(prompt.ok()) << prompt.status().to_string();
+    if (!prompt.ok()) return {};
+    const auto logits =
+        compute_logits({FP4MOE_DELTA_DEMO, flags_of("w4a16", reference), chunk}, prompt->ids);
+    EXPECT_TRUE(logits.ok()) << logits.status().to_string();
+    return logits.ok() ? agreement(*logits, *prompt) : Agreement{};
+  }
+};
+
+TEST_P(DeltaDemo, ReferenceRunnerMatchesTheLastPositions) {
+  for (const int64_t chunk : {0, 50}) {
+    const Agreement a = run(true, chunk);
+    ASSERT_EQ(a.errors.size(), 60u);
+    EXPECT_LE(a.errors.back(), kFloat32Limit) << chunk;
+  }
+}
+
+TEST_P(DeltaDemo, DefaultRunnerIsWithinItsPromise) {
+  const Agreement a = run(false, 0);
+  ASSERT_EQ(a.errors.size(), 60u);
+  EXPECT_LE(a.median(), 5e-3);
+  EXPECT_LE(a.whole, 6e-2);
+  EXPECT_GE(a.same_argmax, 0.985);
+}
+
+INSTANTIATE_TEST_SUITE_P(Prompts, DeltaDemo, testing::Values(0, 1));
 
 }  // namespace
 }  // namespace fp4moe

@@ -14,7 +14,7 @@ namespace fp4moe {
 
 struct ReferencePrompt {
   std::vector<int32_t> ids;   // [T]
-  std::vector<float> logits;  // [T, V]
+  std::vector<float> logits;  // [n, V], of the last n ids
 };
 
 // Reads an I64 tensor of ids and an F32 tensor of logits from a safetensors file.

@@ -4,7 +4,7 @@
   accuracy_matrix.py BINARY MODELS_FOLDER matrix --output scores.json [--fabrics threads,mpi] [--jobs N]
   accuracy_matrix.py BINARY MODELS_FOLDER named --output scores.json
 
-matrix: every runner x a2a x ranks for each format, 64 questions in one form. named: 20 rows, all questions
+matrix: every runner x a2a x ranks for each format, 64 questions in one form. named: 24 rows, all questions
 in both forms. A row below LEAST_SCORE fails the run. The output is the table in docs/backends.md.
 """
 import argparse
@@ -23,7 +23,7 @@ sys.dont_write_bytecode = True
 from serve_process import Serve  # noqa: E402
 
 LEAST_SCORE = 0.98
-NVFP4, MXFP4 = "demo-dsv3-nvfp4", "demo-gptoss-mxfp4"
+NVFP4, MXFP4, DELTA = "demo-dsv3-nvfp4", "demo-gptoss-mxfp4", "demo-qwen35-nvfp4"
 RUNNERS = {
     NVFP4: ["flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm", "marlin", "auto"],
     MXFP4: ["flashinfer_mxfp4", "triton_kernel", "marlin", "auto"],
@@ -75,6 +75,10 @@ def named():
     yield row(MXFP4, "marlin", "deepep", 4, 4, dp=4, flags=[deepep, "fp8"])
     yield row(MXFP4, "auto", "flashinfer", 4, 4, dp=4, flags=["--flashinfer-combine-dtype", "fp8"])
     yield row(MXFP4, "auto", "deepep", 4, 4, dp=4, flags=["--fp4-compute", "w4a8"])
+    yield row(DELTA, "auto", "none", 1, 1)
+    yield row(DELTA, "auto", "none", 4, 4)
+    yield row(DELTA, "auto", "deepep", 4, 4, dp=4)
+    yield row(DELTA, "auto", "flashinfer", 4, 4, dp=4, flags=["--fp4-compute", "w4a8"])
     yield row(NVFP4, "flashinfer_cutedsl", "deepep", 4, 4, dp=4, fabric="mpi", flags=[deepep, "nvfp4"])
 
 
@@ -86,6 +90,8 @@ def sample():
         for quant in ("q8", "fp8"):
             yield row(model, "auto", "none", 1, 1, flags=["--dense-quant", quant])
     yield row(MXFP4, "auto", "none", 2, 1, flags=["--dense-quant", "q8"])
+    yield row(DELTA, "auto", "none", 1, 1)
+    yield row(DELTA, "auto", "deepep", 4, 4, dp=4)
 
 
 def describe(r):
