@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "io/config/model_config.h"
 #include "io/small_model.h"
 #include "io/temp_folder.h"
 #include "rank_threads.h"
@@ -42,12 +43,12 @@ EngineConfig flags_of(const Layout& l, const char* dtype, const char* fp4_comput
 }
 
 // Different lengths, so that groups are idle at times; with three or more groups, group 1's prompt is empty.
-std::vector<std::vector<int32_t>> prompts_of(int dp) {
+std::vector<std::vector<int32_t>> prompts_of(int dp, int vocab_size = 67) {
   std::vector<std::vector<int32_t>> prompts;
   for (int g = 0; g < dp; ++g) {
     std::vector<int32_t> ids;
     const int length = dp > 2 && g == 1 ? 0 : 21 - 5 * g;
-    for (int i = 0; i < length; ++i) ids.push_back((i * 37 + g * 11 + 3) % 67);  // the smallest vocabulary
+    for (int i = 0; i < length; ++i) ids.push_back((i * 37 + g * 11 + 3) % vocab_size);
     prompts.push_back(std::move(ids));
   }
   return prompts;
@@ -61,9 +62,16 @@ class Parallel : public testing::Test {
     const bool is_demo = name.starts_with("demo");
     return (is_demo ? FP4MOE_MODELS "/" : FP4MOE_FIXTURES "/") + name;
   }
+  // Returns the size of the model's vocabulary, at most `most`.
+  static int vocab_size_of(const std::string& model, int most) {
+    const auto config = load_model_config(model);
+    EXPECT_TRUE(config.ok()) << config.status().to_string();
+    return config.ok() ? static_cast<int>(std::min<int64_t>(most, config->vocab_size)) : most;
+  }
   static Groups run(const std::string& name, const EngineConfig& flags, int64_t chunk = 8,
                     bool last_row_only = false) {
-    const auto groups = run_ranks({folder(name), flags, chunk, 4, last_row_only}, prompts_of(flags.dp_size));
+    const auto groups = run_ranks({folder(name), flags, chunk, 4, last_row_only},
+                                  prompts_of(flags.dp_size, vocab_size_of(folder(name), 67)));
     EXPECT_TRUE(groups.ok()) << groups.status().to_string();
     return groups.ok() ? *groups : Groups{};
   }
@@ -74,7 +82,7 @@ class Parallel : public testing::Test {
     one.tp_size = one.ep_size = one.dp_size = 1;
     one.enable_dp_attention = one.enable_dp_lm_head = false;
     Groups groups;
-    for (const auto& prompt : prompts_of(flags.dp_size)) {
+    for (const auto& prompt : prompts_of(flags.dp_size, vocab_size_of(folder(name), 67))) {
       const auto logits = run_ranks({folder(name), one, chunk, 4, last_row_only}, {prompt});
       EXPECT_TRUE(logits.ok()) << logits.status().to_string();
       groups.push_back(logits.ok() ? logits->front() : std::vector<float>{});
@@ -115,6 +123,10 @@ TEST_F(Parallel, Float32AgreesWithOneRank) {
            Case{"qwen3_h64_modelopt_mixed", {2, 1, 1, "none"}},
            Case{"qwen3_h64_modelopt_mixed", {2, 2, 2, "flashinfer"}},
            Case{"qwen3_h64_compressed_mixed", {3, 1, 1, "none"}},
+           Case{"qwen3_next_h32_interleaved", {2, 2, 1, "none"}},
+           Case{"qwen3_next_h32_interleaved", {2, 2, 2, "flashinfer"}},
+           Case{"qwen3_next_h32_interleaved", {4, 4, 2, "deepep"}},
+           Case{"qwen3_5_h32_modelopt_mixed", {3, 3, 3, "none", true}},
            Case{"h160_i224_sharded_old_rope", {2, 1, 1, "none"}},  // 7 blocks of I: 4 and 3
            Case{"h160_i224_sharded_old_rope", {4, 1, 2, "none"}},  // 2, 2, 2 and 1; one KV head
        }) {
@@ -173,6 +185,7 @@ class Deterministic : public Parallel, public testing::WithParamInterface<Determ
     std::string word;
     words >> word;
     model_ = folder(word);
+    vocab_size_ = word == "tiny" ? 97 : vocab_size_of(model_, 97);
     if (word != "tiny") return;
     words >> word;
     MakeTinyOptions options = small_model(word);
@@ -181,10 +194,11 @@ class Deterministic : public Parallel, public testing::WithParamInterface<Determ
     const Status made = make_tiny(model_, options);
     ASSERT_TRUE(made.ok()) << made.to_string();
   }
-  static std::vector<int32_t> prompt_of(int group) {
+  std::vector<int32_t> prompt_of(int group) const {
     constexpr int kLengths[] = {203, 70, 0, 129};
     std::vector<int32_t> ids;
-    for (int i = 0; i < kLengths[group % 4]; ++i) ids.push_back((i * 37 + i / 5 + group % 4 * 11 + 3) % 97);
+    for (int i = 0; i < kLengths[group % 4]; ++i)
+      ids.push_back((i * 37 + i / 5 + group % 4 * 11 + 3) % vocab_size_);
     return ids;
   }
   static EngineConfig deterministic(const Layout& layout, const char* compute) {
@@ -223,6 +237,7 @@ class Deterministic : public Parallel, public testing::WithParamInterface<Determ
 
   const TempFolder tiny_;
   std::string model_;
+  int vocab_size_ = 0;
   std::map<std::tuple<std::string, std::string, int>, std::vector<float>> one_;
 };
 
@@ -255,12 +270,17 @@ INSTANTIATE_TEST_SUITE_P(All, Deterministic,
                                          DeterministicCase{"qwen2_h64_shared_expert", 3},
                                          DeterministicCase{"qwen3_h96_compressed_mxfp4_tied", 3},
                                          DeterministicCase{"qwen3_h96_fused_old_rope", 9},
+                                         DeterministicCase{"qwen3_next_h32_interleaved", 11},
+                                         DeterministicCase{"qwen3_5_h32_modelopt_mixed", 3},
                                          // FP4 projections of a group's attention; a gated shared expert.
                                          DeterministicCase{"tiny deepseek-v3-tiny compressed-nvfp4", 14},
                                          DeterministicCase{"tiny qwen2-moe-tiny compressed-mxfp4", 14},
                                          DeterministicCase{"tiny glm-4.5 modelopt", 14},
                                          DeterministicCase{"tiny kimi-k2.5 compressed-nvfp4", 14},
-                                         DeterministicCase{"tiny qwen3-vl-30b-a3b modelopt", 14}),
+                                         DeterministicCase{"tiny qwen3-vl-30b-a3b modelopt", 14},
+                                         // States, whose key heads the ranks of a group share.
+                                         DeterministicCase{"tiny qwen3-next-tiny compressed-nvfp4", 14},
+                                         DeterministicCase{"tiny qwen3.5-moe-tiny modelopt", 14}),
                          [](const auto& test) {
                            std::string name = test.param.name;
                            std::ranges::replace_if(
