@@ -1,0 +1,115 @@
+// Engines on random models with states: the outputs of a crowd that reuses prefixes, is retracted, aborted
+// and spread over ranks are those of requests that run alone.
+#include <gtest/gtest.h>
+
+#include "engine/speculative_crowd.h"
+#include "io/small_model.h"
+#include "io/status_matchers.h"
+#include "io/temp_folder.h"
+
+namespace fp4moe {
+namespace {
+
+class StateEngine : public testing::TestWithParam<const char*> {
+ protected:
+  void SetUp() override {
+    MakeTinyOptions options = small_model(GetParam());
+    options.vocab_size = 259;  // every id has a token
+    ASSERT_TRUE(is_ok(make_tiny(folder_.path(), options)));
+    config_.model_path = folder_.path();
+    config_.device = "cpu";
+    config_.threads = 2;
+    config_.page_size = 8;
+    config_.context_length = 512;
+    config_.max_total_tokens = 16384;
+    config_.chunked_prefill_size = 48;
+    config_.mamba_track_interval = 32;
+  }
+
+  static Crowd run_alone(EngineConfig config) {
+    config.max_running_requests = 1;
+    config.disable_radix_cache = true;
+    config.chunked_prefill_size = 512;
+    return run_crowd(config);
+  }
+
+  static void expect_same(const Crowd& crowd, const Crowd& alone, const std::string& what) {
+    ASSERT_EQ(alone.outputs.size(), 32u);
+    ASSERT_EQ(crowd.outputs.size(), 32u);
+    for (size_t i = 0; i < alone.outputs.size(); ++i)
+      EXPECT_EQ(crowd.outputs[i], alone.outputs[i]) << "request " << i << ", " << what;
+    EXPECT_EQ(crowd.stats.num_used_state_slots, 0) << what;
+    EXPECT_LE(crowd.stats.num_state_snapshots, crowd.stats.num_state_slots) << what;
+  }
+
+  TempFolder folder_;
+  EngineConfig config_;
+};
+
+TEST_P(StateEngine, ACrowdHasTheOutputsOfRequestsThatRunAlone) {
+  const Crowd alone = run_alone(config_);
+  EXPECT_EQ(alone.stats.cached_tokens_total, 0);
+  EXPECT_EQ(alone.stats.num_state_snapshots, 0);
+  const Crowd crowd = run_crowd(config_);
+  expect_same(crowd, alone, "prefix reuse");
+  EXPECT_GT(crowd.stats.cached_tokens_total, 0);
+  EXPECT_GT(crowd.stats.num_state_snapshots, 0);
+
+  EngineConfig config = config_;
+  config.max_total_tokens = 640;
+  config.schedule_conservativeness = 0;
+  const Crowd retracted = run_crowd(config);
+  expect_same(retracted, alone, "retraction");
+  EXPECT_GT(retracted.stats.num_retracted_reqs, 0);
+
+  config = config_;
+  config.max_running_requests = 8;
+  config.max_mamba_cache_size = 9;  // room for one snapshot
+  expect_same(run_crowd(config), alone, "one snapshot");
+}
+
+TEST_P(StateEngine, RanksHaveTheOutputsOfOneRank) {
+  EngineConfig config = config_;
+  config.moe_a2a_backend = "none";
+  config.enable_deterministic_inference = true;
+  const Crowd alone = run_alone(config);
+  for (const int ranks : {2, 4}) {
+    config.tp_size = ranks;
+    config.dp_size = ranks / 2;
+    config.enable_dp_attention = config.dp_size > 1;
+    expect_same(run_crowd(config), alone, std::to_string(ranks) + " ranks");
+  }
+}
+
+TEST_P(StateEngine, AbortedRequestsLeaveTheOthersAsTheyAre) {
+  const Crowd alone = run_alone(config_);
+  const auto engine = make_engine(config_);
+  ASSERT_NE(engine, nullptr);
+  std::vector<std::future<Output>> outputs;
+  std::vector<std::string> aborted;
+  std::vector<Request> list = requests(*engine);
+  {
+    const Hold hold(*engine);
+    for (Request& request : list) {
+      Request copy = request;  // shares the other's prefix, and may be the one that computes it
+      copy.sampling.max_new_tokens = 400;
+      const auto id = engine->submit(std::move(copy), [](const Delta&) {});
+      ASSERT_TRUE(is_ok(id));
+      aborted.push_back(*id);
+      outputs.push_back(submit(*engine, std::move(request)));
+    }
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    engine->cancel(aborted[(i * 7) % aborted.size()]);
+    EXPECT_EQ(outputs[i].get(), alone.outputs[i]) << "request " << i;
+  }
+  engine->drain(60);
+  EXPECT_EQ(engine->stats().num_used_state_slots, 0);
+  EXPECT_EQ(engine->stats().num_leaked_pages, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, StateEngine, testing::Values("qwen3-next-tiny", "qwen3.5-moe-tiny"),
+                         [](const auto& test) { return test.index == 0 ? "qwen3_next" : "qwen3_5_moe"; });
+
+}  // namespace
+}  // namespace fp4moe
