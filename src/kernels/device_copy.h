@@ -27,12 +27,22 @@ struct KvPageCopyArgs {
   bool to_device = false;
 };
 
+// A copy of one slot of every layer with a state (StateCache) to another slot.
+struct StateCopyArgs {
+  float* layers = nullptr;                    // device: [num_layers, layer_elems]
+  int64_t num_layers = 0, layer_elems = 0;    // a layer: the first parts of all slots, then the second ones
+  int64_t first_elems = 0, second_elems = 0;  // of a slot's parts
+  int64_t num_slots = 0, from = 0, to = 0;
+};
+
 // Each is one launch on the current stream. CopyFromHost starts to read host memory while preceding kernels
 // are still running.
 using CopyFromHost = void (*)(const CopyFromHostArgs&);
 using CopyKvPage = void (*)(const KvPageCopyArgs&);
-// Both return null in a build without CUDA.
+using CopyState = void (*)(const StateCopyArgs&);
+// All return null in a build without CUDA.
 CopyFromHost cuda_copy_from_host();
 CopyKvPage cuda_copy_kv_page();
+CopyState cuda_copy_state();
 
 }  // namespace fp4moe

@@ -24,6 +24,7 @@ const DeviceCommOps* cuda_comm_ops() { return nullptr; }
 const DeviceA2aOps* cuda_a2a_ops() { return nullptr; }
 CopyFromHost cuda_copy_from_host() { return nullptr; }
 CopyKvPage cuda_copy_kv_page() { return nullptr; }
+CopyState cuda_copy_state() { return nullptr; }
 SampleRows cuda_sample_rows() { return nullptr; }
 SampleShards cuda_sample_shards() { return nullptr; }
 

@@ -81,6 +81,19 @@ void StateCache::check_slot(int32_t slot) const {
                "state slot " + std::to_string(slot) + " of " + std::to_string(num_slots_));
 }
 
+StateCopyArgs StateCache::device_copy(const StateCopy& copy) const {
+  check_slot(copy.from);
+  check_slot(copy.to);
+  return {.layers = buffer_.as<float>(),
+          .num_layers = num_layers_,
+          .layer_elems = layer_elems(),
+          .first_elems = recurrent_elems_,
+          .second_elems = conv_elems_,
+          .num_slots = num_slots_,
+          .from = copy.from,
+          .to = copy.to};
+}
+
 void StateCache::copy_slots(std::span<const StateCopy> copies) const {
   for (const StateCopy& copy : copies) {
     check_slot(copy.from);

@@ -9,6 +9,7 @@
 #include "fp4moe/status.h"
 #include "io/config/model_config.h"
 #include "kernels/batch.h"
+#include "kernels/device_copy.h"
 #include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
@@ -36,6 +37,8 @@ class StateCache {
 
   // Null data: the layer has no state.
   StateSlots layer(int64_t layer) const;
+  // Returns the arguments of a kernel that executes the copy.
+  StateCopyArgs device_copy(const StateCopy& copy) const;
   // Executes the copies in order. The slots must be in host memory, also for the functions below.
   void copy_slots(std::span<const StateCopy> copies) const;
 

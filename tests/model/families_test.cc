@@ -51,8 +51,7 @@ Agreement agreement(const std::vector<float>& logits, const ReferencePrompt& pro
   const size_t v = logits.size() / prompt.ids.size(), num_rows = prompt.logits.size() / v;
   const auto last = std::span(logits).last(num_rows * v);
   for (size_t r = 0; r < num_rows; ++r) {
-    const auto actual = last.subspan(r * v, v),
-               expected = std::span(prompt.logits).subspan(r * v, v);
+    const auto actual = last.subspan(r * v, v), expected = std::span(prompt.logits).subspan(r * v, v);
     a.errors.push_back(relative_l2(actual, expected));
     const bool same = std::max_element(actual.begin(), actual.end()) - actual.begin() ==
                       std::max_element(expected.begin(), expected.end()) - expected.begin();
@@ -434,8 +433,7 @@ class DeltaDemo : public testing::TestWithParam<int> {
                                        name + ".logits_w4a16");
     EXPECT_TRUE(prompt.ok()) << prompt.status().to_string();
     if (!prompt.ok()) return {};
-    const auto logits =
-        compute_logits({FP4MOE_DELTA_DEMO, flags_of("w4a16", reference), chunk}, prompt->ids);
+    const auto logits = compute_logits({FP4MOE_DELTA_DEMO, flags_of("w4a16", reference), chunk}, prompt->ids);
     EXPECT_TRUE(logits.ok()) << logits.status().to_string();
     return logits.ok() ? agreement(*logits, *prompt) : Agreement{};
   }

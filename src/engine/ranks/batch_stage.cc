@@ -14,7 +14,8 @@ constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + kAlign - 1) / 
 
 int64_t packed_bytes(const StageLimits& l) {
   const int64_t rows = 2 * padded(l.max_rows * 4) + (l.has_feature_rows ? 2 : 1) * padded(l.max_rows * 8);
-  return rows + 2 * padded((l.max_sequences + 1) * 4) + padded(l.max_logit_rows * 8);
+  const int64_t sequences = (l.has_slots ? 3 : 2) * padded((l.max_sequences + 1) * 4);
+  return rows + sequences + padded(l.max_logit_rows * 8);
 }
 
 }  // namespace
@@ -63,6 +64,7 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   int32_t* first_row = take(out.num_sequences + 1, &out.first_row);
   int32_t* first_position = take(out.num_sequences, &out.first_position);
   int64_t* logit_rows = take(out.num_logit_rows, &out.logit_rows);
+  int32_t* slots = limits_.has_slots ? take(out.num_sequences, &out.slots) : nullptr;
   if (limits_.has_feature_rows) write_feature_rows(batch, out);
   out.page_table = reinterpret_cast<const int32_t*>(device_.data() + page_table_begin_);
   if (limits_.has_window_pages)
@@ -75,19 +77,22 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   std::fill(row_sequence, row_sequence + num_rows, -1);
   std::fill(first_row, first_row + out.num_sequences + 1, static_cast<int32_t>(t));
   std::fill(first_position, first_position + out.num_sequences, 0);
+  if (slots != nullptr) std::fill(slots, slots + out.num_sequences, 0);
   used_pages_ = used_page_rows_ = 0;
   const auto add = [&](const SequenceRows& rows) {
     const int64_t s = used_page_rows_++;
     std::fill_n(row_sequence + rows.first_row, rows.num_rows, static_cast<int32_t>(s));
     first_row[s] = static_cast<int32_t>(rows.first_row);
     first_position[s] = static_cast<int32_t>(rows.first_position);
+    if (slots != nullptr) slots[s] = rows.slot;
     out.max_rows = std::max(out.max_rows, rows.num_rows);
     write_tables(rows, s);
   };
   for (const SequenceRows& rows : batch.sequences) {
     if (!decode) add(rows);
     for (int64_t i = 0; decode && i < rows.num_rows; ++i)
-      add({rows.first_row + i, 1, rows.first_position + i, rows.page_table, rows.window_page_table});
+      add({rows.first_row + i, 1, rows.first_position + i, rows.page_table, rows.window_page_table,
+           rows.slot});
   }
   out.max_rows = std::max<int64_t>(out.max_rows, 1);
   for (int64_t i = 0; i < out.num_logit_rows; ++i)

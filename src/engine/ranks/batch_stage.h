@@ -19,6 +19,7 @@ struct StageLimits {
   int64_t max_pages = 0;          // per sequence; also the number of columns in every step's page table
   bool has_window_pages = false;  // window layers have a second page table
   bool has_feature_rows = false;  // for a draft model (Batch::feature_rows)
+  bool has_slots = false;         // sequences have states (SequenceRows::slot)
 };
 
 class BatchStage {

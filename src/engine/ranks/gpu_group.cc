@@ -54,6 +54,7 @@ class GpuGroup final : public RankGroup {
   int64_t num_kv_pages() const override { return leader().kv().num_pages(); }
   int64_t num_window_pages() const override { return leader().kv().num_pages(KvLayers::kWindow); }
   int page_size() const override { return leader().kv().page_size(); }
+  int64_t num_slots() const override { return leader().kv().state_cache().num_slots(); }
   int64_t kv_token_bytes() const override { return leader().page_token_bytes(KvLayers::kFull); }
   int64_t window_token_bytes() const override { return leader().page_token_bytes(KvLayers::kWindow); }
   ThreadPool& pool() override { return ranks_[0]->rank().pool(); }

@@ -78,6 +78,8 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
   on_device.largest_logit_rows = step.logit_rows;
   host_buffers_[num_steps_++ % 2].staged.record(stream_);
   last_model_ = step.model;
+  for (const StateCopy& copy : batch.state_copies)
+    cuda_copy_state()(rank_.kv().state_cache().device_copy(copy));
   const std::string of_draft = step.model == BatchModel::kDraft ? " of the draft model" : "";
   if (const Graph* graph = graph_of(step); graph != nullptr) {
     step_ = "the graph of " + std::to_string(padded) + " decode rows" + of_draft;

@@ -94,7 +94,8 @@ Status GpuRank::allocate(const RankSetup& setup) {
                            .rows_per_request = per_request,
                            .max_pages = (context + page_size() - 1) / page_size(),
                            .has_window_pages = num_window_pages() > 0,
-                           .has_feature_rows = draft_shape_.takes_features};
+                           .has_feature_rows = draft_shape_.takes_features,
+                           .has_slots = rank_.kv().state_cache().num_slots() > 0};
   FP4MOE_ASSIGN_OR_RETURN(stage_, BatchStage::make(limits, pinned_memory(), device_memory()));
   FP4MOE_RETURN_IF_ERROR(allocate_logits(setup));
   const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};

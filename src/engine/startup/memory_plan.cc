@@ -291,11 +291,15 @@ namespace {
 int64_t work_bytes_per_row(const ModelConfig& c) {
   const bool latent = c.mla.kv_lora_rank > 0;
   const int64_t query = c.num_heads * (latent ? c.mla.kv_lora_rank + c.mla.qk_rope_head_dim : c.head_dim);
-  const int64_t attention = 4 * 3 * query;  // f32: projections, absorbed queries, outputs
+  const int64_t attention =
+      4 * (c.attention_gate ? 4 : 3) * query;  // f32: projections, absorbed queries, gates, outputs
+  const DeltaConfig& d = c.delta;              // f32: projections, and a kernel's intermediate rows
+  const int64_t delta = 4 * (3 * d.conv_channels() + d.num_value_heads * (2 * d.value_head_dim + 2));
   const int64_t experts = c.top_k * (4 * c.intermediate_size + 4 * c.hidden_size) + 8 * c.num_experts;
   const int64_t mlp = 12 * std::max(c.dense_intermediate_size, c.shared_intermediate_size);
   const int64_t shared = c.shared_intermediate_size > 0 ? 8 * c.hidden_size : 0;
-  return 22 * c.hidden_size + 2 * query + std::max({attention, experts + mlp + shared, int64_t{4} * mlp / 3});
+  return 22 * c.hidden_size + 2 * query +
+         std::max({attention, delta, experts + mlp + shared, int64_t{4} * mlp / 3});
 }
 
 // Returns the bytes of a draft model's pass for each row, with the features that the target keeps and the

@@ -30,6 +30,7 @@ class Stage {
     b.positions = on_host(b.positions);
     b.logit_rows = on_host(b.logit_rows);
     if (b.feature_rows != nullptr) b.feature_rows = on_host(b.feature_rows);
+    if (b.slots != nullptr) b.slots = on_host(b.slots);
     return b;
   }
   bool decodes(const Batch& batch) const { return stage_.decodes(batch); }
@@ -115,6 +116,23 @@ TEST(BatchStage, RowsOfADraftModelHaveFeatureRows) {
   const DeviceBatch b = stage.write(most, 16);
   EXPECT_EQ(values(b.feature_rows, 16), rows);
   EXPECT_EQ(values(b.page_table, 5), (Values{1, 2, 3, 4, 5}));
+}
+
+TEST(BatchStage, SequencesHaveSlots) {
+  StageLimits limits = kLimits;
+  limits.has_slots = true;
+  limits.rows_per_request = 2;
+  Stage stage(limits);
+  const std::vector<int32_t> ids = {11, 12, 13}, pages0 = {7, 8}, pages1 = {3};
+  const std::vector<int64_t> positions = {20, 21, 5}, all = {0, 1, 2}, last = {1, 2};
+  const std::vector<SequenceRows> sequences = {{0, 2, 20, pages0, {}, 9}, {2, 1, 5, pages1, {}, 4}};
+  const DeviceBatch prefill = stage.write({ids, positions, sequences, last}, 3);
+  EXPECT_EQ(values(prefill.slots, 2), (Values{9, 4}));
+  EXPECT_EQ(values(prefill.logit_rows, 2), (Values{1, 2}));
+  const DeviceBatch decode = stage.write({ids, positions, sequences, all}, 5);
+  EXPECT_EQ(values(decode.slots, 5), (Values{9, 9, 4, 0, 0}));
+  EXPECT_EQ(values(stage.write({}, 2).slots, 2), (Values{0, 0}));
+  EXPECT_EQ(Stage().write({ids, positions, sequences, all}, 3).slots, nullptr);
 }
 
 TEST(BatchStage, WindowLayersHaveASecondPageTable) {

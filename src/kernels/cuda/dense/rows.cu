@@ -151,6 +151,20 @@ void gather_rows(const GatherRowsArgs& args, ThreadPool&) {
          args);
 }
 
+// Grid (blocks per layer, layers).
+__global__ void __launch_bounds__(kThreads) copy_state_kernel(const __grid_constant__ StateCopyArgs a) {
+  ptx::grid_dependency_wait();
+  float* const layer = a.layers + blockIdx.y * a.layer_elems;
+  const int64_t elems = a.first_elems + a.second_elems, step = int64_t{gridDim.x} * kThreads;
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < elems; i += step) {
+    const bool is_first = i < a.first_elems;
+    float* const part = is_first ? layer : layer + a.num_slots * a.first_elems;
+    const int64_t stride = is_first ? a.first_elems : a.second_elems;
+    const int64_t at = is_first ? i : i - a.first_elems;
+    part[a.to * stride + at] = part[a.from * stride + at];
+  }
+}
+
 void copy_heads(const CopyHeadsArgs& args, ThreadPool&) {
   launch("copy_heads", copy_heads_kernel,
          {blocks_of(args.num_tokens, args.num_heads * args.n), dim3(kThreads)}, args);
@@ -175,6 +189,17 @@ CopyFromHost cuda_copy_from_host() {
     launch("copy_from_host", cuda::copy_from_host_kernel,
            {dim3(static_cast<unsigned>(num_rows),
                  static_cast<unsigned>(std::clamp<int64_t>(ceil_div(words, cuda::kThreads), 1, kMaxBlocks))),
+            dim3(cuda::kThreads)},
+           args);
+  };
+}
+
+CopyState cuda_copy_state() {
+  return [](const StateCopyArgs& args) {
+    constexpr int64_t kMaxBlocks = 128;
+    const int64_t blocks = ceil_div(args.first_elems + args.second_elems, int64_t{cuda::kThreads});
+    launch("copy_state", cuda::copy_state_kernel,
+           {dim3(static_cast<unsigned>(std::min(blocks, kMaxBlocks)), static_cast<unsigned>(args.num_layers)),
             dim3(cuda::kThreads)},
            args);
   };
