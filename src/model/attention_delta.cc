@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "base/check.h"
+#include "formats/fp8_matrix.h"
+#include "io/checkpoint/finite_check.h"
 #include "model/attention.h"
 #include "model/state_cache.h"
 #include "model/weight_loader.h"
@@ -205,10 +207,25 @@ Status load_inputs(const DeltaTensors& tensors, std::vector<LinearLayer>& inputs
   return {};
 }
 
-Status load_conv(const DeltaTensors& tensors, Buffer& conv) {
+// Loads the taps [C, conv_width] of all channels.
+Result<std::vector<float>> load_taps(const DeltaTensors& tensors) {
   const int64_t channels = tensors.delta.conv_channels(), width = tensors.delta.conv_width;
-  FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> all,
-                          tensors.loader.values(tensors.prefix + "conv1d.weight", {channels, 1, width}));
+  const std::string name = tensors.prefix + "conv1d";
+  const TensorEntry* entry = tensors.loader.checkpoint().find(name + ".weight");
+  if (entry == nullptr || entry->view.dtype != DType::kF8E4M3)
+    return tensors.loader.values(name + ".weight", {channels, 1, width});
+  FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView view, tensors.loader.view(name, {channels, width}));
+  FP4MOE_RETURN_IF_ERROR(check_finite({entry}, tensors.loader.pool()));
+  std::vector<float> taps(static_cast<size_t>(channels * width));
+  for (int64_t row = 0; row < channels; ++row)
+    fp8_dequantize_row(view.fp8, width, row, taps.data() + row * width);
+  tensors.loader.count(entry->view.num_bytes());
+  return taps;
+}
+
+Status load_conv(const DeltaTensors& tensors, Buffer& conv) {
+  const int64_t width = tensors.delta.conv_width;
+  FP4MOE_ASSIGN_OR_RETURN(const std::vector<float> all, load_taps(tensors));
   std::vector<float> own;
   for (const int64_t row : tensors.conv_rows()) {
     const auto taps = all.begin() + row * width;

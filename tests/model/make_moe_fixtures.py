@@ -163,7 +163,7 @@ FIXTURES = {
                     rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25})),
     "qwen3_5_h32_modelopt_mixed": dict(
         FAMILIES["qwen3_5_moe"], dialect="modelopt_mixed", num_tokens=131,
-        fp8={"*.self_attn.*": "tensor", "*.linear_attn.*_proj*": "tensor"}, quantised_attention=("lm_head",),
+        fp8={"*.self_attn.*": "tensor", "*.linear_attn.*": "tensor"}, quantised_attention=("lm_head",),
         config=dict(num_hidden_layers=3, vocab_size=19, hidden_size=32, moe_intermediate_size=16,
                     shared_expert_intermediate_size=16, num_attention_heads=4, num_key_value_heads=2, head_dim=24,
                     linear_num_key_heads=2, linear_num_value_heads=8, linear_key_head_dim=8, linear_value_head_dim=6,

@@ -64,7 +64,9 @@ const TensorEntry* find_fp8_scales(const Checkpoint& checkpoint, const std::stri
 
 Result<Fp8Matrix> load_fp8_matrix(const Checkpoint& checkpoint, const std::string& name, int64_t n,
                                   int64_t k) {
-  FP4MOE_ASSIGN_OR_RETURN(const TensorView codes, checkpoint.get(name + ".weight", DType::kF8E4M3, {n, k}));
+  const bool is_conv = checkpoint.find(name + ".weight")->view.shape.size() == 3;
+  FP4MOE_ASSIGN_OR_RETURN(const TensorView codes, checkpoint.get(name + ".weight", DType::kF8E4M3,
+                                                                 is_conv ? Dims{n, 1, k} : Dims{n, k}));
   const TensorEntry& scales = *find_fp8_scales(checkpoint, name);
   Fp8Matrix matrix;
   FP4MOE_ASSIGN_OR_RETURN(matrix.view, blocks_of_shape(scales, n, k));

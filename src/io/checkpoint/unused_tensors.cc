@@ -81,7 +81,8 @@ class UsedNames {
   static std::string linear_module(const std::string& name) {
     const size_t end = name.rfind('.');
     const std::string module = name.substr(0, end == name.npos ? 0 : end);
-    for (const std::string_view suffix : {"_proj.weight", "_proj.weight_packed", "_mqa.weight"})
+    for (const std::string_view suffix :
+         {"_proj.weight", "_proj.weight_packed", "_mqa.weight", ".conv1d.weight"})
       if (name.ends_with(suffix)) return module;
     return name == kHead || module.find(".in_proj_") != name.npos ? module : "";
   }
