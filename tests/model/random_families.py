@@ -59,8 +59,11 @@ def grouped_attention(pick):
     return dict(num_attention_heads=kv * pick([2, 4, 6]), num_key_value_heads=kv, attention_bias=pick([False, True]))
 
 
+DELTA_NETS = ["qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"]
+
+
 def is_delta_net(family):
-    return family in ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text")
+    return family in DELTA_NETS
 
 
 LAYER_TYPES = [["linear", "full", "linear", "linear"], ["full", "linear", "linear", "full"],
@@ -68,13 +71,13 @@ LAYER_TYPES = [["linear", "full", "linear", "linear"], ["full", "linear", "linea
 
 
 def delta_net(family, pick, seed):
-    """Any three consecutive seeds have each ratio of value heads to key heads, and any four each list of layers."""
+    """Three seeds have each ratio of value heads to key heads, and four each list of layers."""
     key_heads = 4  # for 4 ranks
     types = [kind + "_attention" for kind in LAYER_TYPES[seed % 4]]
     kv = pick([1, 2, 4])
     head_dim, partial = pick([(16, 0.5), (24, 0.25), (32, 0.25), (48, 0.25), (16, 1.0), (80, 0.15)])
     config = dict(num_hidden_layers=len(types), layer_types=types, linear_num_key_heads=key_heads,
-                  linear_num_value_heads=key_heads * [1, 2, 4][seed % 3], linear_key_head_dim=pick([8, 12, 20, 36]),
+                  linear_num_value_heads=key_heads * [1, 2, 4][(seed + seed // 9) % 3], linear_key_head_dim=pick([8, 12, 20, 36]),
                   linear_value_head_dim=pick([6, 10, 24, 40]), linear_conv_kernel_dim=pick([4, 4, 3, 2]),
                   num_attention_heads=4 * pick([1, 2]), num_key_value_heads=kv, head_dim=head_dim,
                   num_experts=pick([5, 7, 8]), num_experts_per_tok=pick([1, 2, 3]),
@@ -89,17 +92,19 @@ def delta_net(family, pick, seed):
     return config
 
 
-def delta_net_dialect(family, pick):
-    """What the exports quantise beside the experts, and how they store bf16 experts."""
+def delta_net_dialect(family, seed):
+    """What the exports quantise beside the experts, and how they store bf16 experts. A family has each in nine seeds, and
+    the families together in three."""
     by_tensor, by_row = ({"*.self_attn.*": kind, "*.linear_attn.*_proj*": kind} for kind in ("tensor", "row"))
-    return pick([
+    dialects = [
         dict(dialect="modelopt"), dict(dialect="modelopt_fused"), dict(dialect="compressed_nvfp4"),
         dict(dialect="compressed_mxfp4"), dict(dialect="bf16" if family == "qwen3_next" else "bf16_fused_rows"),
         dict(dialect="quark_mxfp4", fp8=by_tensor, kept=("in_proj_a", "in_proj_ba", "k_proj")),
         dict(dialect="modelopt_mixed", fp8=by_tensor, quantised_attention=("lm_head",)),
         dict(dialect="compressed_nvfp4_fp8", fp8={**by_row, "lm_head": "row"}),
-        dict(dialect="modelopt", quantised_attention=("k_proj", "o_proj", "in_proj_qkv", "in_proj_z", "in_proj_b",
-                                                      "in_proj_a", "in_proj_qkvz", "in_proj_ba"))])
+        dict(dialect="modelopt", quantised_attention=("k_proj", "q_proj", "in_proj_qkv", "in_proj_z", "in_proj_b",
+                                                      "in_proj_a", "in_proj_qkvz", "in_proj_ba"))]
+    return dialects[(seed + 3 * DELTA_NETS.index(family)) % len(dialects)]
 
 
 def text_config(family, pick, seed):
@@ -135,7 +140,7 @@ def random_spec(family, seed):
     spec = dict(fixtures.FAMILIES[family], dialect=dialect, num_tokens=pick([23, 37]), num_shards=pick([1, 3]),
                 old_rope_spelling=pick([False, True]), config=text_config(family, pick, seed))
     if is_delta_net(family):
-        spec.update(delta_net_dialect(family, pick), num_tokens=pick([129, 150, 193]))
+        spec.update(delta_net_dialect(family, seed), num_tokens=pick([129, 150, 193]))
         if "lm_head" in [*spec.get("quantised_attention", ()), *spec.get("fp8", ())]:
             spec["config"]["tie_word_embeddings"] = False
         if family == "qwen3_5_moe":
