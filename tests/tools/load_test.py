@@ -3,7 +3,7 @@
   load_test.py BINARY MODEL [--device cpu|cuda] [--minutes M] [--clients N] [--seed S] [-- SERVE_FLAGS]
 
 No response may be an error, every complete response must be well-formed, memory and descriptors must not grow,
-KV pages must always add up, no request or KV token may remain at the end, and SIGTERM must end the server with
+KV pages must always add up, no request, KV token or state slot may remain at the end, and SIGTERM must end the server with
 exit status 0. On a CPU, a greedy response must also be the same each time. The exit status is 77 if there is no
 usable GPU.
 """
@@ -340,7 +340,7 @@ def wait_for_idle(serve, descriptors):
     deadline = time.time() + 20
     while True:
         metrics = serve.metrics()
-        left = {name: metrics[name] for name in ("num_running_reqs", "num_queue_reqs", "num_used_tokens")}
+        left = {name: metrics[name] for name in ("num_running_reqs", "num_queue_reqs", "num_used_tokens", "mamba_num_used_slots")}
         left["descriptors"] = max(0, serve.descriptors() - descriptors)
         if not any(left.values()) or time.time() > deadline:
             return metrics, left
