@@ -57,6 +57,11 @@ TEST(PlanModel, StatesAreRefusedWhereTheyAreNotSupported) {
   MoeProblem problem;
   problem.device = DeviceKind::kCuda;
   expect_part(check_states(config, problem, {}).message(), "--device cuda does not support");
+  config.layer_has_state = {false, false};
+  EXPECT_TRUE(check_states(config, problem, {}).ok());
+  config.attention_gate = true;
+  expect_part(check_states(config, problem, {}).message(),
+              "--device cuda does not support attention with an output gate");
 }
 
 TEST(PlanModel, Float32TakesTheReferenceRunner) {
