@@ -11,6 +11,7 @@
 namespace fp4moe {
 
 constexpr int kMaxDeltaHeadDim = 256, kMaxConvWidth = 8;
+constexpr int kMaxDeltaCluster = 8;     // on a GPU: value heads of a key head
 constexpr float kDeltaNormEps = 1e-6f;  // added to the sum of squares in the L2 norms of q and k
 
 // Gated delta net between its input projections and its output projection: convolution over time and SiLU, L2

@@ -323,12 +323,13 @@ Status check_states(const ModelConfig& model, const MoeProblem& problem, const E
     return unsupported(what +
                        " does not support models with recurrent layers; nearest legal choice: " + nearest);
   };
-  if (problem.device == DeviceKind::kCuda && model.attention_gate && !model.has_state())
-    return unsupported(
-        "--device cuda does not support attention with an output gate; nearest legal choice: "
-        "--device cpu");
   if (!model.has_state()) return {};
-  if (problem.device == DeviceKind::kCuda) return refuse("--device cuda", "--device cpu");
+  if (const DeltaConfig& delta = model.delta;
+      problem.device == DeviceKind::kCuda && delta.num_value_heads > kMaxDeltaCluster * delta.num_key_heads)
+    return unsupported("--device cuda supports at most " + std::to_string(kMaxDeltaCluster) +
+                       " value heads of a key head in recurrent layers, not " +
+                       std::to_string(delta.num_value_heads / delta.num_key_heads) +
+                       "; nearest legal choice: --device cpu");
   if (flags.speculative_algorithm != "none" || flags.draft_source)
     return refuse("--speculative-algorithm " + flags.speculative_algorithm, "no speculative decoding");
   if (flags.disaggregation_mode != "null")

@@ -19,6 +19,8 @@ void rope_kv(const RopeKvArgs& args, ThreadPool& pool);
 void head_linear(const HeadLinearArgs& args, ThreadPool& pool);
 void silu_mul(const SiluMulArgs& args, ThreadPool& pool);
 void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool& pool);
+void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool& pool);
+void gated_delta(const GatedDeltaArgs& args, ThreadPool& pool);
 void add(const AddArgs& args, ThreadPool& pool);
 void gather_rows(const GatherRowsArgs& args, ThreadPool& pool);
 void copy_heads(const CopyHeadsArgs& args, ThreadPool& pool);

@@ -57,6 +57,8 @@ constexpr DenseOps kOps = {.name = "cuda",
                            .copy_heads = cuda::copy_heads,
                            .convert_rows = cuda::convert_rows,
                            .sigmoid_gate = cuda::sigmoid_gate,
+                           .mul_sigmoid = cuda::mul_sigmoid,
+                           .gated_delta = cuda::gated_delta,
                            .attention_workspace_bytes = cuda::attention_workspace_bytes,
                            .memory = device_memory};
 

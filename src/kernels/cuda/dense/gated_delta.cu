@@ -1,0 +1,364 @@
+// gated_delta: the recurrence, for decode and for any number of rows.
+//
+// Computes:  as documented in kernels/gated_delta.h. A block has one value head of one sequence, and its
+// state
+//            in registers: a thread has kRows rows of one column. The blocks of a key head's value heads form
+//            a cluster, so that no block replaces the inputs of the convolution that another has yet to read.
+// Shapes:    qkv [T, C], z [T, Hv dv], b and a [T, Hv]; state [dk, dv] per value head; out [T, Hv dv].
+// Bytes:     8 Hv dk dv per sequence, and 4 (2 C + Hv dv) + 2 Hv dv per row.
+// Flops:     7 Hv dk dv per row.
+// Bound:     decode: HBM (the states), or the launch for few sequences; many rows: the latency of one row
+// after
+//            another.
+// Numerics:  f32 with expf and log1pf; sums over dk by threads, then over the groups of rows in order, so a
+//            row's bits depend neither on other sequences nor on how a prompt is cut.
+#include <cuda_bf16.h>
+
+#include <string>
+
+#include "base/check.h"
+#include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/ptx_cluster.cuh"
+#include "kernels/cuda/ptx/ptx_sm90.cuh"
+
+namespace fp4moe::cuda {
+namespace {
+
+constexpr int kMaxThreads = 512, kMaxWarps = kMaxThreads / 32;
+constexpr int kMaxChannels = 3;  // of one thread
+constexpr int kRowsAhead = 8;    // of inputs that are fetched into L2
+
+struct DeltaParams {
+  GatedDeltaArgs args;
+  const int32_t* first_row = nullptr;  // as in DeviceBatch
+  const int32_t* first_position = nullptr;
+  const int32_t* slots = nullptr;
+  int columns = 0;   // dv, rounded up to warps
+  int groups = 0;    // of rows of the state; blockDim.x = groups * columns
+  int keys = 0;      // groups * kRows: elements of q and k, padded with zeros
+  int channels = 0;  // of a block: q, k, v
+};
+
+__device__ float silu(float x) { return x / (1 + expf(-x)); }
+
+__device__ float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
+
+__device__ float warp_sum(float x) {
+  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  return x;
+}
+
+// Where a block's data are in shared memory.
+struct DeltaShared {
+  float *inputs, *weights;     // [conv_width, channels]: a ring of inputs by row; the taps
+  float* vectors[2];           // [keys] q, [keys] k, [columns] v of even and odd rows, after the convolution
+  float *predicted, *outputs;  // [groups, columns]: partial sums
+  float2* squares[2];          // [warps]: partial sums of q's and k's squares
+  float* output_squares;       // [warps]
+
+  __device__ DeltaShared(const DeltaParams& p, float* base) {
+    const int taps = p.args.conv_width * p.channels, vector = 2 * p.keys + p.columns;
+    vectors[0] = base;
+    vectors[1] = vectors[0] + vector;
+    predicted = vectors[1] + vector;
+    outputs = predicted + p.groups * p.columns;
+    squares[0] = reinterpret_cast<float2*>(outputs + p.groups * p.columns);
+    squares[1] = squares[0] + kMaxWarps;
+    output_squares = reinterpret_cast<float*>(squares[1] + kMaxWarps);
+    inputs = output_squares + kMaxWarps;
+    weights = inputs + taps;
+  }
+  static size_t num_bytes(const DeltaParams& p) {
+    const int taps = p.args.conv_width * p.channels, vector = 2 * p.keys + p.columns;
+    return sizeof(float) * static_cast<size_t>(2 * (vector + p.groups * p.columns + taps) + 5 * kMaxWarps);
+  }
+};
+
+// A block's sequence and head, and what does not depend on kRows.
+class DeltaBlock {
+ public:
+  __device__ DeltaBlock(const DeltaParams& p, float* base)
+      : p_(p), a_(p.args), s_(p, base), head_(static_cast<int>(blockIdx.x)) {
+    first_row_ = p.first_row[blockIdx.y];
+    num_rows_ = p.first_row[blockIdx.y + 1] - first_row_;
+    slot_ = p.slots[blockIdx.y];
+    is_new_ = p.first_position[blockIdx.y] == 0;
+    key_head_ = head_ / (a_.num_value_heads / a_.num_key_heads);
+  }
+  __device__ int num_rows() const { return num_rows_; }
+  __device__ bool is_new() const { return is_new_; }
+  __device__ float* state() const { return a_.recurrent(slot_, head_); }
+  __device__ const DeltaShared& shared() const { return s_; }
+
+  // What does not depend on the kernels before.
+  __device__ void begin() {
+    const int kept = a_.conv_width - 1;
+    for (int i = static_cast<int>(threadIdx.x); i < 2 * (2 * p_.keys + p_.columns); i += blockDim.x)
+      s_.vectors[0][i] = 0;  // also the padding
+    each_channel([&](int c, int) {
+      const int64_t channel = channel_of(c);
+      for (int i = 0; i < a_.conv_width; ++i)
+        s_.weights[i * p_.channels + c] = __ldg(a_.conv_weight + channel * a_.conv_width + i);
+      for (int i = 0; i < kept; ++i) input(i - kept, c) = is_new_ ? 0 : a_.conv(slot_)[channel * kept + i];
+    });
+    __syncthreads();
+    ptx::cluster_arrive();
+  }
+
+  // Fetches a row's inputs.
+  __device__ void load(int row) {
+    if (row >= num_rows_) return;
+    const int64_t t = first_row_ + row;
+    each_channel([&](int c, int i) {
+      const float* const at = a_.qkv + t * a_.qkv_stride + channel_of(c);
+      next_[i] = __ldcg(at);
+      if (row + kRowsAhead < num_rows_) prefetch(at + kRowsAhead * a_.qkv_stride);
+    });
+    next_b_ = __ldcg(a_.b + t * a_.ba_stride + head_);
+    next_a_ = __ldcg(a_.a + t * a_.ba_stride + head_);
+  }
+
+  // The convolution of the row that was loaded last.
+  __device__ void convolve(int row) {
+    float* const to = s_.vectors[row % 2];
+    const int dk = a_.key_head_dim;
+    float of_q = 0, of_k = 0;
+    each_channel([&](int c, int i) {
+      input(row, c) = next_[i];
+      float sum = 0;
+      for (int tap = 0; tap < a_.conv_width; ++tap)
+        sum = fmaf(s_.weights[tap * p_.channels + c], input(row - a_.conv_width + 1 + tap, c), sum);
+      const float x = silu(sum);
+      to[c < dk ? c : c < 2 * dk ? p_.keys + c - dk : 2 * p_.keys + c - 2 * dk] = x;
+      of_q += c < dk ? x * x : 0;
+      of_k += c >= dk && c < 2 * dk ? x * x : 0;
+    });
+    of_q = warp_sum(of_q), of_k = warp_sum(of_k);
+    if (threadIdx.x % 32 == 0) s_.squares[row % 2][threadIdx.x / 32] = {of_q, of_k};
+    before_ = now_;
+    now_ = {next_b_, next_a_};
+  }
+
+  struct Factors {
+    float q, k, shrink, beta;
+  };
+  // Of a row after its convolution, and that of the row after it if there is one; for all threads.
+  __device__ Factors factors(int row) const {
+    float of_q = 0, of_k = 0;
+    for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
+      const float2 part = s_.squares[row % 2][w];
+      of_q += part.x, of_k += part.y;
+    }
+    const float2 gates = row + 1 < num_rows_ ? before_ : now_;
+    return {1 / sqrtf(of_q + kDeltaNormEps) / sqrtf(static_cast<float>(a_.key_head_dim)),
+            1 / sqrtf(of_k + kDeltaNormEps),
+            expf(__ldg(a_.decay + head_) * softplus(gates.y + __ldg(a_.dt_bias + head_))),
+            1 / (1 + expf(-gates.x))};
+  }
+
+  __device__ float load_gate(int row, int column) const {
+    if (column >= a_.value_head_dim) return 0;
+    return __ldcg(a_.z + (first_row_ + row) * a_.z_stride + head_ * a_.value_head_dim + column);
+  }
+
+  // The norm and gate of a row's output o; for the threads of the first group, once output_squares are there.
+  __device__ void store(int row, int column, float o, float z) const {
+    if (column >= a_.value_head_dim) return;
+    float squares = 0;
+    for (int w = 0; w < p_.columns / 32; ++w) squares += s_.output_squares[w];
+    const float inverse = 1 / sqrtf(squares / static_cast<float>(a_.value_head_dim) + a_.eps);
+    const float y = o * inverse * __ldg(a_.norm_weight + column) * silu(z);
+    const int64_t at = (first_row_ + row) * a_.out.cols + head_ * a_.value_head_dim + column;
+    if (a_.out.dtype == DType::kF32)
+      static_cast<float*>(a_.out.data)[at] = y;
+    else
+      static_cast<bf16*>(a_.out.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(y));
+  }
+
+  // Keeps the last inputs, those of q and k by the first value head of a key head.
+  __device__ void end() {
+    ptx::cluster_wait();
+    const int kept = a_.conv_width - 1, value_heads = a_.num_value_heads / a_.num_key_heads;
+    each_channel([&](int c, int) {
+      if (c < 2 * a_.key_head_dim && head_ % value_heads != 0) return;
+      for (int i = 0; i < kept; ++i)
+        a_.conv(slot_)[channel_of(c) * kept + i] = input(num_rows_ - kept + i, c);
+    });
+  }
+
+ private:
+  // Calls function(channel of the block, i) for this thread's channels, always the same ones.
+  template <class Function>
+  __device__ void each_channel(const Function& function) const {
+#pragma unroll
+    for (int i = 0; i < kMaxChannels; ++i)
+      if (const int c = static_cast<int>(threadIdx.x + i * blockDim.x); c < p_.channels) function(c, i);
+  }
+  __device__ int64_t channel_of(int c) const {
+    const int dk = a_.key_head_dim, keys = a_.num_key_heads * dk;
+    if (c < dk) return key_head_ * dk + c;
+    if (c < 2 * dk) return keys + key_head_ * dk + c - dk;
+    return 2 * keys + int64_t{head_} * a_.value_head_dim + c - 2 * dk;
+  }
+  // The input of a row, or of one of the conv_width - 1 rows before the first.
+  __device__ float& input(int row, int c) const {
+    return s_.inputs[(row + a_.conv_width) % a_.conv_width * p_.channels + c];
+  }
+  static __device__ void prefetch(const float* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
+
+  const DeltaParams& p_;
+  const GatedDeltaArgs& a_;
+  const DeltaShared s_;
+  const int head_;
+  int key_head_, first_row_, num_rows_, slot_;
+  bool is_new_;
+  float next_[kMaxChannels], next_b_, next_a_;
+  float2 before_, now_;  // b and a of the last two rows that were convolved
+};
+
+// Grid (Hv, sequences). Between two barriers of a row, threads also convolve the next row and store the
+// output of the row before.
+template <int kRows>
+__global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __grid_constant__ DeltaParams p) {
+  extern __shared__ float base[];
+  ptx::grid_dependents_launch();
+  DeltaBlock block(p, base);
+  const int num_rows = block.num_rows();
+  if (num_rows == 0) return;  // all blocks of the cluster
+  const DeltaShared& s = block.shared();
+  const int column = static_cast<int>(threadIdx.x) % p.columns,
+            group = static_cast<int>(threadIdx.x) / p.columns;
+  const int dk = p.args.key_head_dim, dv = p.args.value_head_dim, first = group * kRows;
+  float state[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+    state[i] = block.is_new() || column >= dv || first + i >= dk
+                   ? 0
+                   : block.state()[int64_t{first + i} * dv + column];
+  block.begin();
+  ptx::grid_dependency_wait();
+  block.load(0);
+  block.convolve(0);
+  block.load(1);
+  float o = 0, z = 0;
+  __syncthreads();
+  for (int row = 0; row < num_rows; ++row) {
+    const float* const q = s.vectors[row % 2] + first;
+    const float* const k = q + p.keys;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) {
+      const float4 k4 = *reinterpret_cast<const float4*>(k + i);
+      sum += k4.x * state[i] + k4.y * state[i + 1] + k4.z * state[i + 2] + k4.w * state[i + 3];
+    }
+    s.predicted[threadIdx.x] = sum;
+    if (row + 1 < num_rows) block.convolve(row + 1);
+    block.load(row + 2);
+    __syncthreads();
+    if (group == 0) {
+      if (row > 0) block.store(row - 1, column, o, z);
+      z = block.load_gate(row, column);
+    }
+    const DeltaBlock::Factors f = block.factors(row);
+    float predicted = 0;
+    for (int g = 0; g < p.groups; ++g) predicted += s.predicted[g * p.columns + column];
+    const float v = s.vectors[row % 2][2 * p.keys + column];
+    const float change = f.k * f.beta * (v - f.shrink * f.k * predicted);
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) {
+      const float4 k4 = *reinterpret_cast<const float4*>(k + i), q4 = *reinterpret_cast<const float4*>(q + i);
+      state[i] = f.shrink * state[i] + k4.x * change;
+      state[i + 1] = f.shrink * state[i + 1] + k4.y * change;
+      state[i + 2] = f.shrink * state[i + 2] + k4.z * change;
+      state[i + 3] = f.shrink * state[i + 3] + k4.w * change;
+      sum += q4.x * state[i] + q4.y * state[i + 1] + q4.z * state[i + 2] + q4.w * state[i + 3];
+    }
+    s.outputs[threadIdx.x] = sum;
+    __syncthreads();
+    if (group == 0) {
+      o = 0;
+      for (int g = 0; g < p.groups; ++g) o += s.outputs[g * p.columns + column];
+      o *= f.q;
+      const float squares = warp_sum(o * o);
+      if (threadIdx.x % 32 == 0) s.output_squares[threadIdx.x / 32] = squares;
+    }
+  }
+  __syncthreads();
+  if (group == 0) block.store(num_rows - 1, column, o, z);
+  block.end();
+#pragma unroll
+  for (int i = 0; i < kRows; ++i)
+    if (column < dv && first + i < dk) block.state()[int64_t{first + i} * dv + column] = state[i];
+}
+
+template <int kRows>
+void run(DeltaParams p, int num_sequences) {
+  p.groups = static_cast<int>(ceil_div(p.args.key_head_dim, kRows));
+  p.keys = p.groups * kRows;
+  const int threads = p.groups * p.columns;
+  FP4MOE_CHECK(threads <= kMaxThreads && p.channels <= kMaxChannels * threads,
+               std::to_string(p.channels) + " channels for " + std::to_string(threads) + " threads");
+  prepare_kernel(gated_delta_kernel<kRows>, {.shared_bytes = 64 << 10});
+  launch("gated_delta", gated_delta_kernel<kRows>,
+         {.grid = dim3(static_cast<unsigned>(p.args.num_value_heads), static_cast<unsigned>(num_sequences)),
+          .block = dim3(static_cast<unsigned>(threads)),
+          .shared_bytes = DeltaShared::num_bytes(p),
+          .cluster = static_cast<unsigned>(p.args.num_value_heads / p.args.num_key_heads)},
+         p);
+}
+
+__global__ void __launch_bounds__(kMaxThreads) mul_sigmoid_kernel(const __grid_constant__ MulSigmoidArgs a) {
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const int64_t t = blockIdx.x, i = blockIdx.y * int64_t{kMaxThreads} + threadIdx.x;
+  if (i >= a.x.cols) return;
+  const int64_t head = i / a.head_dim;
+  const float gate = __ldcg(a.gate + t * a.gate_stride + head * a.gate_head_stride + i % a.head_dim);
+  const float factor = 1 / (1 + expf(-gate));
+  if (a.x.dtype == DType::kF32) {
+    float* const x = static_cast<float*>(a.x.data) + t * a.x.cols + i;
+    *x = __ldcg(x) * factor;
+  } else {
+    unsigned short* const x = static_cast<unsigned short*>(a.x.data) + t * a.x.cols + i;
+    *x =
+        __bfloat16_as_ushort(__float2bfloat16_rn(__bfloat162float(__ushort_as_bfloat16(__ldcg(x))) * factor));
+  }
+}
+
+}  // namespace
+
+void gated_delta(const GatedDeltaArgs& args, ThreadPool&) {
+  FP4MOE_CHECK(std::max(args.key_head_dim, args.value_head_dim) <= kMaxDeltaHeadDim && args.conv_width >= 1 &&
+                   args.conv_width <= kMaxConvWidth &&
+                   args.num_value_heads <= kMaxDeltaCluster * args.num_key_heads,
+               "sizes of a delta net");
+  const DeviceBatch& batch = *args.device_batch;
+  DeltaParams p;
+  p.args = args;
+  p.first_row = batch.first_row;
+  p.first_position = batch.first_position;
+  p.slots = batch.slots;
+  p.columns = static_cast<int>(ceil_div(args.value_head_dim, 32)) * 32;
+  p.channels = 2 * args.key_head_dim + args.value_head_dim;
+  const int num_sequences = static_cast<int>(batch.num_sequences);
+  const int64_t rows = ceil_div(args.key_head_dim, kMaxThreads / p.columns);
+  if (rows <= 8)
+    run<8>(p, num_sequences);
+  else if (rows <= 32)
+    run<32>(p, num_sequences);
+  else if (rows <= 64)
+    run<64>(p, num_sequences);
+  else
+    run<128>(p, num_sequences);
+}
+
+void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool&) {
+  launch("mul_sigmoid", mul_sigmoid_kernel,
+         {dim3(static_cast<unsigned>(args.x.rows), static_cast<unsigned>(ceil_div(args.x.cols, kMaxThreads))),
+          dim3(kMaxThreads)},
+         args);
+}
+
+}  // namespace fp4moe::cuda
