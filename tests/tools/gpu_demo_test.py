@@ -28,7 +28,7 @@ LEAST_SCORE = 0.98
 W4A16, W4A8, W4A4 = (5e-3, 6e-2, 0.985), (6e-2, 1, 0.95), (6e-2, 1, 0)
 # The KV cache in 8 bits; docs/numerics.md has the errors.
 FP8_KV, W4A16_FP8_KV = ("--kv-cache-dtype", "fp8_e4m3"), (2e-2, 1, 0.97)
-DEMOS = ["demo-gptoss-mxfp4", "demo-dsv3-nvfp4"]
+DEMOS, DELTA = ["demo-gptoss-mxfp4", "demo-dsv3-nvfp4"], "demo-qwen35-nvfp4"
 FORMS = {"gsm8k": "gsm8k_form.jsonl", "gpqa": "gpqa_form.csv"}
 
 
@@ -92,7 +92,8 @@ class GpuDemo(unittest.TestCase):
                 want = self.logits(model or demo, ids, "--device", "cpu", *cpu, "--fp4-compute", scheme)
             got = values(self.logits(model or demo, ids, "--device", "cuda", "--fp4-compute", scheme, *flags))
             vocab_size, want = want[1][-1], values(want)
-            self.assertEqual(len(got), len(want))
+            self.assertEqual(len(got), len(ids) * vocab_size)
+            got = got[-len(want):]
             rows = [slice(i, i + vocab_size) for i in range(0, len(want), vocab_size)]
             errors = sorted(relative_error(got[r], want[r]) for r in rows)
             median, whole = errors[len(errors) // 2], relative_error(got, want)
@@ -226,6 +227,15 @@ for demo_name in DEMOS:
                 lambda self, d=demo_name, a2a=a2a, rows=rows, more=more: self.check_accuracy_of_ranks(
                     d, "--tp", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", a2a,
                     f"--{a2a}-dispatcher-output-dtype", rows, *more))
+for name, flags in (("one_gpu", ()), ("deterministic", ("--enable-deterministic-inference",)),
+                    ("no_graphs", ("--disable-cuda-graph",)), ("chunks", ("--chunked-prefill-size", "50"))):
+    setattr(GpuDemo, f"test_deltas_{name}_logits", lambda self, f=flags: self.check_logits(DELTA, "w4a16", W4A16, flags=f))
+    setattr(GpuDemo, f"test_deltas_{name}_accuracy", lambda self, f=flags: self.check_accuracy(DELTA, *f))
+GpuDemo.test_deltas_w4a8_accuracy = lambda self: self.check_accuracy(DELTA, "--fp4-compute", "w4a8")
+for tp, ep, more in ((2, 1, ()), (4, 4, ()), (4, 4, ("--dp", "4", "--enable-dp-attention", "--moe-a2a-backend", "deepep")),
+                     (4, 4, ("--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", "deepep"))):
+    setattr(GpuDemo, f"test_deltas_tp{tp}_ep{ep}{'_dp' + more[1] if more else ''}",
+            lambda self, tp=tp, ep=ep, more=more: self.check_ranks(DELTA, "--tp", str(tp), "--ep", str(ep), *more))
 GpuDemo.test_quantised_activations_logits = lambda self: self.check_logits("demo-dsv3-nvfp4", "w4a4", W4A4)
 
 

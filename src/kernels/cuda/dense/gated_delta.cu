@@ -26,8 +26,9 @@ namespace fp4moe::cuda {
 namespace {
 
 constexpr int kMaxThreads = 512, kMaxWarps = kMaxThreads / 32;
-constexpr int kMaxChannels = 3;  // of one thread
-constexpr int kRowsAhead = 8;    // of inputs that are fetched into L2
+constexpr int kRing = 8;  // rows of inputs in shared memory; a power of two
+static_assert(kRing >= kMaxConvWidth);
+constexpr int kRowsAhead = 8;  // of inputs that are fetched into L2
 
 struct DeltaParams {
   GatedDeltaArgs args;
@@ -51,31 +52,37 @@ __device__ float warp_sum(float x) {
 
 // Where a block's data are in shared memory.
 struct DeltaShared {
-  float *inputs, *weights;     // [conv_width, channels]: a ring of inputs by row; the taps
-  float* vectors[2];           // [keys] q, [keys] k, [columns] v of even and odd rows, after the convolution
+  float *inputs, *weights;  // [kRing, channels] of the last rows; [conv_width, channels]: the taps
+  float* vectors;           // [2, vector] of even and odd rows: [keys] q, [keys] k, [columns] v
+  int vector;
   float *predicted, *outputs;  // [groups, columns]: partial sums
-  float2* squares[2];          // [warps]: partial sums of q's and k's squares
+  float2* squares;             // [2, kMaxWarps] of even and odd rows: partial sums of q's and k's squares
   float* output_squares;       // [warps]
+  float4* factors;             // of a row: DeltaFactors
 
   __device__ DeltaShared(const DeltaParams& p, float* base) {
-    const int taps = p.args.conv_width * p.channels, vector = 2 * p.keys + p.columns;
-    vectors[0] = base;
-    vectors[1] = vectors[0] + vector;
-    predicted = vectors[1] + vector;
+    vector = 2 * p.keys + p.columns;
+    vectors = base;
+    predicted = vectors + 2 * vector;
     outputs = predicted + p.groups * p.columns;
-    squares[0] = reinterpret_cast<float2*>(outputs + p.groups * p.columns);
-    squares[1] = squares[0] + kMaxWarps;
-    output_squares = reinterpret_cast<float*>(squares[1] + kMaxWarps);
-    inputs = output_squares + kMaxWarps;
-    weights = inputs + taps;
+    squares = reinterpret_cast<float2*>(outputs + p.groups * p.columns);
+    output_squares = reinterpret_cast<float*>(squares + 2 * kMaxWarps);
+    factors = reinterpret_cast<float4*>(output_squares + kMaxWarps);
+    inputs = output_squares + kMaxWarps + 4;
+    weights = inputs + kRing * p.channels;
   }
+  __device__ float* vectors_of(int row) const { return vectors + row % 2 * vector; }
+  __device__ float2* squares_of(int row) const { return squares + row % 2 * kMaxWarps; }
   static size_t num_bytes(const DeltaParams& p) {
-    const int taps = p.args.conv_width * p.channels, vector = 2 * p.keys + p.columns;
-    return sizeof(float) * static_cast<size_t>(2 * (vector + p.groups * p.columns + taps) + 5 * kMaxWarps);
+    const int taps = (kRing + p.args.conv_width) * p.channels, vector = 2 * p.keys + p.columns;
+    return sizeof(float) *
+           static_cast<size_t>(2 * (vector + p.groups * p.columns) + taps + 5 * kMaxWarps + 4);
   }
 };
 
-// A block's sequence and head, and what does not depend on kRows.
+// A block's sequence and head, and what does not depend on the rows of a thread. A thread has up to kChannels
+// channels.
+template <int kChannels>
 class DeltaBlock {
  public:
   __device__ DeltaBlock(const DeltaParams& p, float* base)
@@ -95,7 +102,7 @@ class DeltaBlock {
   __device__ void begin() {
     const int kept = a_.conv_width - 1;
     for (int i = static_cast<int>(threadIdx.x); i < 2 * (2 * p_.keys + p_.columns); i += blockDim.x)
-      s_.vectors[0][i] = 0;  // also the padding
+      s_.vectors[i] = 0;  // also the padding
     each_channel([&](int c, int) {
       const int64_t channel = channel_of(c);
       for (int i = 0; i < a_.conv_width; ++i)
@@ -121,7 +128,7 @@ class DeltaBlock {
 
   // The convolution of the row that was loaded last.
   __device__ void convolve(int row) {
-    float* const to = s_.vectors[row % 2];
+    float* const to = s_.vectors_of(row);
     const int dk = a_.key_head_dim;
     float of_q = 0, of_k = 0;
     each_channel([&](int c, int i) {
@@ -135,26 +142,22 @@ class DeltaBlock {
       of_k += c >= dk && c < 2 * dk ? x * x : 0;
     });
     of_q = warp_sum(of_q), of_k = warp_sum(of_k);
-    if (threadIdx.x % 32 == 0) s_.squares[row % 2][threadIdx.x / 32] = {of_q, of_k};
-    before_ = now_;
+    if (threadIdx.x % 32 == 0) s_.squares_of(row)[threadIdx.x / 32] = {of_q, of_k};
     now_ = {next_b_, next_a_};
   }
 
-  struct Factors {
-    float q, k, shrink, beta;
-  };
-  // Of a row after its convolution, and that of the row after it if there is one; for all threads.
-  __device__ Factors factors(int row) const {
-    float of_q = 0, of_k = 0;
-    for (int w = 0; w < static_cast<int>(blockDim.x) / 32; ++w) {
-      const float2 part = s_.squares[row % 2][w];
-      of_q += part.x, of_k += part.y;
-    }
-    const float2 gates = row + 1 < num_rows_ ? before_ : now_;
-    return {1 / sqrtf(of_q + kDeltaNormEps) / sqrtf(static_cast<float>(a_.key_head_dim)),
-            1 / sqrtf(of_k + kDeltaNormEps),
-            expf(__ldg(a_.decay + head_) * softplus(gates.y + __ldg(a_.dt_bias + head_))),
-            1 / (1 + expf(-gates.x))};
+  // The factors of a row whose convolution is complete, by the last warp, for all threads: of q, of k, of the
+  // state, and beta.
+  __device__ void put_factors(int row) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32, num_warps = static_cast<int>(blockDim.x) / 32;
+    if (static_cast<int>(threadIdx.x) / 32 != num_warps - 1) return;
+    const float2 part = lane < num_warps ? s_.squares_of(row)[lane] : float2{0, 0};
+    const float of_q = warp_sum(part.x), of_k = warp_sum(part.y);
+    if (lane != 0) return;
+    *s_.factors = {1 / sqrtf(of_q + kDeltaNormEps) / sqrtf(static_cast<float>(a_.key_head_dim)),
+                   1 / sqrtf(of_k + kDeltaNormEps),
+                   expf(__ldg(a_.decay + head_) * softplus(now_.y + __ldg(a_.dt_bias + head_))),
+                   1 / (1 + expf(-now_.x))};
   }
 
   __device__ float load_gate(int row, int column) const {
@@ -192,7 +195,7 @@ class DeltaBlock {
   template <class Function>
   __device__ void each_channel(const Function& function) const {
 #pragma unroll
-    for (int i = 0; i < kMaxChannels; ++i)
+    for (int i = 0; i < kChannels; ++i)
       if (const int c = static_cast<int>(threadIdx.x + i * blockDim.x); c < p_.channels) function(c, i);
   }
   __device__ int64_t channel_of(int c) const {
@@ -202,9 +205,7 @@ class DeltaBlock {
     return 2 * keys + int64_t{head_} * a_.value_head_dim + c - 2 * dk;
   }
   // The input of a row, or of one of the conv_width - 1 rows before the first.
-  __device__ float& input(int row, int c) const {
-    return s_.inputs[(row + a_.conv_width) % a_.conv_width * p_.channels + c];
-  }
+  __device__ float& input(int row, int c) const { return s_.inputs[(row & (kRing - 1)) * p_.channels + c]; }
   static __device__ void prefetch(const float* at) { asm volatile("prefetch.global.L2 [%0];" ::"l"(at)); }
 
   const DeltaParams& p_;
@@ -213,17 +214,17 @@ class DeltaBlock {
   const int head_;
   int key_head_, first_row_, num_rows_, slot_;
   bool is_new_;
-  float next_[kMaxChannels], next_b_, next_a_;
-  float2 before_, now_;  // b and a of the last two rows that were convolved
+  float next_[kChannels], next_b_, next_a_;
+  float2 now_;  // b and a of the row that was convolved last
 };
 
 // Grid (Hv, sequences). Between two barriers of a row, threads also convolve the next row and store the
 // output of the row before.
-template <int kRows>
+template <int kRows, int kChannels>
 __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __grid_constant__ DeltaParams p) {
   extern __shared__ float base[];
   ptx::grid_dependents_launch();
-  DeltaBlock block(p, base);
+  DeltaBlock<kChannels> block(p, base);
   const int num_rows = block.num_rows();
   if (num_rows == 0) return;  // all blocks of the cluster
   const DeltaShared& s = block.shared();
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
   float o = 0, z = 0;
   __syncthreads();
   for (int row = 0; row < num_rows; ++row) {
-    const float* const q = s.vectors[row % 2] + first;
+    const float* const q = s.vectors_of(row) + first;
     const float* const k = q + p.keys;
     float sum = 0;
 #pragma unroll
@@ -253,6 +254,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
       sum += k4.x * state[i] + k4.y * state[i + 1] + k4.z * state[i + 2] + k4.w * state[i + 3];
     }
     s.predicted[threadIdx.x] = sum;
+    block.put_factors(row);
     if (row + 1 < num_rows) block.convolve(row + 1);
     block.load(row + 2);
     __syncthreads();
@@ -260,19 +262,19 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
       if (row > 0) block.store(row - 1, column, o, z);
       z = block.load_gate(row, column);
     }
-    const DeltaBlock::Factors f = block.factors(row);
+    const float4 f = *s.factors;
     float predicted = 0;
     for (int g = 0; g < p.groups; ++g) predicted += s.predicted[g * p.columns + column];
-    const float v = s.vectors[row % 2][2 * p.keys + column];
-    const float change = f.k * f.beta * (v - f.shrink * f.k * predicted);
+    const float v = s.vectors_of(row)[2 * p.keys + column];
+    const float change = f.y * f.w * (v - f.z * f.y * predicted);
     sum = 0;
 #pragma unroll
     for (int i = 0; i < kRows; i += 4) {
       const float4 k4 = *reinterpret_cast<const float4*>(k + i), q4 = *reinterpret_cast<const float4*>(q + i);
-      state[i] = f.shrink * state[i] + k4.x * change;
-      state[i + 1] = f.shrink * state[i + 1] + k4.y * change;
-      state[i + 2] = f.shrink * state[i + 2] + k4.z * change;
-      state[i + 3] = f.shrink * state[i + 3] + k4.w * change;
+      state[i] = f.z * state[i] + k4.x * change;
+      state[i + 1] = f.z * state[i + 1] + k4.y * change;
+      state[i + 2] = f.z * state[i + 2] + k4.z * change;
+      state[i + 3] = f.z * state[i + 3] + k4.w * change;
       sum += q4.x * state[i] + q4.y * state[i + 1] + q4.z * state[i + 2] + q4.w * state[i + 3];
     }
     s.outputs[threadIdx.x] = sum;
@@ -280,7 +282,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
     if (group == 0) {
       o = 0;
       for (int g = 0; g < p.groups; ++g) o += s.outputs[g * p.columns + column];
-      o *= f.q;
+      o *= f.x;
       const float squares = warp_sum(o * o);
       if (threadIdx.x % 32 == 0) s.output_squares[threadIdx.x / 32] = squares;
     }
@@ -293,20 +295,28 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
     if (column < dv && first + i < dk) block.state()[int64_t{first + i} * dv + column] = state[i];
 }
 
+template <int kRows, int kChannels>
+void run(const DeltaParams& p, int num_sequences) {
+  const unsigned threads = static_cast<unsigned>(p.groups * p.columns);
+  FP4MOE_CHECK(threads <= kMaxThreads && p.channels <= static_cast<int>(kChannels * threads),
+               std::to_string(p.channels) + " channels for " + std::to_string(threads) + " threads");
+  prepare_kernel(gated_delta_kernel<kRows, kChannels>, {.shared_bytes = 80 << 10});
+  launch("gated_delta", gated_delta_kernel<kRows, kChannels>,
+         {.grid = dim3(static_cast<unsigned>(p.args.num_value_heads), static_cast<unsigned>(num_sequences)),
+          .block = dim3(threads),
+          .shared_bytes = DeltaShared::num_bytes(p),
+          .cluster = static_cast<unsigned>(p.args.num_value_heads / p.args.num_key_heads)},
+         p);
+}
+
 template <int kRows>
 void run(DeltaParams p, int num_sequences) {
   p.groups = static_cast<int>(ceil_div(p.args.key_head_dim, kRows));
   p.keys = p.groups * kRows;
-  const int threads = p.groups * p.columns;
-  FP4MOE_CHECK(threads <= kMaxThreads && p.channels <= kMaxChannels * threads,
-               std::to_string(p.channels) + " channels for " + std::to_string(threads) + " threads");
-  prepare_kernel(gated_delta_kernel<kRows>, {.shared_bytes = 64 << 10});
-  launch("gated_delta", gated_delta_kernel<kRows>,
-         {.grid = dim3(static_cast<unsigned>(p.args.num_value_heads), static_cast<unsigned>(num_sequences)),
-          .block = dim3(static_cast<unsigned>(threads)),
-          .shared_bytes = DeltaShared::num_bytes(p),
-          .cluster = static_cast<unsigned>(p.args.num_value_heads / p.args.num_key_heads)},
-         p);
+  if (p.channels <= p.groups * p.columns)
+    run<kRows, 1>(p, num_sequences);
+  else
+    run<kRows, 3>(p, num_sequences);
 }
 
 __global__ void __launch_bounds__(kMaxThreads) mul_sigmoid_kernel(const __grid_constant__ MulSigmoidArgs a) {
