@@ -16,8 +16,7 @@
 
 namespace fp4moe {
 
-// Large because an executor has many one-line queries. One fake model with separate KV pages per group. If
-// `fail` is set, the next step fails permanently.
+// One fake model with separate pages per group; `fail`: the next step fails. Large because Executor is large.
 class FakeExecutor : public Executor {
  public:
   FakeExecutor(FakeModel& model, const LoopShape& shape)

@@ -58,7 +58,7 @@ struct DeltaShared {
   float *predicted, *outputs;  // [groups, columns]: partial sums
   float2* squares;             // [2, kMaxWarps] of even and odd rows: partial sums of q's and k's squares
   float* output_squares;       // [warps]
-  float4* factors;             // of a row: DeltaFactors
+  float4* factors;             // of a row: put_factors()
 
   __device__ DeltaShared(const DeltaParams& p, float* base) {
     vector = 2 * p.keys + p.columns;
@@ -218,6 +218,65 @@ class DeltaBlock {
   float2 now_;  // b and a of the row that was convolved last
 };
 
+// A thread's rows of one column of the state, in registers.
+template <int kRows>
+class StateColumn {
+ public:
+  __device__ StateColumn(const DeltaParams& p, float* state, int group, int column)
+      : state_(state + column), dv_(p.args.value_head_dim), first_(group * kRows) {
+    num_rows_ = column < dv_ ? min(kRows, p.args.key_head_dim - first_) : 0;
+  }
+  __device__ void load(bool is_new) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) s_[i] = is_new || i >= num_rows_ ? 0 : *at(i);
+  }
+  __device__ void store() const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      if (i < num_rows_) *at(i) = s_[i];
+  }
+  // k^T S over the rows; k: of the head.
+  __device__ float dot(const float* k) const {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) {
+      const float4 k4 = four(k, i);
+      sum += k4.x * s_[i] + k4.y * s_[i + 1] + k4.z * s_[i + 2] + k4.w * s_[i + 3];
+    }
+    return sum;
+  }
+  // S <- shrink S + k change; returns q^T S over the rows.
+  __device__ float update(float shrink, float change, const float* k, const float* q) {
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kRows; i += 4) {
+      const float4 k4 = four(k, i), q4 = four(q, i);
+      s_[i] = shrink * s_[i] + k4.x * change;
+      s_[i + 1] = shrink * s_[i + 1] + k4.y * change;
+      s_[i + 2] = shrink * s_[i + 2] + k4.z * change;
+      s_[i + 3] = shrink * s_[i + 3] + k4.w * change;
+      sum += q4.x * s_[i] + q4.y * s_[i + 1] + q4.z * s_[i + 2] + q4.w * s_[i + 3];
+    }
+    return sum;
+  }
+
+ private:
+  __device__ float* at(int row) const { return state_ + int64_t{first_ + row} * dv_; }
+  __device__ float4 four(const float* x, int row) const {
+    return *reinterpret_cast<const float4*>(x + first_ + row);
+  }
+  float* const state_;
+  const int dv_, first_;
+  int num_rows_;
+  float s_[kRows];
+};
+
+__device__ float sum_of_groups(const DeltaParams& p, const float* parts, int column) {
+  float sum = 0;
+  for (int g = 0; g < p.groups; ++g) sum += parts[g * p.columns + column];
+  return sum;
+}
+
 // Grid (Hv, sequences). Between two barriers of a row, threads also convolve the next row and store the
 // output of the row before.
 template <int kRows, int kChannels>
@@ -228,15 +287,10 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
   const int num_rows = block.num_rows();
   if (num_rows == 0) return;  // all blocks of the cluster
   const DeltaShared& s = block.shared();
-  const int column = static_cast<int>(threadIdx.x) % p.columns,
-            group = static_cast<int>(threadIdx.x) / p.columns;
-  const int dk = p.args.key_head_dim, dv = p.args.value_head_dim, first = group * kRows;
-  float state[kRows];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i)
-    state[i] = block.is_new() || column >= dv || first + i >= dk
-                   ? 0
-                   : block.state()[int64_t{first + i} * dv + column];
+  const int group = static_cast<int>(threadIdx.x) / p.columns,
+            column = static_cast<int>(threadIdx.x) % p.columns;
+  StateColumn<kRows> state(p, block.state(), group, column);
+  state.load(block.is_new());
   block.begin();
   ptx::grid_dependency_wait();
   block.load(0);
@@ -245,15 +299,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
   float o = 0, z = 0;
   __syncthreads();
   for (int row = 0; row < num_rows; ++row) {
-    const float* const q = s.vectors_of(row) + first;
+    const float* const q = s.vectors_of(row);
     const float* const k = q + p.keys;
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < kRows; i += 4) {
-      const float4 k4 = *reinterpret_cast<const float4*>(k + i);
-      sum += k4.x * state[i] + k4.y * state[i + 1] + k4.z * state[i + 2] + k4.w * state[i + 3];
-    }
-    s.predicted[threadIdx.x] = sum;
+    s.predicted[threadIdx.x] = state.dot(k);
     block.put_factors(row);
     if (row + 1 < num_rows) block.convolve(row + 1);
     block.load(row + 2);
@@ -263,26 +311,12 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
       z = block.load_gate(row, column);
     }
     const float4 f = *s.factors;
-    float predicted = 0;
-    for (int g = 0; g < p.groups; ++g) predicted += s.predicted[g * p.columns + column];
-    const float v = s.vectors_of(row)[2 * p.keys + column];
-    const float change = f.y * f.w * (v - f.z * f.y * predicted);
-    sum = 0;
-#pragma unroll
-    for (int i = 0; i < kRows; i += 4) {
-      const float4 k4 = *reinterpret_cast<const float4*>(k + i), q4 = *reinterpret_cast<const float4*>(q + i);
-      state[i] = f.z * state[i] + k4.x * change;
-      state[i + 1] = f.z * state[i + 1] + k4.y * change;
-      state[i + 2] = f.z * state[i + 2] + k4.z * change;
-      state[i + 3] = f.z * state[i + 3] + k4.w * change;
-      sum += q4.x * state[i] + q4.y * state[i + 1] + q4.z * state[i + 2] + q4.w * state[i + 3];
-    }
-    s.outputs[threadIdx.x] = sum;
+    const float v = q[2 * p.keys + column];
+    const float change = f.y * f.w * (v - f.z * f.y * sum_of_groups(p, s.predicted, column));
+    s.outputs[threadIdx.x] = state.update(f.z, change, k, q);
     __syncthreads();
     if (group == 0) {
-      o = 0;
-      for (int g = 0; g < p.groups; ++g) o += s.outputs[g * p.columns + column];
-      o *= f.x;
+      o = f.x * sum_of_groups(p, s.outputs, column);
       const float squares = warp_sum(o * o);
       if (threadIdx.x % 32 == 0) s.output_squares[threadIdx.x / 32] = squares;
     }
@@ -290,9 +324,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
   __syncthreads();
   if (group == 0) block.store(num_rows - 1, column, o, z);
   block.end();
-#pragma unroll
-  for (int i = 0; i < kRows; ++i)
-    if (column < dv && first + i < dk) block.state()[int64_t{first + i} * dv + column] = state[i];
+  state.store();
 }
 
 template <int kRows, int kChannels>
