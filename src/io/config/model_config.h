@@ -12,6 +12,7 @@
 #include "base/dtype.h"
 #include "fp4moe/request.h"
 #include "fp4moe/status.h"
+#include "io/config/module_patterns.h"
 
 namespace fp4moe {
 
@@ -53,9 +54,9 @@ struct QuantConfig {
   int group_size = 0;       // 32 for MXFP4, 16 for NVFP4
   std::string declared_by;  // the declaring file and key, for messages
   // Patterns for names_module() in quant_config.h; callers use is_excluded() instead.
-  std::vector<std::string> exclude_modules;    // not in FP4: bf16, or FP8 if their tensors are
-  std::vector<std::string> include_modules;    // in FP4; empty: all linear layers that are not excluded
-  std::vector<std::string> fp8_modules;        // declared as FP8; "Linear": all linear layers not in FP4
+  ModulePatterns exclude_modules;              // not in FP4: bf16, or FP8 if their tensors are
+  ModulePatterns include_modules;              // in FP4; empty: all linear layers that are not excluded
+  ModulePatterns fp8_modules;                  // declared as FP8; "Linear": all linear layers not in FP4
   std::vector<ModuleAlgorithm> other_modules;  // refused, unless they belong to MTP layers
   std::string text_prefix;    // ModelConfig::text_prefix, with which patterns may name modules
   std::string kv_cache_type;  // the declared type of the KV cache, such as "FP8"; empty: none declared

@@ -2,6 +2,7 @@
 #include <array>
 #include <vector>
 
+#include "io/config/module_patterns.h"
 #include "io/config/quant_config.h"
 #include "io/config/tensor_names.h"
 #include "io/tokenizer/split_pattern.h"
@@ -74,22 +75,49 @@ bool names_module(const std::string& pattern, std::string_view module) {
   return matches(name) || (name != module && matches(module)) || is_part_of_fused(wanted, name);
 }
 
+void ModulePatterns::push_back(std::string pattern) {
+  const bool has_special = pattern.starts_with("re:") || pattern.find_first_of("*?") != std::string::npos;
+  const std::string name = text_model_name(pattern);
+  const std::string_view part = split_last(name).second;
+  const bool is_full = !has_special && name.find('.') != std::string::npos && part.size() < name.size() &&
+                       std::find(kFusedParts.begin(), kFusedParts.end(), part) == kFusedParts.end();
+  if (is_full)
+    full_names_.insert(name);
+  else
+    others_.push_back(pattern);
+  all_.push_back(std::move(pattern));
+}
+
+// Looks for the module and its parents.
+bool ModulePatterns::has_full_name(std::string_view module) const {
+  for (size_t end = module.size(); end != std::string_view::npos && end > 0; end = module.rfind('.', end - 1))
+    if (full_names_.contains(std::string(module.substr(0, end)))) return true;
+  return false;
+}
+
+bool ModulePatterns::name(std::string_view stored) const {
+  if (!full_names_.empty()) {
+    const std::string of_text_model = text_model_name(stored);
+    if (has_full_name(of_text_model) || (of_text_model != stored && has_full_name(stored))) return true;
+  }
+  return std::ranges::any_of(others_,
+                             [&](const std::string& pattern) { return names_module(pattern, stored); });
+}
+
 bool is_excluded(const QuantConfig& quant, std::string_view module) {
-  const std::string stored = stored_name(quant.text_prefix, module);
-  const auto names = [&](const std::string& pattern) { return names_module(pattern, stored); };
   if (quant.method == QuantMethod::kNone) return true;
-  if (std::any_of(quant.exclude_modules.begin(), quant.exclude_modules.end(), names)) return true;
-  return !quant.include_modules.empty() &&
-         std::none_of(quant.include_modules.begin(), quant.include_modules.end(), names);
+  const std::string stored = stored_name(quant.text_prefix, module);
+  return quant.exclude_modules.name(stored) ||
+         (!quant.include_modules.empty() && !quant.include_modules.name(stored));
 }
 
 bool is_declared_fp8(const QuantConfig& quant, std::string_view module) {
   const std::string stored = stored_name(quant.text_prefix, module);
-  const auto names = [&](const std::string& pattern) { return names_module(pattern, stored); };
-  if (std::any_of(quant.exclude_modules.begin(), quant.exclude_modules.end(), names)) return false;
-  if (std::any_of(quant.fp8_modules.begin(), quant.fp8_modules.end(), names)) return true;
-  const auto linear = std::find(quant.fp8_modules.begin(), quant.fp8_modules.end(), "Linear");
-  return linear != quant.fp8_modules.end() && module != "lm_head" && is_excluded(quant, module);
+  if (quant.exclude_modules.name(stored)) return false;
+  if (quant.fp8_modules.name(stored)) return true;
+  const std::vector<std::string>& fp8 = quant.fp8_modules.all();
+  return std::find(fp8.begin(), fp8.end(), "Linear") != fp8.end() && module != "lm_head" &&
+         is_excluded(quant, module);
 }
 
 }  // namespace fp4moe

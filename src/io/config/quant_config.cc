@@ -28,7 +28,8 @@ bool is_modelopt_fp8(const std::string& algorithm) {
 }
 
 // Appends the patterns under `key` and checks that the regular expressions among them compile.
-void append_patterns(JsonFields& fields, const char* key, std::vector<std::string>& patterns) {
+template <class Patterns>
+void append_patterns(JsonFields& fields, const char* key, Patterns& patterns) {
   std::vector<std::string> more;
   fields.read_strings(key, more);
   for (const std::string& pattern : more) {
@@ -179,8 +180,7 @@ Status read_mixed(JsonFields& fields, const std::vector<WeightGroup>& groups, Qu
     quant.include_modules = {"*.mlp.experts", "*.ffn.experts"};
   else
     for (const WeightGroup& group : groups)
-      if (group.num_bits == 4)
-        quant.include_modules.insert(quant.include_modules.end(), group.targets.begin(), group.targets.end());
+      if (group.num_bits == 4) quant.include_modules.append(group.targets);
   FP4MOE_RETURN_IF_ERROR(fields.status());
   if (quant.include_modules.empty())
     return unsupported_declaration(fields.where() +

@@ -34,7 +34,7 @@ TEST(ModelConfig, ReadsGptOss) {
   EXPECT_EQ(config->eos_token_ids, (std::vector<int32_t>{0, 2}));
   EXPECT_EQ(config->quant.method, QuantMethod::kMxfp4GptOss);
   EXPECT_EQ(config->quant.group_size, 32);
-  EXPECT_EQ(config->quant.exclude_modules, std::vector<std::string>{"lm_head"});
+  EXPECT_EQ(config->quant.exclude_modules.all(), std::vector<std::string>{"lm_head"});
   EXPECT_EQ(config->rope.type, RopeConfig::Type::kYarn);  // the stock class's default
 }
 
@@ -290,7 +290,7 @@ TEST(ModelConfig, ReadsTheFlatModelOptDeclaration) {
   const auto config = flat(R"("ignore": ["lm_head", "model.layers.0*"], )" + groups);
   ASSERT_TRUE(is_ok(config));
   EXPECT_EQ(config->quant.method, QuantMethod::kModelOptNvfp4);
-  EXPECT_EQ(config->quant.exclude_modules.size(), 2u);
+  EXPECT_EQ(config->quant.exclude_modules.all().size(), 2u);
   EXPECT_TRUE(is_ok(flat(groups, kNvfp4)));
   EXPECT_TRUE(
       fails_with(flat(R"("group_size": 32)"), StatusCode::kInvalidArgument, {"group_size = 32", "16"}));

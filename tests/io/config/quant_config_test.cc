@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <random>
+
 #include <string>
 
 #include "io/checkpoint/mtp_layers.h"
@@ -107,6 +109,36 @@ TEST(Fp8, StoredNamesOfMultimodalCheckpointsMatch) {
   EXPECT_FALSE(is_declared_fp8(quant, "model.layers.2.self_attn.q_proj"));
   quant.exclude_modules = {"re:model\\.language_model\\.layers\\.0"};
   EXPECT_FALSE(is_declared_fp8(quant, "model.layers.0.self_attn.q_proj"));
+}
+
+// Full names are looked up; the answer is that of matching the patterns one by one.
+TEST(ModulePatterns, AreMatchedAsOneByOne) {
+  const std::vector<std::string> parts = {"model",    "language_model",
+                                          "layers",   "0",
+                                          "1",        "mlp",
+                                          "experts",  "self_attn",
+                                          "q_a_proj", "fused_qkv_a_proj_with_mqa",
+                                          "up_proj",  "*",
+                                          "?"};
+  std::mt19937 random(7);
+  const auto draw = [&](size_t num_kinds) {
+    std::string name = parts[random() % num_kinds];
+    for (size_t n = random() % 6; n > 0; --n) name += "." + parts[random() % num_kinds];
+    return name;
+  };
+  int num_named = 0;
+  for (int round = 0; round < 3000; ++round) {
+    ModulePatterns patterns;
+    for (int i = 0; i < 3; ++i) patterns.push_back(draw(round % 2 == 0 ? parts.size() : parts.size() - 2));
+    if (round % 7 == 0) patterns.push_back("re:model\\.layers\\.0.*up_proj");
+    const std::string module = draw(parts.size() - 2);
+    const bool expected = std::ranges::any_of(
+        patterns.all(), [&](const std::string& pattern) { return names_module(pattern, module); });
+    EXPECT_EQ(patterns.name(module), expected) << module << " by " << testing::PrintToString(patterns.all());
+    num_named += expected;
+  }
+  EXPECT_GT(num_named, 300);
+  EXPECT_LT(num_named, 2700);
 }
 
 TEST(ModelOpt, BothSpellingsOfTheExclusionsAreRead) {
