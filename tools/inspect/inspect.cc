@@ -61,9 +61,9 @@ Report config_report(const ModelConfig& c) {
                    {"quantization", quant_method_name(c.quant.method)},
                    {"group_size", c.quant.group_size},
                    {"declared_by", c.quant.declared_by},
-                   {"exclude_modules", c.quant.exclude_modules}};
-  if (!c.quant.include_modules.empty()) report["fp4_modules"] = c.quant.include_modules;
-  if (!c.quant.fp8_modules.empty()) report["fp8_modules"] = c.quant.fp8_modules;
+                   {"exclude_modules", c.quant.exclude_modules.all()}};
+  if (!c.quant.include_modules.empty()) report["fp4_modules"] = c.quant.include_modules.all();
+  if (!c.quant.fp8_modules.empty()) report["fp8_modules"] = c.quant.fp8_modules.all();
   if (!c.quant.kv_cache_type.empty()) report["kv_cache"] = c.quant.kv_cache_type;
   return report;
 }
