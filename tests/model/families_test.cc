@@ -326,21 +326,26 @@ INSTANTIATE_TEST_SUITE_P(Families, ScaledKvCache,
                          testing::Values("h192_i96_yarn", "dsv3_h96_modelopt_yarn",
                                          "qwen3_h96_fused_old_rope"));
 
+// `errors` is empty if something failed. run.folder: a demo with reference logits of the scheme.
+Agreement run_demo(const LogitsRun& run, int prompt_number, const char* fp4_compute) {
+  const std::string name = "prompt_" + std::to_string(prompt_number);
+  const auto prompt = read_reference(run.folder + "/reference_logits.safetensors", name + ".input_ids",
+                                     name + ".logits_" + fp4_compute);
+  EXPECT_TRUE(prompt.ok()) << prompt.status().to_string();
+  if (!prompt.ok()) return {};
+  const auto logits = compute_logits(run, prompt->ids);
+  EXPECT_TRUE(logits.ok()) << logits.status().to_string();
+  return logits.ok() ? agreement(*logits, *prompt) : Agreement{};
+}
+
 class Demo : public testing::TestWithParam<int> {
  protected:
   Agreement run(const char* fp4_compute, bool reference, const char* kv_cache_dtype = "auto",
                 const char* dense_quant = "none") const {
-    const std::string name = "prompt_" + std::to_string(GetParam());
-    const auto prompt = read_reference(FP4MOE_DSV3_DEMO "/reference_logits.safetensors", name + ".input_ids",
-                                       name + ".logits_" + fp4_compute);
-    EXPECT_TRUE(prompt.ok()) << prompt.status().to_string();
-    if (!prompt.ok()) return {};
     LogitsRun run{FP4MOE_DSV3_DEMO, flags_of(fp4_compute, reference)};
     run.flags.kv_cache_dtype = kv_cache_dtype;
     run.flags.dense_quant = dense_quant;
-    const auto logits = compute_logits(run, prompt->ids);
-    EXPECT_TRUE(logits.ok()) << logits.status().to_string();
-    return logits.ok() ? agreement(*logits, *prompt) : Agreement{};
+    return run_demo(run, GetParam(), fp4_compute);
   }
 };
 
@@ -428,14 +433,7 @@ INSTANTIATE_TEST_SUITE_P(Prompts, Demo, testing::Values(0, 1));
 class DeltaDemo : public testing::TestWithParam<int> {
  protected:
   Agreement run(bool reference, int64_t chunk) const {
-    const std::string name = "prompt_" + std::to_string(GetParam());
-    const auto prompt = read_reference(FP4MOE_DELTA_DEMO "/reference_logits.safetensors", name + ".input_ids",
-                                       name + ".logits_w4a16");
-    EXPECT_TRUE(prompt.ok()) << prompt.status().to_string();
-    if (!prompt.ok()) return {};
-    const auto logits = compute_logits({FP4MOE_DELTA_DEMO, flags_of("w4a16", reference), chunk}, prompt->ids);
-    EXPECT_TRUE(logits.ok()) << logits.status().to_string();
-    return logits.ok() ? agreement(*logits, *prompt) : Agreement{};
+    return run_demo({FP4MOE_DELTA_DEMO, flags_of("w4a16", reference), chunk}, GetParam(), "w4a16");
   }
 };
 

@@ -143,39 +143,30 @@ TEST_P(ModelDraft, WrongDraftsChangeNothing) {
   loop->finish();
 }
 
-// Logits that are not finite draft nothing: at first, or after some drafts of a chain.
+// Runs a draft model that is always right, but at lengths that `period` divides has the logit `last` for id
+// 280. The drafts end there: at first, or after some drafts of a chain.
+void expect_drafts_end(float last, size_t period, const Way& way) {
+  const auto draft = [=](std::span<const int32_t> history, std::span<float> logits) {
+    hashed_choice(history, logits);
+    if (history.size() % period == 0) logits[280] = last;
+  };
+  Drafting loop(hashed_choice, draft, {}, way);
+  TestLoop plain(hashed_choice);
+  const Answer answer = loop->run({1, 2}, endless(50));
+  EXPECT_EQ(answer.token_ids, plain.run({1, 2}, endless(50)).token_ids);
+  EXPECT_EQ(answer.last.spec_num_correct_drafts, answer.last.spec_num_proposed_drafts);
+  EXPECT_EQ(answer.last.spec_num_proposed_drafts > 0, period > 1);
+  loop->finish();
+}
+
 TEST_P(ModelDraft, EndsAtALogitThatIsNotFinite) {
   for (const float bad : {std::nanf(""), INFINITY, -INFINITY})
-    for (const size_t period : {1u, 3u}) {
-      const auto draft = [=](std::span<const int32_t> history, std::span<float> logits) {
-        hashed_choice(history, logits);
-        if (history.size() % period == 0) logits[280] = bad;
-      };
-      Drafting loop(hashed_choice, draft, {}, GetParam());
-      TestLoop plain(hashed_choice);
-      const Answer answer = loop->run({1, 2}, endless(50));
-      EXPECT_EQ(answer.token_ids, plain.run({1, 2}, endless(50)).token_ids);
-      EXPECT_EQ(answer.last.spec_num_correct_drafts, answer.last.spec_num_proposed_drafts);
-      EXPECT_EQ(answer.last.spec_num_proposed_drafts > 0, period > 1);
-      loop->finish();
-    }
+    for (const size_t period : {1u, 3u}) expect_drafts_end(bad, period, GetParam());
 }
 
 // Id 280 has no token, so a draft of it could only be wrong.
 TEST_P(ModelDraft, EndsAtAnIdWithoutAToken) {
-  for (const size_t period : {1u, 3u}) {
-    const auto draft = [=](std::span<const int32_t> history, std::span<float> logits) {
-      hashed_choice(history, logits);
-      if (history.size() % period == 0) logits[280] = 100;
-    };
-    Drafting loop(hashed_choice, draft, {}, GetParam());
-    TestLoop plain(hashed_choice);
-    const Answer answer = loop->run({1, 2}, endless(50));
-    EXPECT_EQ(answer.token_ids, plain.run({1, 2}, endless(50)).token_ids);
-    EXPECT_EQ(answer.last.spec_num_correct_drafts, answer.last.spec_num_proposed_drafts);
-    EXPECT_EQ(answer.last.spec_num_proposed_drafts > 0, period > 1);
-    loop->finish();
-  }
+  for (const size_t period : {1u, 3u}) expect_drafts_end(100, period, GetParam());
 }
 
 // Positions from max_positions on have no draft rows; the output goes on.

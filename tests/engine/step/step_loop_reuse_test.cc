@@ -1,18 +1,10 @@
 // The step loop with shared prefixes: it reuses them, and outputs do not change.
 #include <gtest/gtest.h>
 
-#include <random>
-
-#include "engine/test_loop.h"
+#include "engine/conversations.h"
 
 namespace fp4moe {
 namespace {
-
-SamplingParams exactly(int64_t num_tokens) {
-  SamplingParams sampling = greedy(num_tokens);
-  sampling.ignore_eos = true;
-  return sampling;
-}
 
 // Layer 1 has a window and pages of its own: those that one sequence needs, and `surplus` more.
 void use_window(LoopShape& shape, int64_t window, int64_t surplus) {
@@ -108,7 +100,7 @@ TEST(StepLoopReuse, NothingOfAFailedRequestIsReused) {
 // contains the previous turn's prompt and output. Every output depends only on its own history.
 TEST(StepLoopReuse, ConversationsAreThoseOfEachAlone) {
   std::mt19937 random(11);
-  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  const auto below = [&](int n) { return fp4moe::below(random, n); };
   int64_t num_cached = 0, num_retracted = 0, num_cached_with_window = 0;
   for (int round = 0; round < 32; ++round) {
     LoopShape shape{.page_size = 1 + round % 5,
@@ -122,26 +114,10 @@ TEST(StepLoopReuse, ConversationsAreThoseOfEachAlone) {
     if (round >= 16) use_window(shape, 1 + below(20), below(20));
     TestLoop loop(hashed_logits, shape);
     const std::vector<int32_t> system(static_cast<size_t>(below(20)), 200);
-    std::vector<std::vector<int32_t>> histories(8, system);
-    for (int turn = 0; turn < 3; ++turn) {
-      std::vector<Collector> collectors(histories.size());
-      for (size_t i = 0; i < histories.size(); ++i) {
-        for (int n = 1 + below(6); n > 0; --n) histories[i].push_back(below(3));
-        const std::string id = std::to_string(turn) + " " + std::to_string(i);
-        ASSERT_TRUE(loop->submit({id, histories[i], exactly(12)}, collectors[i].callback()).ok());
-        Collector twin;
-        if (below(3) == 0) {
-          ASSERT_TRUE(loop->submit({id + " twin", histories[i], exactly(12)}, twin.callback()).ok());
-          loop->cancel(id + " twin");
-          twin.wait();
-        }
-      }
-      for (size_t i = 0; i < histories.size(); ++i) {
-        const Answer& answer = collectors[i].wait();
-        EXPECT_EQ(answer.token_ids, expected_greedy(histories[i], 12)) << "round " << round;
-        histories[i].insert(histories[i].end(), answer.token_ids.begin(), answer.token_ids.end());
-      }
-    }
+    run_conversations(
+        loop, std::vector<std::vector<int32_t>>(8, system), random,
+        [](const std::vector<int32_t>& prompt, int64_t n) { return expected_greedy(prompt, n); },
+        "round " + std::to_string(round));
     const EngineStats stats = loop.finish();
     num_cached += stats.cached_tokens_total;
     num_cached_with_window += round >= 16 ? stats.cached_tokens_total : 0;
@@ -155,7 +131,7 @@ TEST(StepLoopReuse, ConversationsAreThoseOfEachAlone) {
 // 64 streams, cancelled at random times, with few window pages: neither group of pages leaks one.
 TEST(StepLoopReuse, CancelledStreamsLeakNoPage) {
   std::mt19937 random(17);
-  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  const auto below = [&](int n) { return fp4moe::below(random, n); };
   for (const bool samples : {false, true}) {
     LoopShape shape{
         .num_pages = 90,

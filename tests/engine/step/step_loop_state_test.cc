@@ -2,19 +2,11 @@
 // an output, and no slot leaks.
 #include <gtest/gtest.h>
 
-#include <random>
-
-#include "engine/test_loop.h"
+#include "engine/conversations.h"
 #include "support/eventually.h"
 
 namespace fp4moe {
 namespace {
-
-SamplingParams exactly(int64_t num_tokens) {
-  SamplingParams sampling = greedy(num_tokens);
-  sampling.ignore_eos = true;
-  return sampling;
-}
 
 std::vector<int32_t> expected(const std::vector<int32_t>& prompt, int64_t num_tokens) {
   return expected_greedy(prompt, num_tokens, hashed_logits_and_state);
@@ -132,10 +124,10 @@ TEST(StepLoopState, AFailedStepLeavesNoSnapshot) {
 }
 
 // Conversations with few pages and few slots, several groups, both kinds of executor, and cancelled requests.
-// Each turn contains the previous turn's prompt and output. Every output depends only on its own history.
+// Every output depends only on its own history.
 TEST(StepLoopState, ConversationsAreThoseOfEachAlone) {
   std::mt19937 random(11);
-  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  const auto below = [&](int n) { return fp4moe::below(random, n); };
   int64_t num_cached = 0, num_retracted = 0;
   for (int round = 0; round < 48; ++round) {
     LoopShape shape{.page_size = 1 + round % 5,
@@ -150,26 +142,9 @@ TEST(StepLoopState, ConversationsAreThoseOfEachAlone) {
                     .reuses_prefixes = round % 8 != 7};
     shape.num_pages = (100 + shape.page_size - 1) / shape.page_size + below(12);
     TestLoop loop(hashed_logits, shape);
-    std::vector<std::vector<int32_t>> histories(8, std::vector<int32_t>(static_cast<size_t>(below(20)), 200));
-    for (int turn = 0; turn < 3; ++turn) {
-      std::vector<Collector> collectors(histories.size());
-      for (size_t i = 0; i < histories.size(); ++i) {
-        for (int n = 1 + below(6); n > 0; --n) histories[i].push_back(below(3));
-        const std::string id = std::to_string(turn) + " " + std::to_string(i);
-        ASSERT_TRUE(loop->submit({id, histories[i], exactly(12)}, collectors[i].callback()).ok());
-        Collector twin;
-        if (below(3) == 0) {
-          ASSERT_TRUE(loop->submit({id + " twin", histories[i], exactly(12)}, twin.callback()).ok());
-          loop->cancel(id + " twin");
-          twin.wait();
-        }
-      }
-      for (size_t i = 0; i < histories.size(); ++i) {
-        const Answer& answer = collectors[i].wait();
-        EXPECT_EQ(answer.token_ids, expected(histories[i], 12)) << "round " << round;
-        histories[i].insert(histories[i].end(), answer.token_ids.begin(), answer.token_ids.end());
-      }
-    }
+    const std::vector<int32_t> system(static_cast<size_t>(below(20)), 200);
+    run_conversations(loop, std::vector<std::vector<int32_t>>(8, system), random, expected,
+                      "round " + std::to_string(round));
     const EngineStats stats = loop.finish();
     num_cached += stats.cached_tokens_total;
     num_retracted += stats.num_retracted_reqs;
@@ -181,7 +156,7 @@ TEST(StepLoopState, ConversationsAreThoseOfEachAlone) {
 // 64 streams, cancelled at random times, leak no slot and no page.
 TEST(StepLoopState, CancelledStreamsLeakNoSlot) {
   std::mt19937 random(17);
-  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  const auto below = [&](int n) { return fp4moe::below(random, n); };
   for (const bool samples : {false, true}) {
     const LoopShape shape{.num_pages = 90,
                           .page_size = 3,

@@ -1,0 +1,53 @@
+// Conversations on a step loop, for tests of what later turns reuse.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "engine/test_loop.h"
+
+namespace fp4moe {
+
+inline SamplingParams exactly(int64_t num_tokens) {
+  SamplingParams sampling = greedy(num_tokens);
+  sampling.ignore_eos = true;
+  return sampling;
+}
+
+// A number below n.
+inline int below(std::mt19937& random, int n) {
+  return static_cast<int>(random() % static_cast<unsigned>(n));
+}
+
+// Runs three turns of every conversation, all conversations together; some requests have a twin that is
+// cancelled. Each turn contains the previous turn's prompt and output. expected(prompt, num_tokens) returns
+// the tokens of a request that runs alone.
+template <class Expected>
+void run_conversations(TestLoop& loop, std::vector<std::vector<int32_t>> histories, std::mt19937& random,
+                       const Expected& expected, const std::string& what) {
+  constexpr int64_t kTokens = 12;
+  for (int turn = 0; turn < 3; ++turn) {
+    std::vector<Collector> collectors(histories.size());
+    for (size_t i = 0; i < histories.size(); ++i) {
+      for (int n = 1 + below(random, 6); n > 0; --n) histories[i].push_back(below(random, 3));
+      const std::string id = std::to_string(turn) + " " + std::to_string(i);
+      ASSERT_TRUE(loop->submit({id, histories[i], exactly(kTokens)}, collectors[i].callback()).ok());
+      Collector twin;
+      if (below(random, 3) == 0) {
+        ASSERT_TRUE(loop->submit({id + " twin", histories[i], exactly(kTokens)}, twin.callback()).ok());
+        loop->cancel(id + " twin");
+        twin.wait();
+      }
+    }
+    for (size_t i = 0; i < histories.size(); ++i) {
+      const Answer& answer = collectors[i].wait();
+      EXPECT_EQ(answer.token_ids, expected(histories[i], kTokens)) << what;
+      histories[i].insert(histories[i].end(), answer.token_ids.begin(), answer.token_ids.end());
+    }
+  }
+}
+
+}  // namespace fp4moe
