@@ -21,6 +21,7 @@
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/ref/dense_ref.h"
 
 namespace fp4moe::cuda {
 namespace {
@@ -372,10 +373,10 @@ __global__ void __launch_bounds__(kMaxThreads) mul_sigmoid_kernel(const __grid_c
 }  // namespace
 
 void gated_delta(const GatedDeltaArgs& args, ThreadPool&) {
-  FP4MOE_CHECK(std::max(args.key_head_dim, args.value_head_dim) <= kMaxDeltaHeadDim && args.conv_width >= 1 &&
-                   args.conv_width <= kMaxConvWidth &&
-                   args.num_value_heads <= kMaxDeltaCluster * args.num_key_heads,
-               "sizes of a delta net");
+  ref::check_gated_delta(args);
+  FP4MOE_CHECK(args.num_value_heads <= kMaxDeltaCluster * args.num_key_heads,
+               std::to_string(args.num_value_heads) + " value heads of " +
+                   std::to_string(args.num_key_heads) + " key heads");
   const DeviceBatch& batch = *args.device_batch;
   DeltaParams p;
   p.args = args;
