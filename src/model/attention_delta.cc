@@ -143,7 +143,7 @@ std::vector<int64_t> rows_of_heads(std::initializer_list<HeadRows> parts, Shard 
   return rows;
 }
 
-// The tensors of one layer, of which this rank has the rows of `key_heads` and their value heads.
+// The tensors of one layer. This rank has the rows of `key_heads` and their value heads.
 struct DeltaTensors {
   WeightLoader& loader;
   const std::string& prefix;

@@ -10,7 +10,7 @@
 namespace fp4moe {
 namespace {
 
-// 4 layers, of which 0, 1 and 3 have states; 4 key heads of 3 and 8 value heads of 5, 4 taps.
+// 4 layers; 0, 1 and 3 have states; 4 key heads of 3 and 8 value heads of 5, 4 taps.
 ModelConfig with_states() {
   ModelConfig config;
   config.num_layers = 4;

@@ -25,7 +25,7 @@ StepCost step_cost(const ModelConfig& config, int64_t weight_bytes) {
 
 Status AdaptiveDrafter::draft(DpScheduler& scheduler) {
   constexpr double kNewShare = 1.0 / 8;  // of a measured time in its mean
-  constexpr int64_t kMeasured = 16;      // calls, of which one waits for its drafts
+  constexpr int64_t kMeasured = 16;      // calls between two that wait for their drafts
   list(scheduler);
   if (drafter_->runs_model()) choose(/*is_drafted=*/false);
   if (num_unmeasured_ + 1 >= kMeasured || draft_seconds_ == 0) drafter_->wait_in_next_draft();

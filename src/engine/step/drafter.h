@@ -54,7 +54,8 @@ struct KeptDrafts {
   void add(const SequenceDraft& draft);
   size_t size() const { return static_cast<size_t>(end - first); }
 };
-// Puts their ids, of which `ids` has those from number `first` on. Drafts end at the first that has no id.
+// Replaces the numbers by ids; `ids` begins with that of number `first`. Drafts end at the first without an
+// id.
 void reveal_drafts(SequenceDraft& draft, int32_t first, std::span<const int32_t> ids);
 
 }  // namespace fp4moe

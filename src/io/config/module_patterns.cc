@@ -79,7 +79,7 @@ void ModulePatterns::push_back(std::string pattern) {
   const bool has_special = pattern.starts_with("re:") || pattern.find_first_of("*?") != std::string::npos;
   const std::string name = text_model_name(pattern);
   const std::string_view part = split_last(name).second;
-  const bool is_full = !has_special && name.find('.') != std::string::npos && part.size() < name.size() &&
+  const bool is_full = !has_special && name.find('.') != std::string::npos &&
                        std::find(kFusedParts.begin(), kFusedParts.end(), part) == kFusedParts.end();
   if (is_full)
     full_names_.insert(name);

@@ -185,7 +185,7 @@ TEST(MemoryPlan, StatesAndPagesShareTheRestOfTheBudget) {
   EXPECT_EQ(plan_memory(problem(), flags())->num_slots, 0);
 }
 
-// A ratio of 1 gives states half of 8 GiB: 64 slots, of which one is scrap.
+// A ratio of 1 gives states half of 8 GiB: 64 slots, one of them scrap.
 TEST(MemoryPlan, FewerRequestsRunAtOnceThanHaveSlots) {
   EngineConfig half = flags();
   half.mamba_full_memory_ratio = 1;
