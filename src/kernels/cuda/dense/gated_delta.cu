@@ -104,6 +104,7 @@ class DeltaBlock {
     const int kept = a_.conv_width - 1;
     for (int i = static_cast<int>(threadIdx.x); i < 2 * (2 * p_.keys + p_.columns); i += blockDim.x)
       s_.vectors[i] = 0;  // also the padding
+    decay_ = __ldg(a_.decay + head_), dt_bias_ = __ldg(a_.dt_bias + head_);
     each_channel([&](int c, int) {
       const int64_t channel = channel_of(c);
       for (int i = 0; i < a_.conv_width; ++i)
@@ -156,8 +157,7 @@ class DeltaBlock {
     const float of_q = warp_sum(part.x), of_k = warp_sum(part.y);
     if (lane != 0) return;
     *s_.factors = {1 / sqrtf(of_q + kDeltaNormEps) / sqrtf(static_cast<float>(a_.key_head_dim)),
-                   1 / sqrtf(of_k + kDeltaNormEps),
-                   expf(__ldg(a_.decay + head_) * softplus(now_.y + __ldg(a_.dt_bias + head_))),
+                   1 / sqrtf(of_k + kDeltaNormEps), expf(decay_ * softplus(now_.y + dt_bias_)),
                    1 / (1 + expf(-now_.x))};
   }
 
@@ -166,13 +166,17 @@ class DeltaBlock {
     return __ldcg(a_.z + (first_row_ + row) * a_.z_stride + head_ * a_.value_head_dim + column);
   }
 
+  __device__ float norm_weight(int column) const {
+    return column < a_.value_head_dim ? __ldg(a_.norm_weight + column) : 0;
+  }
+
   // The norm and gate of a row's output o; for the threads of the first group, once output_squares are there.
-  __device__ void store(int row, int column, float o, float z) const {
+  __device__ void store(int row, int column, float o, float z, float weight) const {
     if (column >= a_.value_head_dim) return;
     float squares = 0;
     for (int w = 0; w < p_.columns / 32; ++w) squares += s_.output_squares[w];
     const float inverse = 1 / sqrtf(squares / static_cast<float>(a_.value_head_dim) + a_.eps);
-    const float y = o * inverse * __ldg(a_.norm_weight + column) * silu(z);
+    const float y = o * inverse * weight * silu(z);
     const int64_t at = (first_row_ + row) * a_.out.cols + head_ * a_.value_head_dim + column;
     if (a_.out.dtype == DType::kF32)
       static_cast<float*>(a_.out.data)[at] = y;
@@ -215,6 +219,7 @@ class DeltaBlock {
   const int head_;
   int key_head_, first_row_, num_rows_, slot_;
   bool is_new_;
+  float decay_, dt_bias_;
   float next_[kChannels], next_b_, next_a_;
   float2 now_;  // b and a of the row that was convolved last
 };
@@ -228,13 +233,15 @@ class StateColumn {
     num_rows_ = column < dv_ ? min(kRows, p.args.key_head_dim - first_) : 0;
   }
   __device__ void load(bool is_new) {
+    const float* at = first();
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) s_[i] = is_new || i >= num_rows_ ? 0 : *at(i);
+    for (int i = 0; i < kRows; ++i, at += dv_) s_[i] = is_new || i >= num_rows_ ? 0 : *at;
   }
   __device__ void store() const {
+    float* at = first();
 #pragma unroll
-    for (int i = 0; i < kRows; ++i)
-      if (i < num_rows_) *at(i) = s_[i];
+    for (int i = 0; i < kRows; ++i, at += dv_)
+      if (i < num_rows_) *at = s_[i];
   }
   // k^T S over the rows; k: of the head.
   __device__ float dot(const float* k) const {
@@ -262,7 +269,12 @@ class StateColumn {
   }
 
  private:
-  __device__ float* at(int row) const { return state_ + int64_t{first_ + row} * dv_; }
+  // Computed anew for each use: the rows' addresses would take more registers than their values.
+  __device__ float* first() const {
+    float* at = state_ + int64_t{first_} * dv_;
+    asm volatile("" : "+l"(at));
+    return at;
+  }
   __device__ float4 four(const float* x, int row) const {
     return *reinterpret_cast<const float4*>(x + first_ + row);
   }
@@ -279,25 +291,28 @@ __device__ float sum_of_groups(const DeltaParams& p, const float* parts, int col
 }
 
 // Grid (Hv, sequences). Between two barriers of a row, threads also convolve the next row and store the
-// output of the row before.
-template <int kRows, int kChannels>
-__global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __grid_constant__ DeltaParams p) {
+// output of the row before. kOneRow: no sequence has more than one row, and two blocks share an SM, so that
+// one's state is on its way while the other computes.
+template <int kRows, int kChannels, bool kOneRow>
+__global__ void __launch_bounds__(kMaxThreads, kOneRow&& kRows <= 32 ? 2 : 1)
+    gated_delta_kernel(const __grid_constant__ DeltaParams p) {
   extern __shared__ float base[];
   ptx::grid_dependents_launch();
   DeltaBlock<kChannels> block(p, base);
-  const int num_rows = block.num_rows();
-  if (num_rows == 0) return;  // all blocks of the cluster
+  if (block.num_rows() == 0) return;  // all blocks of the cluster
+  const int num_rows = kOneRow ? 1 : block.num_rows();
   const DeltaShared& s = block.shared();
   const int group = static_cast<int>(threadIdx.x) / p.columns,
             column = static_cast<int>(threadIdx.x) % p.columns;
   StateColumn<kRows> state(p, block.state(), group, column);
   state.load(block.is_new());
+  const float weight = block.norm_weight(column);
   block.begin();
   ptx::grid_dependency_wait();
   block.load(0);
+  float o = 0, z = 0, next_z = group == 0 ? block.load_gate(0, column) : 0;
   block.convolve(0);
-  block.load(1);
-  float o = 0, z = 0;
+  if (num_rows > 1) block.load(1);
   __syncthreads();
   for (int row = 0; row < num_rows; ++row) {
     const float* const q = s.vectors_of(row);
@@ -305,16 +320,18 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
     s.predicted[threadIdx.x] = state.dot(k);
     block.put_factors(row);
     if (row + 1 < num_rows) block.convolve(row + 1);
-    block.load(row + 2);
+    if (row + 2 < num_rows) block.load(row + 2);
     __syncthreads();
     if (group == 0) {
-      if (row > 0) block.store(row - 1, column, o, z);
-      z = block.load_gate(row, column);
+      if (row > 0) block.store(row - 1, column, o, z, weight);
+      z = next_z;
+      if (row + 1 < num_rows) next_z = block.load_gate(row + 1, column);
     }
     const float4 f = *s.factors;
     const float v = q[2 * p.keys + column];
     const float change = f.y * f.w * (v - f.z * f.y * sum_of_groups(p, s.predicted, column));
     s.outputs[threadIdx.x] = state.update(f.z, change, k, q);
+    if (row + 1 == num_rows) state.store();
     __syncthreads();
     if (group == 0) {
       o = f.x * sum_of_groups(p, s.outputs, column);
@@ -323,18 +340,18 @@ __global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __gri
     }
   }
   __syncthreads();
-  if (group == 0) block.store(num_rows - 1, column, o, z);
+  if (group == 0) block.store(num_rows - 1, column, o, z, weight);
   block.end();
-  state.store();
 }
 
-template <int kRows, int kChannels>
+template <int kRows, int kChannels, bool kOneRow>
 void run(const DeltaParams& p, int num_sequences) {
   const unsigned threads = static_cast<unsigned>(p.groups * p.columns);
   FP4MOE_CHECK(threads <= kMaxThreads && p.channels <= static_cast<int>(kChannels * threads),
                std::to_string(p.channels) + " channels for " + std::to_string(threads) + " threads");
-  prepare_kernel(gated_delta_kernel<kRows, kChannels>, {.shared_bytes = 80 << 10});
-  launch("gated_delta", gated_delta_kernel<kRows, kChannels>,
+  const auto kernel = gated_delta_kernel<kRows, kChannels, kOneRow>;
+  prepare_kernel(kernel, {.shared_bytes = 80 << 10});
+  launch("gated_delta", kernel,
          {.grid = dim3(static_cast<unsigned>(p.args.num_value_heads), static_cast<unsigned>(num_sequences)),
           .block = dim3(threads),
           .shared_bytes = DeltaShared::num_bytes(p),
@@ -343,13 +360,16 @@ void run(const DeltaParams& p, int num_sequences) {
 }
 
 template <int kRows>
-void run(DeltaParams p, int num_sequences) {
+void run(DeltaParams p, const DeviceBatch& batch) {
   p.groups = static_cast<int>(ceil_div(p.args.key_head_dim, kRows));
   p.keys = p.groups * kRows;
-  if (p.channels <= p.groups * p.columns)
-    run<kRows, 1>(p, num_sequences);
+  const int num_sequences = static_cast<int>(batch.num_sequences);
+  if (p.channels > p.groups * p.columns)
+    run<kRows, 3, false>(p, num_sequences);
+  else if (kRows > 32 || batch.max_rows > 1)
+    run<kRows, 1, false>(p, num_sequences);
   else
-    run<kRows, 3>(p, num_sequences);
+    run<kRows, 1, kRows <= 32>(p, num_sequences);
 }
 
 __global__ void __launch_bounds__(kMaxThreads) mul_sigmoid_kernel(const __grid_constant__ MulSigmoidArgs a) {
@@ -385,16 +405,15 @@ void gated_delta(const GatedDeltaArgs& args, ThreadPool&) {
   p.slots = batch.slots;
   p.columns = static_cast<int>(ceil_div(args.value_head_dim, 32)) * 32;
   p.channels = 2 * args.key_head_dim + args.value_head_dim;
-  const int num_sequences = static_cast<int>(batch.num_sequences);
   const int64_t rows = ceil_div(args.key_head_dim, kMaxThreads / p.columns);
   if (rows <= 8)
-    run<8>(p, num_sequences);
+    run<8>(p, batch);
   else if (rows <= 32)
-    run<32>(p, num_sequences);
+    run<32>(p, batch);
   else if (rows <= 64)
-    run<64>(p, num_sequences);
+    run<64>(p, batch);
   else
-    run<128>(p, num_sequences);
+    run<128>(p, batch);
 }
 
 void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool&) {
