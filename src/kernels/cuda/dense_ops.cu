@@ -58,7 +58,8 @@ constexpr DenseOps kOps = {.name = "cuda",
                            .convert_rows = cuda::convert_rows,
                            .sigmoid_gate = cuda::sigmoid_gate,
                            .mul_sigmoid = cuda::mul_sigmoid,
-                           .gated_delta = cuda::gated_delta,
+                           .gated_delta = cuda::gated_delta_by_length,
+                           .gated_delta_workspace_bytes = cuda::gated_delta_workspace_bytes,
                            .attention_workspace_bytes = cuda::attention_workspace_bytes,
                            .memory = device_memory};
 
@@ -70,6 +71,8 @@ constexpr DenseOps invariant_ops() {
   ops.norm_linear = invariant_norm_linear;
   ops.attention = cuda::invariant_attention;
   ops.rope_attention = cuda::invariant_rope_attention;
+  ops.gated_delta = cuda::gated_delta;
+  ops.gated_delta_workspace_bytes = nullptr;
   return ops;
 }
 constexpr DenseOps kInvariantOps = invariant_ops();

@@ -14,6 +14,7 @@
 //            row's bits depend neither on other sequences nor on how a prompt is cut.
 #include <cuda_bf16.h>
 
+#include <limits>
 #include <string>
 
 #include "base/check.h"
@@ -36,10 +37,11 @@ struct DeltaParams {
   const int32_t* first_row = nullptr;  // as in DeviceBatch
   const int32_t* first_position = nullptr;
   const int32_t* slots = nullptr;
-  int columns = 0;   // dv, rounded up to warps
-  int groups = 0;    // of rows of the state; blockDim.x = groups * columns
-  int keys = 0;      // groups * kRows: elements of q and k, padded with zeros
-  int channels = 0;  // of a block: q, k, v
+  int columns = 0;    // dv, rounded up to warps
+  int groups = 0;     // of rows of the state; blockDim.x = groups * columns
+  int keys = 0;       // groups * kRows: elements of q and k, padded with zeros
+  int channels = 0;   // of a block: q, k, v
+  int most_rows = 0;  // sequences with more are left alone
 };
 
 __device__ float silu(float x) { return x / (1 + expf(-x)); }
@@ -299,7 +301,7 @@ __global__ void __launch_bounds__(kMaxThreads, kOneRow&& kRows <= 32 ? 2 : 1)
   extern __shared__ float base[];
   ptx::grid_dependents_launch();
   DeltaBlock<kChannels> block(p, base);
-  if (block.num_rows() == 0) return;  // all blocks of the cluster
+  if (block.num_rows() == 0 || block.num_rows() > p.most_rows) return;  // all blocks of the cluster
   const int num_rows = kOneRow ? 1 : block.num_rows();
   const DeltaShared& s = block.shared();
   const int group = static_cast<int>(threadIdx.x) / p.columns,
@@ -393,6 +395,10 @@ __global__ void __launch_bounds__(kMaxThreads) mul_sigmoid_kernel(const __grid_c
 }  // namespace
 
 void gated_delta(const GatedDeltaArgs& args, ThreadPool&) {
+  gated_delta_rows(args, std::numeric_limits<int>::max());
+}
+
+void gated_delta_rows(const GatedDeltaArgs& args, int most_rows) {
   ref::check_gated_delta(args);
   FP4MOE_CHECK(args.num_value_heads <= kMaxDeltaCluster * args.num_key_heads,
                std::to_string(args.num_value_heads) + " value heads of " +
@@ -400,6 +406,7 @@ void gated_delta(const GatedDeltaArgs& args, ThreadPool&) {
   const DeviceBatch& batch = *args.device_batch;
   DeltaParams p;
   p.args = args;
+  p.most_rows = most_rows;
   p.first_row = batch.first_row;
   p.first_position = batch.first_position;
   p.slots = batch.slots;

@@ -61,6 +61,26 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* bar, uint32_t 
                : "memory");
 }
 
+// Arrives at `bar` of block `rank`, and waits at the own `bar`, with the cluster's generic accesses ordered.
+__device__ __forceinline__ void mbarrier_arrive_release_cluster(uint64_t* bar, uint32_t rank) {
+  asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(
+                   map_cluster(shared_address(bar), rank))
+               : "memory");
+}
+__device__ __forceinline__ void mbarrier_wait_acquire_cluster(uint64_t* bar, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "WAIT:\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], %1;\n"
+      "@p bra DONE;\n"
+      "bra WAIT;\n"
+      "DONE:\n"
+      "}\n" ::"r"(shared_address(bar)),
+      "r"(parity)
+      : "memory");
+}
+
 // Bulk-loads into every block of the cluster that is in `mask`, at the same offset; in each block, the load
 // completes on the barrier at the same offset.
 __device__ __forceinline__ void bulk_load_multicast(void* dst, const void* src, uint32_t bytes, uint64_t* bar,

@@ -29,4 +29,30 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 __device__ __forceinline__ float low_of_pair(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_of_pair(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
+// x = high + low up to 2^-17 of x: the sum of three products, high high + high low + low high, is nearly
+// f32's.
+struct SplitPair {
+  uint32_t high, low;
+};
+__device__ __forceinline__ SplitPair split_pair(float x, float y) {
+  const uint32_t high = bf16_pair(x, y);
+  return {high, bf16_pair(x - low_of_pair(high), y - high_of_pair(high))};
+}
+
+// Loads four 8 x 8 matrices of bf16: lane 8 i + j has the shared address of the 16 bytes of row j of matrix
+// i; lane 4 g + t gets elements (g, 2 t) and (g, 2 t + 1) of matrix i in m[i]; transposed: (2 t, g) and
+// (2 t + 1, g).
+__device__ __forceinline__ void load_matrices(uint32_t (&m)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&m)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+               : "r"(address)
+               : "memory");
+}
+
 }  // namespace fp4moe::ptx

@@ -1,0 +1,177 @@
+// What the two kernels of the gated delta net's chunked form share: which rows a chunk has, the layout of the
+// data between the kernels, and products of split matrices. Device code, except for the parameters.
+//
+// A chunk has the rows of one sequence at kDeltaChunk positions from a multiple of kDeltaChunk; other rows of
+// it are zeros with decay 1, which change nothing. A pass runs the chunks [first_chunk, first_chunk +
+// num_chunks) of the batch, counted over all sequences with chunks, in order.
+#pragma once
+
+#include "kernels/cuda/dense/gated_delta_chunks.h"
+#include "kernels/cuda/ptx/ptx_mma.cuh"
+#include "kernels/cuda/ptx/ptx_sm90.cuh"
+
+namespace fp4moe::cuda {
+
+constexpr int kDeltaTileBytes = kDeltaChunk * kDeltaDim * 2;      // a bf16 matrix [chunk, dim]
+constexpr int kDeltaSquareBytes = kDeltaChunk * kDeltaChunk * 2;  // a bf16 matrix [chunk, chunk]
+constexpr int kDeltaTileCols = 16;                                // of v, per warp
+constexpr int kDeltaTiles = kDeltaDim / kDeltaTileCols;
+
+// Of a key head: k and q as swizzled tiles, the rounded values and the rest.
+struct DeltaKeys {
+  uint8_t k_high[kDeltaTileBytes], k_low[kDeltaTileBytes], q_high[kDeltaTileBytes], q_low[kDeltaTileBytes];
+};
+// Of a value head, with G the sums of g over the chunk's rows so far: T = (I + A)^-1 diag(beta) and
+// P = (q_i . k_j) exp(G_i - G_j), both lower triangular. The 16 x 16 blocks above the diagonal are not
+// written.
+struct DeltaMatrices {
+  uint8_t t_high[kDeltaSquareBytes], t_low[kDeltaSquareBytes];
+  uint8_t p_high[kDeltaSquareBytes], p_low[kDeltaSquareBytes];
+  float from_start[kDeltaChunk];  // exp(G_i)
+  float to_end[kDeltaChunk];      // exp(G_last - G_i)
+};
+// v of a value head, as the accumulators of mma_bf16 for v^T: lane's {column g: rows 2 t, 2 t + 1; column g +
+// 8: likewise} of 8 rows.
+struct DeltaValues {
+  float4 of[kDeltaTiles][kDeltaChunk / 8][32];
+};
+
+struct ChunkParams {
+  GatedDeltaArgs args;
+  const int32_t* first_row = nullptr;  // as in DeviceBatch
+  const int32_t* first_position = nullptr;
+  const int32_t* slots = nullptr;
+  int num_sequences = 0, first_chunk = 0, num_chunks = 0;
+  DeltaKeys* keys = nullptr;          // [num_chunks, Hk]
+  DeltaMatrices* matrices = nullptr;  // [num_chunks, Hv]
+  DeltaValues* values = nullptr;      // [num_chunks, Hv]
+};
+
+// A sequence that runs in chunks.
+struct ChunkedSequence {
+  int index = -1;  // -1: no such sequence
+  int first_chunk = 0, num_chunks = 0;
+};
+
+struct ChunkRows {
+  int64_t first_row;  // of the sequence in the batch
+  int num_rows;       // of the sequence
+  int offset;         // the sequence's row that is the chunk's row 0; may be negative
+  int slot;
+  bool is_new;  // the sequence has no state before its first row
+  __device__ bool has(int row) const { return row + offset >= 0 && row + offset < num_rows; }
+  __device__ int64_t batch_row(int row) const { return first_row + offset + row; }
+};
+
+__device__ __forceinline__ int num_chunks_of(const ChunkParams& p, int sequence) {
+  const int rows = p.first_row[sequence + 1] - p.first_row[sequence];
+  if (rows < kMinChunkedRows) return 0;
+  return (p.first_position[sequence] % kDeltaChunk + rows + kDeltaChunk - 1) / kDeltaChunk;
+}
+
+// Returns the sequence that has `chunk`, or if that is negative the rank-th sequence with chunks. Called by
+// whole warps.
+__device__ __forceinline__ ChunkedSequence find_sequence(const ChunkParams& p, int chunk, int rank) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  int chunks_before = 0, sequences_before = 0;
+  for (int base = 0; base < p.num_sequences; base += 32) {
+    const int own = base + lane < p.num_sequences ? num_chunks_of(p, base + lane) : 0;
+    int end = own;  // of the sequence's chunks, from chunks_before
+    for (int offset = 1; offset < 32; offset *= 2) {
+      const int other = __shfl_up_sync(~0u, end, offset);
+      if (lane >= offset) end += other;
+    }
+    const int first = chunks_before + end - own;
+    const unsigned with_chunks = __ballot_sync(~0u, own > 0);
+    const int own_rank = sequences_before + __popc(with_chunks & ((1u << lane) - 1));
+    const bool is_it = own > 0 && (chunk < 0 ? own_rank == rank : chunk >= first && chunk < first + own);
+    if (const unsigned found = __ballot_sync(~0u, is_it); found != 0) {
+      const int at = __ffs(static_cast<int>(found)) - 1;
+      return {base + at, __shfl_sync(~0u, first, at), __shfl_sync(~0u, own, at)};
+    }
+    chunks_before += __shfl_sync(~0u, end, 31);
+    sequences_before += __popc(with_chunks);
+  }
+  return {};
+}
+
+__device__ __forceinline__ ChunkRows chunk_rows(const ChunkParams& p, const ChunkedSequence& s, int chunk) {
+  const int first_row = p.first_row[s.index], position = p.first_position[s.index];
+  return {first_row, p.first_row[s.index + 1] - first_row,
+          (chunk - s.first_chunk) * kDeltaChunk - position % kDeltaChunk, p.slots[s.index], position == 0};
+}
+
+// The convolution's input `row` rows after the sequence's first new row; negative rows are in the slot.
+__device__ __forceinline__ float chunk_input(const GatedDeltaArgs& a, const ChunkRows& c, int row,
+                                             int64_t channel) {
+  const int kept = a.conv_width - 1;
+  if (row >= c.num_rows) return 0;
+  if (row >= 0) return __ldcg(a.qkv + (c.first_row + row) * a.qkv_stride + channel);
+  return c.is_new || row < -kept ? 0 : a.conv(c.slot)[(channel + 1) * kept + row];
+}
+
+// Offset of a bf16 element of a swizzled tile, whose rows have row_bytes bytes: the 16-byte vectors of 8 rows
+// at one column are in different banks.
+__device__ __forceinline__ int swizzled(int row, int column, int row_bytes) {
+  return row * row_bytes + ((column / 8 ^ row % 8) * 16) + column % 8 * 2;
+}
+
+// The A fragment of 16 columns (mma_bf16), split.
+struct SplitFragment {
+  uint32_t high[4], low[4];
+};
+// From two accumulators, whose columns become the fragment's k.
+__device__ __forceinline__ SplitFragment split_fragment(const float (&first)[4], const float (&second)[4]) {
+  const ptx::SplitPair pairs[4] = {ptx::split_pair(first[0], first[1]), ptx::split_pair(first[2], first[3]),
+                                   ptx::split_pair(second[0], second[1]),
+                                   ptx::split_pair(second[2], second[3])};
+  SplitFragment out;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out.high[i] = pairs[i].high, out.low[i] = pairs[i].low;
+  return out;
+}
+
+// A split matrix in shared memory, as swizzled tiles.
+struct SplitTile {
+  uint32_t high, low;  // shared addresses
+  int row_bytes;
+};
+
+// Address of this lane's row for the B fragments {n tile 2 pair: k 0 ... 7, 8 ... 15; n tile 2 pair + 1:
+// likewise} of k step `step`. The matrix is [n, k], or [k, n] if transposed.
+template <bool kTransposed>
+__device__ __forceinline__ uint32_t fragment_offset(int row_bytes, int step, int pair) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (kTransposed) return swizzled(step * 16 + lane % 16, pair * 16 + lane / 16 * 8, row_bytes);
+  return swizzled(pair * 16 + lane % 8 + lane / 16 * 8, step * 16 + lane / 8 % 2 * 8, row_bytes);
+}
+
+// c[8 tiles] += a * b of one k step, for the pairs of n tiles first_pair + [from, to). The three products of
+// a tile are apart, because each waits for the one before.
+template <bool kTransposed>
+__device__ __forceinline__ void add_products(float (*c)[4], const SplitFragment& a, const SplitTile& b,
+                                             int step, int first_pair, int from, int to) {
+  uint32_t high[4][4], low[4][4];
+#pragma unroll
+  for (int m = 0; m < 4; ++m) {
+    if (m < from || m >= to) continue;
+    const uint32_t at = fragment_offset<kTransposed>(b.row_bytes, step, first_pair + m);
+    if (kTransposed) {
+      ptx::load_matrices_transposed(high[m], b.high + at);
+      ptx::load_matrices_transposed(low[m], b.low + at);
+    } else {
+      ptx::load_matrices(high[m], b.high + at);
+      ptx::load_matrices(low[m], b.low + at);
+    }
+  }
+#pragma unroll
+  for (int term = 0; term < 3; ++term)
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (n / 2 < from || n / 2 >= to) continue;
+      const uint32_t* const of_b = term == 1 ? low[n / 2] : high[n / 2];
+      ptx::mma_bf16(c[n], term == 0 ? a.low : a.high, of_b[n % 2 * 2], of_b[n % 2 * 2 + 1]);
+    }
+}
+
+}  // namespace fp4moe::cuda

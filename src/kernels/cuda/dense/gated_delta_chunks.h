@@ -1,0 +1,26 @@
+// The gated delta net of many rows in chunks, with matrix products instead of one row after another.
+#pragma once
+
+#include "kernels/gated_delta.h"
+
+namespace fp4moe::cuda {
+
+constexpr int kDeltaChunk = 64, kDeltaDim = 128;  // rows; dk and dv of the heads that run in chunks
+
+// Sequences with fewer new rows run by the recurrence.
+constexpr int kMinChunkedRows = 32;
+
+// Chunks per pass, which limit the workspace.
+constexpr int kMaxPassChunks = 66;
+
+struct ChunkParams;
+
+// Runs every sequence that has at least kMinChunkedRows rows; others are left alone.
+void gated_delta_chunks(const GatedDeltaArgs& args);
+
+// A kernel each, of a pass. The first writes the data between them, the second the outputs and the slots of
+// up to num_sequences sequences.
+void launch_chunk_matrices(const ChunkParams& params);
+void launch_chunk_states(const ChunkParams& params, int num_sequences);
+
+}  // namespace fp4moe::cuda
