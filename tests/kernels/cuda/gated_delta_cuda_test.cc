@@ -1,5 +1,5 @@
-// Compares gated_delta and mul_sigmoid on a GPU with the oracle, and checks that a row's bits depend neither
-// on cuts nor on other sequences.
+// Compares gated_delta, by the recurrence and in chunks, and mul_sigmoid on a GPU with the oracle, and checks
+// which cuts change bits; other sequences never do.
 #include <algorithm>
 #include <numeric>
 
@@ -41,25 +41,30 @@ class GatedDeltaCuda : public testing::Test {
     args.conv_weight = conv_weight.data(), args.decay = decay.data(), args.dt_bias = dt_bias.data();
     args.norm_weight = norm.data();
     args.slots = {recurrent.data(), conv.data(), num_slots};
+    const DeviceArray<uint8_t> workspace(
+        ops_->gated_delta_workspace_bytes == nullptr ? 0 : ops_->gated_delta_workspace_bytes(args, c.tokens));
+    args.workspace = workspace.data();
     for (const std::vector<SequenceRows>& batch : batches) {
       std::vector<int32_t> first_row, first_position, sequence_slots;
+      DeviceBatch on_device;
       for (const SequenceRows& s : batch) {
+        on_device.max_rows = std::max(on_device.max_rows, s.num_rows);
         first_row.push_back(static_cast<int32_t>(s.first_row));
         first_position.push_back(static_cast<int32_t>(s.first_position));
         sequence_slots.push_back(s.slot);
       }
       const auto count = batch.size() + static_cast<size_t>(num_padding);
-      first_row.resize(count + 1, static_cast<int32_t>(batch.back().first_row + batch.back().num_rows));
+      on_device.num_rows = batch.back().first_row + batch.back().num_rows;
+      first_row.resize(count + 1, static_cast<int32_t>(on_device.num_rows));
       first_position.resize(count), sequence_slots.resize(count);
       const DeviceArray<int32_t> rows(first_row), positions(first_position), used_slots(sequence_slots);
-      DeviceBatch on_device;
       on_device.num_sequences = static_cast<int64_t>(count);
       on_device.first_row = rows.data();
       on_device.first_position = positions.data();
       on_device.slots = used_slots.data();
       args.device_batch = &on_device;
       const auto launch_once = [&] {
-        ops_.gated_delta(args, pool_);
+        ops_->gated_delta(args, pool_);
         return Status();
       };
       if (records) {
@@ -97,7 +102,7 @@ class GatedDeltaCuda : public testing::Test {
     EXPECT_LE(std::sqrt(difference), most * std::sqrt(squares)) << what;
   }
 
-  const DenseOps& ops_ = *cuda_dense_ops();
+  const DenseOps* ops_ = cuda_dense_ops();
   ThreadPool pool_{2};
   Stream stream_ = std::move(Stream::make()).value();
   StreamScope scope_{stream_};
@@ -140,7 +145,8 @@ TEST_F(GatedDeltaCuda, ExtremeDecays) {
   }
 }
 
-TEST_F(GatedDeltaCuda, BitsDependOnNeitherCutsNorOtherSequences) {
+TEST_F(GatedDeltaCuda, BitsOfTheRecurrenceDependOnNeitherCutsNorOtherSequences) {
+  ops_ = cuda_invariant_dense_ops();
   for (const Dims& dims : {Dims{2, 4, 128, 128}, Dims{1, 2, 7, 81}}) {
     const DeltaCase c(dims, 130);
     const Outputs whole = run(c, cuts({130}, 0), 1);
@@ -163,6 +169,125 @@ TEST_F(GatedDeltaCuda, BitsDependOnNeitherCutsNorOtherSequences) {
   }
 }
 
+// Heads that run in chunks if a sequence has enough rows.
+constexpr Dims kChunkDims[] = {{1, 1, 128, 128}, {1, 2, 128, 128}, {2, 6, 128, 128}, {1, 8, 128, 128}};
+
+TEST_F(GatedDeltaCuda, ChunksOfEveryLengthAreNearTheOracle) {
+  for (const Dims& dims : kChunkDims)
+    for (const int64_t rows : {1, 31, 32, 63, 64, 65, 127, 128, 200, 513}) {
+      const DeltaCase c(dims, rows);
+      const std::string what = std::to_string(dims.value_heads) + " heads, " + std::to_string(rows) + " rows";
+      const Outputs actual = run(c, cuts({rows}, 1), 2), wanted = expected(c, cuts({rows}, 1), 2);
+      expect_near(actual.out, wanted.out, 2e-5, what + ", out");
+      expect_near(actual.recurrent, wanted.recurrent, 2e-5, what + ", recurrent");
+      expect_near(actual.conv, wanted.conv, 0, what + ", conv");
+    }
+}
+
+TEST_F(GatedDeltaCuda, CutsOfChunks) {
+  const DeltaCase c({1, 2, 128, 128}, 200);
+  const Outputs wanted = expected(c, cuts({200}, 0), 1), whole = run(c, cuts({200}, 0), 1);
+  for (int64_t cut = 1; cut < 200; ++cut) {
+    if (cut % 64 > 5 && cut % 64 < 59 && cut % 16 != 0) continue;
+    const Outputs pieces = run(c, cuts({cut, 200 - cut}, 0), 1);
+    expect_near(pieces.out, wanted.out, 2e-5, "cut at " + std::to_string(cut));
+    expect_near(pieces.recurrent, wanted.recurrent, 2e-5, "state, cut at " + std::to_string(cut));
+    expect_near(pieces.conv, wanted.conv, 0, "conv inputs, cut at " + std::to_string(cut));
+    if (cut % 64 == 0) EXPECT_EQ(pieces, whole) << cut;
+  }
+  EXPECT_EQ(run(c, cuts({64, 64, 72}, 0), 1), whole);
+}
+
+TEST_F(GatedDeltaCuda, ChunksOfExtremeGates) {
+  DeltaCase c({1, 2, 128, 128}, 300);
+  for (int64_t t = 0; t < c.tokens; t += 7)  // forget all, between rows that forget little
+    for (int head = 0; head < 2; ++head) c.ba[static_cast<size_t>(t * c.ba_stride() + 2 + head)] = 1e6f;
+  expect_near(run(c, cuts({300}, 0), 1).out, expected(c, cuts({300}, 0), 1).out, 2e-5, "sudden decays");
+  for (float& x : c.ba) x = -100;  // beta and the decay's softplus are 0
+  expect_near(run(c, cuts({300}, 0), 1).recurrent, expected(c, cuts({300}, 0), 1).recurrent, 2e-5, "closed");
+}
+
+TEST_F(GatedDeltaCuda, ChunksKeepTheirPrecisionOverLongPrompts) {
+  for (const float factor : {1.0f, 0.01f}) {
+    const DeltaCase c({1, 1, 128, 128}, 8192, factor);
+    const Outputs actual = run(c, cuts({8192}, 0), 1), wanted = expected(c, cuts({8192}, 0), 1);
+    expect_near(actual.out, wanted.out, 2e-5, "out");
+    expect_near(actual.recurrent, wanted.recurrent, 2e-5, "recurrent");
+  }
+}
+
+TEST_F(GatedDeltaCuda, ChunksOfLargeBatchesDoNotDependOnOtherSequences) {
+  // Sequences of the recurrence among those of chunks, which begin anywhere in a chunk; more than one pass.
+  const DeltaCase c({1, 2, 128, 128}, 5000);
+  const std::vector<int64_t> rows = {1, 700, 31, 32, 1, 3000, 2, 64, 1169};
+  std::vector<SequenceRows> first, all;
+  std::vector<std::vector<SequenceRows>> alone;
+  int64_t at = 0;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t position = i % 3 == 0 ? 0 : static_cast<int64_t>(i) * 13 % 32;
+    const auto slot = static_cast<int32_t>(i + 1);
+    if (position > 0) first.push_back({.first_row = at, .num_rows = position, .slot = slot});
+    all.push_back({.first_row = at, .num_rows = rows[i], .first_position = position, .slot = slot});
+    alone.push_back({all.back()});
+    at += rows[i];
+  }
+  for (const SequenceRows& s : first) ASSERT_LE(s.first_row + s.num_rows, c.tokens);
+  std::vector<std::vector<SequenceRows>> before;
+  for (const SequenceRows& s : first) before.push_back({s});
+  auto together = before, apart = before;
+  together.push_back(all);
+  apart.insert(apart.end(), alone.begin(), alone.end());
+  const Outputs crowd = run(c, together, 11);
+  EXPECT_EQ(crowd, run(c, apart, 11, DType::kF32, 0));
+  EXPECT_EQ(crowd, run(c, together, 11, DType::kF32, 40, /*records=*/true));
+  const Outputs wanted = expected(c, together, 11);
+  expect_near(crowd.out, wanted.out, 2e-5, "out");
+  expect_near(crowd.recurrent, wanted.recurrent, 2e-5, "recurrent");
+  expect_near(crowd.conv, wanted.conv, 0, "conv");
+}
+
+// The heads of one of two ranks.
+DeltaCase shard(const DeltaCase& c, int rank) {
+  DeltaCase part({c.dims.key_heads / 2, c.dims.value_heads / 2, c.dims.dk, c.dims.dv}, c.tokens);
+  const int64_t keys = int64_t{part.dims.key_heads} * part.dims.dk, heads = part.dims.value_heads;
+  const auto channel = [&](int64_t i) {
+    if (i < 2 * keys) return i / keys * 2 * keys + rank * keys + i % keys;
+    return 4 * keys + rank * part.columns() + i - 2 * keys;
+  };
+  for (int64_t t = 0; t < c.tokens; ++t) {
+    for (int64_t i = 0; i < part.channels(); ++i)
+      part.qkv[t * (part.channels() + 3) + i] = c.qkv[t * (c.channels() + 3) + channel(i)];
+    for (int64_t i = 0; i < part.columns(); ++i)
+      part.z[t * (part.columns() + 5) + i] = c.z[t * (c.columns() + 5) + rank * part.columns() + i];
+    for (int64_t i = 0; i < 2 * heads; ++i)
+      part.ba[t * part.ba_stride() + i] =
+          c.ba[t * c.ba_stride() + i / heads * 2 * heads + rank * heads + i % heads];
+  }
+  for (int64_t i = 0; i < part.channels(); ++i)
+    for (int tap = 0; tap < c.width; ++tap)
+      part.conv_weight[i * c.width + tap] = c.conv_weight[channel(i) * c.width + tap];
+  for (int64_t i = 0; i < heads; ++i)
+    part.decay[i] = c.decay[rank * heads + i], part.dt_bias[i] = c.dt_bias[rank * heads + i];
+  return part;
+}
+
+TEST_F(GatedDeltaCuda, AShardOfHeadsHasTheBitsOfTheWhole) {
+  const DeltaCase c({2, 4, 128, 128}, 150);
+  const Outputs whole = run(c, cuts({150}, 0), 1);
+  for (const int rank : {0, 1}) {
+    const DeltaCase part = shard(c, rank);
+    const Outputs actual = run(part, cuts({150}, 0), 1);
+    std::vector<float> out, recurrent;
+    for (int64_t t = 0; t < c.tokens; ++t)
+      out.insert(out.end(), whole.out.begin() + t * c.columns() + rank * part.columns(),
+                 whole.out.begin() + t * c.columns() + (rank + 1) * part.columns());
+    recurrent.assign(whole.recurrent.begin() + rank * part.state_size(),
+                     whole.recurrent.begin() + (rank + 1) * part.state_size());
+    EXPECT_TRUE(same_bits(actual.out, out)) << rank;
+    EXPECT_TRUE(same_bits(actual.recurrent, recurrent)) << rank;
+  }
+}
+
 TEST_F(GatedDeltaCuda, OutputGatesAreThoseOfTheOracle) {
   for (const int64_t tokens : {0, 1, 5}) {
     constexpr int kHeads = 3, kDim = 200;
@@ -182,7 +307,7 @@ TEST_F(GatedDeltaCuda, OutputGatesAreThoseOfTheOracle) {
     ref_dense_ops().mul_sigmoid(args, pool_);
     args.x.data = device_x.data();
     args.gate = device_gate.data() + kDim;
-    ops_.mul_sigmoid(args, pool_);
+    ops_->mul_sigmoid(args, pool_);
     wait();
     const std::vector<float> actual = to_float(device_x.values()), expected = to_float(wanted);
     for (size_t i = 0; i < actual.size(); ++i)
