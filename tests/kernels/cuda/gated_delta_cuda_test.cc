@@ -193,7 +193,9 @@ TEST_F(GatedDeltaCuda, CutsOfChunks) {
     expect_near(pieces.out, wanted.out, 2e-5, "cut at " + std::to_string(cut));
     expect_near(pieces.recurrent, wanted.recurrent, 2e-5, "state, cut at " + std::to_string(cut));
     expect_near(pieces.conv, wanted.conv, 0, "conv inputs, cut at " + std::to_string(cut));
-    if (cut % 64 == 0) EXPECT_EQ(pieces, whole) << cut;
+    if (cut % 64 == 0) {
+      EXPECT_EQ(pieces, whole) << cut;
+    }
   }
   EXPECT_EQ(run(c, cuts({64, 64, 72}, 0), 1), whole);
 }

@@ -43,14 +43,15 @@ struct ChunkStage {
 struct ChunkShared {
   ChunkStage stages[kStages];
   uint4 states[kTilesPerBlock][kSteps][2][32];        // S of a tile as split A fragments
-  float4 changes[kTilesPerBlock][kRowTiles][32];      // N of a tile as accumulators
+  float4 values[kTilesPerBlock][kRowTiles][32];       // V, then N of a tile, as accumulators
   float squares[2][kDeltaTiles][kDeltaChunk];         // of o, by all blocks, of even and odd chunks
   uint64_t full[kStages], empty[kStages], summed[2];  // barriers
 };
 static_assert(sizeof(DeltaKeys) % (16 * kBlocks) == 0 && sizeof(DeltaMatrices) % (16 * kBlocks) == 0);
 
-// Named barriers between a tile's two warps: {filled, free} for S and for N.
-enum ChunkSignal : int { kStateFilled, kStateFree, kChangeFilled, kChangeFree, kNumSignals };
+// Named barriers between a tile's two warps. The second warp reads N and loads the next chunk's V in its
+// place.
+enum ChunkSignal : int { kStateFilled, kStateFree, kValuesFilled, kChangesFilled, kNumSignals };
 __device__ int signal_id(int tile, ChunkSignal signal) { return 1 + tile * kNumSignals + signal; }
 
 // A block's work.
@@ -149,19 +150,14 @@ struct StateTile {
       to[step][1][threadIdx.x % 32] = {f.low[0], f.low[1], f.low[2], f.low[3]};
     }
   }
-  // The change of the state by the chunk, x = V^T, before the products with S.
-  __device__ __forceinline__ void correct(float (&x)[kRowTiles][4], const ChunkStage& in) const {
-    float c[kRowTiles][4];
+  // c = exp(G) K S
+  __device__ __forceinline__ void predict(float (&c)[kRowTiles][4], const ChunkStage& in) const {
     clear(c);
     const SplitTile k = split_tile(in.keys.k_high, in.keys.k_low, kDeltaDim * 2);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       add_products<false>(c, split_fragment(s[2 * step], s[2 * step + 1]), k, step, 0, 0, 4);
     scale_rows(c, in.matrices.from_start);
-#pragma unroll
-    for (int n = 0; n < kRowTiles; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) x[n][i] -= c[n][i];
   }
   // S <- exp(G_last) S + K^T n; n: scaled to the end of the chunk.
   __device__ __forceinline__ void advance(const float (&n)[kRowTiles][4], const ChunkStage& in) {
@@ -180,43 +176,54 @@ struct StateTile {
   }
 };
 
+__device__ __forceinline__ void get_values(const float4 (&from)[kRowTiles][32], float (&x)[kRowTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kRowTiles; ++n) {
+    const float4 v = from[n][threadIdx.x % 32];
+    x[n][0] = v.x, x[n][1] = v.y, x[n][2] = v.z, x[n][3] = v.w;
+  }
+}
+
+// x = V - x
+__device__ __forceinline__ void subtract_from(const float4 (&values)[kRowTiles][32],
+                                              float (&x)[kRowTiles][4]) {
+#pragma unroll
+  for (int n = 0; n < kRowTiles; ++n) {
+    const float4 v = values[n][threadIdx.x % 32];
+    x[n][0] = v.x - x[n][0], x[n][1] = v.y - x[n][1], x[n][2] = v.z - x[n][2], x[n][3] = v.w - x[n][3];
+  }
+}
+
 // The warp that keeps S of the block's tile.
 __device__ void run_states(const ChunkParams& p, const ChunkRange& r, int tile, ChunkShared& s) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int tile_of_head = static_cast<int>(ptx::cluster_ctarank()) * kTilesPerBlock + tile;
+  const int column = (static_cast<int>(ptx::cluster_ctarank()) * kTilesPerBlock + tile) * kDeltaTileCols;
   const ChunkRows rows = chunk_rows(p, r.sequence, r.first);
   float* const slot = p.args.recurrent(rows.slot, r.head);
   const bool is_new = r.begins() && rows.is_new;
   StateTile state;
-  state.each(slot, tile_of_head * kDeltaTileCols,
-             [&](float& x, const float* at) { x = is_new ? 0 : __ldcg(at); });
+  state.each(slot, column, [&](float& x, const float* at) { x = is_new ? 0 : __ldcg(at); });
   for (int i = 0; i < r.count; ++i) {
     const int stage = i % kStages;
-    const int64_t chunk = r.first + i - p.first_chunk;
-    const DeltaValues& values = p.values[chunk * p.args.num_value_heads + r.head];
     const ChunkStage& in = s.stages[stage];
     float x[kRowTiles][4], n[kRowTiles][4];
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-      const float4 v = __ldcg(&values.of[tile_of_head][j][lane]);
-      x[j][0] = v.x, x[j][1] = v.y, x[j][2] = v.z, x[j][3] = v.w;
-    }
     if (i > 0) ptx::named_barrier(signal_id(tile, kStateFree), 64);
     state.publish(s.states[tile]);
     ptx::named_barrier_arrive(signal_id(tile, kStateFilled), 64);
     ptx::mbarrier_wait(&s.full[stage], i / kStages % 2);
-    state.correct(x, in);
+    state.predict(x, in);
+    ptx::named_barrier(signal_id(tile, kValuesFilled), 64);
+    subtract_from(s.values[tile], x);
     clear(n);
     add_triangular(n, x, split_tile(in.matrices.t_high, in.matrices.t_low, kDeltaChunk * 2));
-    if (i > 0) ptx::named_barrier(signal_id(tile, kChangeFree), 64);
 #pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) s.changes[tile][j][lane] = {n[j][0], n[j][1], n[j][2], n[j][3]};
-    ptx::named_barrier_arrive(signal_id(tile, kChangeFilled), 64);
+    for (int j = 0; j < kRowTiles; ++j) s.values[tile][j][lane] = {n[j][0], n[j][1], n[j][2], n[j][3]};
+    ptx::named_barrier_arrive(signal_id(tile, kChangesFilled), 64);
     scale_rows(n, in.matrices.to_end);
     state.advance(n, in);
     release_stage(s, stage);
   }
-  state.each(slot, tile_of_head * kDeltaTileCols, [](float x, float* at) { *at = x; });
+  state.each(slot, column, [](float x, float* at) { *at = x; });
 }
 
 // The outputs of 16 columns of a chunk: o[n] has rows 8 n ... 8 n + 7, transposed.
@@ -234,15 +241,7 @@ struct OutputTile {
     }
     scale_rows(o, in.matrices.from_start);
   }
-  __device__ __forceinline__ void add_changes(const float4 (&changes)[kRowTiles][32], const ChunkStage& in,
-                                              int signal_free, bool has_next) {
-    float n[kRowTiles][4];
-#pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) {
-      const float4 v = changes[j][threadIdx.x % 32];
-      n[j][0] = v.x, n[j][1] = v.y, n[j][2] = v.z, n[j][3] = v.w;
-    }
-    if (has_next) ptx::named_barrier_arrive(signal_free, 64);
+  __device__ __forceinline__ void add_changes(const float (&n)[kRowTiles][4], const ChunkStage& in) {
     add_triangular(o, n, split_tile(in.matrices.p_high, in.matrices.p_low, kDeltaChunk * 2));
   }
   // Sends the rows' sums of squares over the tile's columns to all blocks of the cluster.
@@ -267,71 +266,98 @@ struct OutputTile {
   }
 };
 
-// Gates: silu(z) times the norm's weight, for the places of an OutputTile.
+// z at the places of an OutputTile.
 struct GateTile {
   float z[kRowTiles][4];
 
   __device__ __forceinline__ void load(const ChunkParams& p, const ChunkRows& c, int64_t column) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
+    const float* at = p.args.z + c.batch_row(lane % 4 * 2) * p.args.z_stride + column + lane / 4;
 #pragma unroll
-    for (int n = 0; n < kRowTiles; ++n)
+    for (int n = 0; n < kRowTiles; ++n, at += 8 * p.args.z_stride)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = n * 8 + lane % 4 * 2 + i % 2;
-        z[n][i] = !c.has(row)
-                      ? 0
-                      : __ldcg(p.args.z + c.batch_row(row) * p.args.z_stride + column + lane / 4 + i / 2 * 8);
-      }
+      for (int i = 0; i < 4; ++i)
+        z[n][i] = c.has(n * 8 + lane % 4 * 2 + i % 2) ? __ldcg(at + i % 2 * p.args.z_stride + i / 2 * 8) : 0;
   }
 };
 
+__device__ __forceinline__ void store_output(const ActRows& out, int64_t at, float y) {
+  if (out.dtype == DType::kF32)
+    static_cast<float*>(out.data)[at] = y;
+  else
+    static_cast<bf16*>(out.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(y));
+}
+
+// column: of the head.
 __device__ void store_outputs(const ChunkParams& p, const ChunkRows& c, int head, int column,
                               const OutputTile& out, const GateTile& gates,
                               const float (&squares)[kDeltaTiles][kDeltaChunk]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32, first = lane % 4 * 2;
   const float weights[2] = {__ldg(p.args.norm_weight + column + lane / 4),
                             __ldg(p.args.norm_weight + column + lane / 4 + 8)};
+  int64_t at = c.batch_row(first) * p.args.out.cols + int64_t{head} * kDeltaDim + column + lane / 4;
 #pragma unroll
-  for (int n = 0; n < kRowTiles; ++n)
+  for (int n = 0; n < kRowTiles; ++n, at += 8 * p.args.out.cols) {
+    float2 sum = {0, 0};  // of two rows
+#pragma unroll
+    for (int t = 0; t < kDeltaTiles; ++t) {
+      const float2 of_tile = *reinterpret_cast<const float2*>(squares[t] + n * 8 + first);
+      sum.x += of_tile.x, sum.y += of_tile.y;
+    }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int row = n * 8 + lane % 4 * 2 + j;
-      if (!c.has(row)) continue;
-      float sum = 0;
-      for (int t = 0; t < kDeltaTiles; ++t) sum += squares[t][row];
-      const float inverse = 1 / sqrtf(sum / kDeltaDim + p.args.eps);
-      const int64_t at = c.batch_row(row) * p.args.out.cols + int64_t{head} * kDeltaDim + column + lane / 4;
+      if (!c.has(n * 8 + first + j)) continue;
+      const float inverse = 1 / sqrtf((j == 0 ? sum.x : sum.y) / kDeltaDim + p.args.eps);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float z = gates.z[n][2 * i + j];
-        const float y = out.o[n][2 * i + j] * inverse * weights[i] * (z / (1 + expf(-z)));
-        if (p.args.out.dtype == DType::kF32)
-          static_cast<float*>(p.args.out.data)[at + i * 8] = y;
-        else
-          static_cast<bf16*>(p.args.out.data)[at + i * 8].bits = __bfloat16_as_ushort(__float2bfloat16_rn(y));
+        const float z = gates.z[n][2 * i + j], silu_z = z / (1 + expf(-z));
+        store_output(p.args.out, at + j * p.args.out.cols + i * 8,
+                     out.o[n][2 * i + j] * inverse * weights[i] * silu_z);
       }
     }
+  }
 }
 
-// The warp that computes the outputs of the block's tile.
+// Starts to load a chunk's V for the first warp.
+__device__ __forceinline__ void load_values(const float4 (&from)[kRowTiles][32],
+                                            float4 (&to)[kRowTiles][32]) {
+#pragma unroll
+  for (int n = 0; n < kRowTiles; ++n)
+    ptx::cp_async16(ptx::shared_address(&to[n][threadIdx.x % 32]), &from[n][threadIdx.x % 32], 16);
+  ptx::cp_async_commit();
+}
+
+// The warp that computes the outputs of the block's tile, and loads its V.
 __device__ void run_outputs(const ChunkParams& p, const ChunkRange& r, int tile, ChunkShared& s) {
   const int tile_of_head = static_cast<int>(ptx::cluster_ctarank()) * kTilesPerBlock + tile;
   const int column = tile_of_head * kDeltaTileCols;
+  const int64_t heads = p.args.num_value_heads;
+  const DeltaValues* values = p.values + (r.first - p.first_chunk) * heads + r.head;
+  load_values(values->of[tile_of_head], s.values[tile]);
+  ptx::cp_async_wait<0>();
+  ptx::named_barrier_arrive(signal_id(tile, kValuesFilled), 64);
   for (int i = 0; i < r.count; ++i) {
     const int stage = i % kStages;
     const bool has_next = i + 1 < r.count;
     const ChunkStage& in = s.stages[stage];
     const ChunkRows rows = chunk_rows(p, r.sequence, r.first + i);
-    GateTile gates;
-    gates.load(p, rows, int64_t{r.head} * kDeltaDim + column);
     OutputTile out;
+    GateTile gates;
     ptx::mbarrier_wait(&s.full[stage], i / kStages % 2);
     ptx::named_barrier(signal_id(tile, kStateFilled), 64);
     out.multiply(s.states[tile], in);
     if (has_next) ptx::named_barrier_arrive(signal_id(tile, kStateFree), 64);
-    ptx::named_barrier(signal_id(tile, kChangeFilled), 64);
-    out.add_changes(s.changes[tile], in, signal_id(tile, kChangeFree), has_next);
+    gates.load(p, rows, int64_t{r.head} * kDeltaDim + column);
+    ptx::named_barrier(signal_id(tile, kChangesFilled), 64);
+    float n[kRowTiles][4];
+    get_values(s.values[tile], n);
+    if (has_next) load_values((values += heads)->of[tile_of_head], s.values[tile]);
+    out.add_changes(n, in);
     release_stage(s, stage);
+    if (has_next) {
+      ptx::cp_async_wait<0>();
+      ptx::named_barrier_arrive(signal_id(tile, kValuesFilled), 64);
+    }
     out.send_squares(s.squares[i % 2][tile_of_head], &s.summed[i % 2]);
     ptx::mbarrier_wait_acquire_cluster(&s.summed[i % 2], i / 2 % 2);
     store_outputs(p, rows, r.head, column, out, gates, s.squares[i % 2]);

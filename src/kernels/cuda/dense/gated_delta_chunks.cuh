@@ -105,9 +105,10 @@ __device__ __forceinline__ ChunkRows chunk_rows(const ChunkParams& p, const Chun
 __device__ __forceinline__ float chunk_input(const GatedDeltaArgs& a, const ChunkRows& c, int row,
                                              int64_t channel) {
   const int kept = a.conv_width - 1;
-  if (row >= c.num_rows) return 0;
-  if (row >= 0) return __ldcg(a.qkv + (c.first_row + row) * a.qkv_stride + channel);
-  return c.is_new || row < -kept ? 0 : a.conv(c.slot)[(channel + 1) * kept + row];
+  const bool is_new = row >= 0, exists = is_new ? row < c.num_rows : row >= -kept && !c.is_new;
+  const float* const at = is_new ? a.qkv + (c.first_row + row) * a.qkv_stride + channel
+                                 : a.conv(c.slot) + (channel + 1) * kept + row;
+  return exists ? __ldcg(at) : 0;
 }
 
 // Offset of a bf16 element of a swizzled tile, whose rows have row_bytes bytes: the 16-byte vectors of 8 rows

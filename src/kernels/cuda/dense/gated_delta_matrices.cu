@@ -25,7 +25,12 @@ constexpr int kRowsPerThread = kDeltaChunk * kDeltaDim / kThreads;  // of one ch
 constexpr float kMinLogDecay = -1000;                               // exp() of it is 0
 
 struct MatricesShared {
-  DeltaKeys keys;
+  union {
+    DeltaKeys keys;
+    struct {
+      float k_k[kDeltaChunk * kSquareStride], q_k[kDeltaChunk * kSquareStride];
+    } products;
+  };
   union {
     float rows[kDeltaChunk * kStagedStride];  // q, k or v
     struct {
@@ -54,6 +59,7 @@ __device__ void convolve_rows(const ChunkParams& p, const ChunkRows& c, int64_t 
 #pragma unroll
   for (int i = 0; i < kBefore; ++i)
     x[i] = kBefore - i < width ? chunk_input(p.args, c, c.offset + first - kBefore + i, channel) : 0;
+#pragma unroll 1
   for (int row = first; row < first + kRowsPerThread; row += kAtOnce) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) x[kBefore + i] = chunk_input(p.args, c, c.offset + row + i, channel);
@@ -67,6 +73,15 @@ __device__ void convolve_rows(const ChunkParams& p, const ChunkRows& c, int64_t 
 #pragma unroll
     for (int i = 0; i < kBefore; ++i) x[i] = x[kAtOnce + i];
   }
+}
+
+// Fetches the rows of a head's channels into the L2.
+__device__ void prefetch_rows(const ChunkParams& p, const ChunkRows& c, int64_t first_channel) {
+  constexpr int kLineFloats = 32, kLines = kDeltaDim / kLineFloats;
+  for (int i = static_cast<int>(threadIdx.x); i < kDeltaChunk * kLines; i += kThreads)
+    if (c.has(i / kLines))
+      ptx::prefetch_l2(p.args.qkv + c.batch_row(i / kLines) * p.args.qkv_stride + first_channel +
+                       i % kLines * kLineFloats);
 }
 
 // Scales the staged rows to the norm and splits them.
@@ -83,16 +98,14 @@ __device__ void split_rows(const float* rows, float norm, uint8_t* high, uint8_t
   }
 }
 
-// The products of this warp's 16 rows of k (the first four warps) or q with the k of rows up to these.
-__device__ void multiply_rows(const DeltaKeys& keys, float (&c)[8][4]) {
+// Replaces the keys by the products of the rows of k (by the first four warps, 16 rows each) and of q with k.
+__device__ void multiply_rows(MatricesShared& s) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const bool is_q = warp >= kWarps / 2;
-  const uint32_t high = ptx::shared_address(is_q ? keys.q_high : keys.k_high),
-                 low = ptx::shared_address(is_q ? keys.q_low : keys.k_low);
-  const SplitTile k = {ptx::shared_address(keys.k_high), ptx::shared_address(keys.k_low), kDeltaDim * 2};
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-    for (int i = 0; i < 4; ++i) c[n][i] = 0;
+  const uint32_t high = ptx::shared_address(is_q ? s.keys.q_high : s.keys.k_high),
+                 low = ptx::shared_address(is_q ? s.keys.q_low : s.keys.k_low);
+  const SplitTile k = {ptx::shared_address(s.keys.k_high), ptx::shared_address(s.keys.k_low), kDeltaDim * 2};
+  float c[8][4] = {};
 #pragma unroll 2
   for (int step = 0; step < kDeltaDim / 16; ++step) {
     const int at = swizzled(warp % 4 * 16 + lane % 16, step * 16 + lane / 16 * 8, kDeltaDim * 2);
@@ -101,6 +114,12 @@ __device__ void multiply_rows(const DeltaKeys& keys, float (&c)[8][4]) {
     ptx::load_matrices(a.low, low + at);
     add_products<false>(c, a, k, step, 0, 0, 4);
   }
+  __syncthreads();  // the keys were read
+  float* const to = (is_q ? s.products.q_k : s.products.k_k) + (warp % 4 * 16 + lane / 4) * kSquareStride;
+#pragma unroll
+  for (int n = 0; n < 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to[i / 2 * 8 * kSquareStride + n * 8 + lane % 4 * 2 + i % 2] = c[n][i];
 }
 
 // Sets the sums of g and beta, and writes their factors; for one warp.
@@ -132,31 +151,33 @@ __device__ void sum_gates(const ChunkParams& p, const ChunkRows& c, int head, Ma
   }
 }
 
-// Applies the gates to this warp's products: k's to A, q's to P.
-__device__ void gate_products(const float (&c)[8][4], MatricesShared& s, DeltaMatrices& out) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    if (n / 2 > warp % 4) continue;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = warp % 4 * 16 + i * 8 + lane / 4, column = n * 8 + lane % 4 * 2;
-      float x[2];
-      for (int j = 0; j < 2; ++j)
-        x[j] = column + j <= row
-                   ? c[n][2 * i + j] * expf(static_cast<float>(s.sums[row] - s.sums[column + j]))
-                   : 0;
-      if (warp < kWarps / 2) {
-        float* const a = s.staged.squares.a + row * kSquareStride + column;
-        a[0] = s.beta[row] * x[0], a[1] = s.beta[row] * x[1];
-      } else {
-        const ptx::SplitPair pair = ptx::split_pair(x[0], x[1]);
-        const int at = swizzled(row, column, kDeltaChunk * 2);
-        *reinterpret_cast<uint32_t*>(out.p_high + at) = pair.high;
-        *reinterpret_cast<uint32_t*>(out.p_low + at) = pair.low;
-      }
-    }
+// f(row, column) for the pairs of columns {column, column + 1} of the 16 x 16 blocks up to the diagonal.
+template <class F>
+__device__ void each_pair(const F& f) {
+  for (int i = static_cast<int>(threadIdx.x); i < kDeltaChunk * kDeltaChunk / 2; i += kThreads) {
+    const int row = i / (kDeltaChunk / 2), column = i % (kDeltaChunk / 2) * 2;
+    if (column / 16 <= row / 16) f(row, column);
   }
+}
+
+__device__ void write_pair(uint8_t* high, uint8_t* low, int row, int column, float x, float y) {
+  const ptx::SplitPair pair = ptx::split_pair(x, y);
+  const int at = swizzled(row, column, kDeltaChunk * 2);
+  *reinterpret_cast<uint32_t*>(high + at) = pair.high;
+  *reinterpret_cast<uint32_t*>(low + at) = pair.low;
+}
+
+// Applies the gates to the products: sets A, and writes P.
+__device__ void gate_products(MatricesShared& s, DeltaMatrices& out) {
+  each_pair([&](int row, int column) {
+    const int at = row * kSquareStride + column;
+    float decay[2];
+    for (int i = 0; i < 2; ++i)
+      decay[i] = column + i <= row ? expf(static_cast<float>(s.sums[row] - s.sums[column + i])) : 0;
+    for (int i = 0; i < 2; ++i) s.staged.squares.a[at + i] = s.beta[row] * s.products.k_k[at + i] * decay[i];
+    write_pair(out.p_high, out.p_low, row, column, s.products.q_k[at] * decay[0],
+               s.products.q_k[at + 1] * decay[1]);
+  });
 }
 
 // Inverts the 16 x 16 blocks on the diagonal of I + A; a thread has a column.
@@ -203,16 +224,11 @@ __device__ void join_blocks(const float* a, float* inverse) {
 
 // Writes the inverse with its columns times beta.
 __device__ void write_inverse(const MatricesShared& s, DeltaMatrices& out) {
-  for (int i = static_cast<int>(threadIdx.x); i < kDeltaChunk * kDeltaChunk / 2; i += kThreads) {
-    const int row = i / (kDeltaChunk / 2), column = i % (kDeltaChunk / 2) * 2;
-    if (column / 16 > row / 16) continue;
+  each_pair([&](int row, int column) {
     const float* const x = s.staged.squares.inverse + row * kSquareStride + column;
-    const ptx::SplitPair pair = ptx::split_pair(column <= row ? x[0] * s.beta[column] : 0,
-                                                column < row ? x[1] * s.beta[column + 1] : 0);
-    const int at = swizzled(row, column, kDeltaChunk * 2);
-    *reinterpret_cast<uint32_t*>(out.t_high + at) = pair.high;
-    *reinterpret_cast<uint32_t*>(out.t_low + at) = pair.low;
-  }
+    write_pair(out.t_high, out.t_low, row, column, column <= row ? x[0] * s.beta[column] : 0,
+               column < row ? x[1] * s.beta[column + 1] : 0);
+  });
 }
 
 __device__ void write_values(const float* rows, DeltaValues& out) {
@@ -225,14 +241,13 @@ __device__ void write_values(const float* rows, DeltaValues& out) {
 }
 
 // The matrices and v of one value head.
-__device__ void write_head(const ChunkParams& p, const ChunkRows& c, int head, const float (&products)[8][4],
-                           MatricesShared& s) {
+__device__ void write_head(const ChunkParams& p, const ChunkRows& c, int head, MatricesShared& s) {
   const int64_t at = int64_t{blockIdx.x} * p.args.num_value_heads + head;
   DeltaMatrices& out = p.matrices[at];
-  __syncthreads();  // the staged rows were read
+  __syncthreads();  // the staged rows were read, the products are there
   if (threadIdx.x < 32) sum_gates(p, c, head, s, out);
   __syncthreads();
-  gate_products(products, s, out);
+  gate_products(s, out);
   __syncthreads();
   invert_blocks(s.staged.squares.a, s.staged.squares.inverse);
   __syncthreads();
@@ -257,6 +272,9 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_matrices_kernel(const __gri
   if (sequence.index < 0) return;  // the whole block
   const ChunkRows c = chunk_rows(p, sequence, chunk);
   const int64_t q_channel = int64_t{key_head} * kDeltaDim, keys = int64_t{p.args.num_key_heads} * kDeltaDim;
+  const int group = p.args.num_value_heads / p.args.num_key_heads;
+  prefetch_rows(p, c, keys + q_channel);
+  for (int i = 0; i < group; ++i) prefetch_rows(p, c, 2 * keys + int64_t{key_head * group + i} * kDeltaDim);
   convolve_rows(p, c, q_channel, s.staged.rows);
   __syncthreads();
   split_rows(s.staged.rows, 1 / sqrtf(static_cast<float>(kDeltaDim)), s.keys.q_high, s.keys.q_low);
@@ -270,10 +288,8 @@ __global__ void __launch_bounds__(kThreads, 2) chunk_matrices_kernel(const __gri
   for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(DeltaKeys) / sizeof(uint4));
        i += kThreads)
     to[i] = from[i];
-  float products[8][4];
-  multiply_rows(s.keys, products);
-  const int group = p.args.num_value_heads / p.args.num_key_heads;
-  for (int i = 0; i < group; ++i) write_head(p, c, key_head * group + i, products, s);
+  multiply_rows(s);
+  for (int i = 0; i < group; ++i) write_head(p, c, key_head * group + i, s);
 }
 
 }  // namespace
