@@ -98,7 +98,7 @@ def fla_layer(case, index):
 
 
 def flashinfer_rule(case):
-    """Returns the call, with what it needs prepared."""
+    """Returns the call, and prepares its inputs."""
     if case.rows == 1:
         from flashinfer.gdn_decode import gated_delta_rule_decode
         out = torch.empty_like(case.v)

@@ -17,7 +17,8 @@ constexpr float kDeltaNormEps = 1e-6f;  // added to the sum of squares in the L2
 // Gated delta net between its input projections and its output projection: convolution over time and SiLU, L2
 // norms of q and k, gates, recurrence, RMS norm and SiLU gate. Dims: Hk key heads, Hv value heads (a multiple
 // of Hk; value head h uses key head h / (Hv / Hk)), dk and dv elements per head, C = 2 Hk dk + Hv dv
-// channels. All in f32 and token by token:
+// channels. All in f32 and token by token, except that a GPU runs long prompts in chunks
+// (kernels/cuda/dense/gated_delta_chunks.h):
 //
 //   c[ch] = silu(sum_i conv_weight[ch, i] u[t - conv_width + 1 + i, ch])      u = qkv; 0 before the sequence
 //   q = c_q / sqrt(sum c_q^2 + kDeltaNormEps) / sqrt(dk);   k = c_k / sqrt(sum c_k^2 + kDeltaNormEps);   v =

@@ -2,7 +2,7 @@
 //
 // Computes:  per sequence and value head, for its chunks in order, with S the state before the chunk,
 //              N = T (V - exp(G) K S);   o = exp(G) Q S + P N;   S <- exp(G_last) S + K^T (exp(G_last - G) N)
-//            and the norm and gate of o. A cluster has a head and a block 32 of its columns. Of a block, a
+//            and the norm and gate of o. A cluster has a head, and a block 32 of its columns. In a block, a
 //            warp keeps 16 columns of S in registers, transposed: the accumulators of one product are the A
 //            fragments of the next. A second warp gets S and N from it and computes o. A third loads the
 //            matrices of chunks ahead, a quarter of them for all blocks of the cluster.
@@ -115,7 +115,7 @@ __device__ __forceinline__ void add_triangular(float (&c)[kRowTiles][4], const f
                                                const SplitTile& m) {
 #pragma unroll
   for (int step = 0; step < kDeltaChunk / 16; ++step)
-    add_products<false>(c, split_fragment(x[2 * step], x[2 * step + 1]), m, step, 0, step, 4);
+    add_products<false>(c, split_fragment(x[2 * step], x[2 * step + 1]), m, step, 0, step);
 }
 
 // c[row] *= factors[row], the rows being the accumulators' columns.
@@ -156,7 +156,7 @@ struct StateTile {
     const SplitTile k = split_tile(in.keys.k_high, in.keys.k_low, kDeltaDim * 2);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-      add_products<false>(c, split_fragment(s[2 * step], s[2 * step + 1]), k, step, 0, 0, 4);
+      add_products<false>(c, split_fragment(s[2 * step], s[2 * step + 1]), k, step, 0, 0);
     scale_rows(c, in.matrices.from_start);
   }
   // S <- exp(G_last) S + K^T n; n: scaled to the end of the chunk.
@@ -170,8 +170,8 @@ struct StateTile {
 #pragma unroll
     for (int step = 0; step < kDeltaChunk / 16; ++step) {
       const SplitFragment a = split_fragment(n[2 * step], n[2 * step + 1]);
-      add_products<true>(s, a, k, step, 0, 0, 4);
-      add_products<true>(s + 8, a, k, step, 4, 0, 4);
+      add_products<true>(s, a, k, step, 0, 0);
+      add_products<true>(s + 8, a, k, step, 4, 0);
     }
   }
 };
@@ -236,8 +236,7 @@ struct OutputTile {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const uint4 high = states[step][0][threadIdx.x % 32], low = states[step][1][threadIdx.x % 32];
-      add_products<false>(o, {{high.x, high.y, high.z, high.w}, {low.x, low.y, low.z, low.w}}, q, step, 0, 0,
-                          4);
+      add_products<false>(o, {{high.x, high.y, high.z, high.w}, {low.x, low.y, low.z, low.w}}, q, step, 0, 0);
     }
     scale_rows(o, in.matrices.from_start);
   }
@@ -288,14 +287,13 @@ __device__ __forceinline__ void store_output(const ActRows& out, int64_t at, flo
     static_cast<bf16*>(out.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(y));
 }
 
-// column: of the head.
-__device__ void store_outputs(const ChunkParams& p, const ChunkRows& c, int head, int column,
-                              const OutputTile& out, const GateTile& gates,
-                              const float (&squares)[kDeltaTiles][kDeltaChunk]) {
+// column: of all heads.
+__device__ void store_outputs(const ChunkParams& p, const ChunkRows& c, int64_t column, const OutputTile& out,
+                              const GateTile& gates, const float (&squares)[kDeltaTiles][kDeltaChunk]) {
   const int lane = static_cast<int>(threadIdx.x) % 32, first = lane % 4 * 2;
-  const float weights[2] = {__ldg(p.args.norm_weight + column + lane / 4),
-                            __ldg(p.args.norm_weight + column + lane / 4 + 8)};
-  int64_t at = c.batch_row(first) * p.args.out.cols + int64_t{head} * kDeltaDim + column + lane / 4;
+  const float weights[2] = {__ldg(p.args.norm_weight + column % kDeltaDim + lane / 4),
+                            __ldg(p.args.norm_weight + column % kDeltaDim + lane / 4 + 8)};
+  int64_t at = c.batch_row(first) * p.args.out.cols + column + lane / 4;
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n, at += 8 * p.args.out.cols) {
     float2 sum = {0, 0};  // of two rows
@@ -330,7 +328,7 @@ __device__ __forceinline__ void load_values(const float4 (&from)[kRowTiles][32],
 // The warp that computes the outputs of the block's tile, and loads its V.
 __device__ void run_outputs(const ChunkParams& p, const ChunkRange& r, int tile, ChunkShared& s) {
   const int tile_of_head = static_cast<int>(ptx::cluster_ctarank()) * kTilesPerBlock + tile;
-  const int column = tile_of_head * kDeltaTileCols;
+  const int64_t column = int64_t{r.head} * kDeltaDim + tile_of_head * kDeltaTileCols;
   const int64_t heads = p.args.num_value_heads;
   const DeltaValues* values = p.values + (r.first - p.first_chunk) * heads + r.head;
   load_values(values->of[tile_of_head], s.values[tile]);
@@ -347,7 +345,7 @@ __device__ void run_outputs(const ChunkParams& p, const ChunkRange& r, int tile,
     ptx::named_barrier(signal_id(tile, kStateFilled), 64);
     out.multiply(s.states[tile], in);
     if (has_next) ptx::named_barrier_arrive(signal_id(tile, kStateFree), 64);
-    gates.load(p, rows, int64_t{r.head} * kDeltaDim + column);
+    gates.load(p, rows, column);
     ptx::named_barrier(signal_id(tile, kChangesFilled), 64);
     float n[kRowTiles][4];
     get_values(s.values[tile], n);
@@ -360,7 +358,7 @@ __device__ void run_outputs(const ChunkParams& p, const ChunkRange& r, int tile,
     }
     out.send_squares(s.squares[i % 2][tile_of_head], &s.summed[i % 2]);
     ptx::mbarrier_wait_acquire_cluster(&s.summed[i % 2], i / 2 % 2);
-    store_outputs(p, rows, r.head, column, out, gates, s.squares[i % 2]);
+    store_outputs(p, rows, column, out, gates, s.squares[i % 2]);
   }
 }
 

@@ -17,11 +17,11 @@ constexpr int kDeltaSquareBytes = kDeltaChunk * kDeltaChunk * 2;  // a bf16 matr
 constexpr int kDeltaTileCols = 16;                                // of v, per warp
 constexpr int kDeltaTiles = kDeltaDim / kDeltaTileCols;
 
-// Of a key head: k and q as swizzled tiles, the rounded values and the rest.
+// A key head's data: k and q as swizzled tiles, the rounded values and the rest.
 struct DeltaKeys {
   uint8_t k_high[kDeltaTileBytes], k_low[kDeltaTileBytes], q_high[kDeltaTileBytes], q_low[kDeltaTileBytes];
 };
-// Of a value head, with G the sums of g over the chunk's rows so far: T = (I + A)^-1 diag(beta) and
+// A value head's data, with G the sums of g over the chunk's rows so far: T = (I + A)^-1 diag(beta) and
 // P = (q_i . k_j) exp(G_i - G_j), both lower triangular. The 16 x 16 blocks above the diagonal are not
 // written.
 struct DeltaMatrices {
@@ -147,15 +147,15 @@ __device__ __forceinline__ uint32_t fragment_offset(int row_bytes, int step, int
   return swizzled(pair * 16 + lane % 8 + lane / 16 * 8, step * 16 + lane / 8 % 2 * 8, row_bytes);
 }
 
-// c[8 tiles] += a * b of one k step, for the pairs of n tiles first_pair + [from, to). The three products of
+// c[8 tiles] += a * b of one k step, for the pairs of n tiles first_pair + [from, 4). The three products of
 // a tile are apart, because each waits for the one before.
 template <bool kTransposed>
 __device__ __forceinline__ void add_products(float (*c)[4], const SplitFragment& a, const SplitTile& b,
-                                             int step, int first_pair, int from, int to) {
+                                             int step, int first_pair, int from) {
   uint32_t high[4][4], low[4][4];
 #pragma unroll
   for (int m = 0; m < 4; ++m) {
-    if (m < from || m >= to) continue;
+    if (m < from) continue;
     const uint32_t at = fragment_offset<kTransposed>(b.row_bytes, step, first_pair + m);
     if (kTransposed) {
       ptx::load_matrices_transposed(high[m], b.high + at);
@@ -169,7 +169,7 @@ __device__ __forceinline__ void add_products(float (*c)[4], const SplitFragment&
   for (int term = 0; term < 3; ++term)
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      if (n / 2 < from || n / 2 >= to) continue;
+      if (n / 2 < from) continue;
       const uint32_t* const of_b = term == 1 ? low[n / 2] : high[n / 2];
       ptx::mma_bf16(c[n], term == 0 ? a.low : a.high, of_b[n % 2 * 2], of_b[n % 2 * 2 + 1]);
     }

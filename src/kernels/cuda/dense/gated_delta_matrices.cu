@@ -112,7 +112,7 @@ __device__ void multiply_rows(MatricesShared& s) {
     SplitFragment a;
     ptx::load_matrices(a.high, high + at);
     ptx::load_matrices(a.low, low + at);
-    add_products<false>(c, a, k, step, 0, 0, 4);
+    add_products<false>(c, a, k, step, 0, 0);
   }
   __syncthreads();  // the keys were read
   float* const to = (is_q ? s.products.q_k : s.products.k_k) + (warp % 4 * 16 + lane / 4) * kSquareStride;
