@@ -127,6 +127,19 @@ __device__ __forceinline__ void scale_rows(float (&c)[kRowTiles][4], const float
   }
 }
 
+// c = exp(G) x S, transposed, for x = K or Q.
+__device__ __forceinline__ void multiply_states(float (&c)[kRowTiles][4],
+                                                const uint4 (&states)[kSteps][2][32], const SplitTile& x,
+                                                const float* from_start) {
+  clear(c);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const uint4 high = states[step][0][threadIdx.x % 32], low = states[step][1][threadIdx.x % 32];
+    add_products<false>(c, {{high.x, high.y, high.z, high.w}, {low.x, low.y, low.z, low.w}}, x, step, 0, 0);
+  }
+  scale_rows(c, from_start);
+}
+
 // A tile's columns of S, transposed: s[n] has rows 8 n ... 8 n + 7 of S.
 struct StateTile {
   float s[kTerms][4];
@@ -141,7 +154,7 @@ struct StateTile {
       for (int i = 0; i < 4; ++i)
         f(s[n][i], state + (n * 8 + lane % 4 * 2 + i % 2) * kDeltaDim + column + lane / 4 + i / 2 * 8);
   }
-  // Gives S as split A fragments to the other warp.
+  // Writes S as split A fragments, for both warps.
   __device__ __forceinline__ void publish(uint4 (&to)[kSteps][2][32]) const {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -149,15 +162,6 @@ struct StateTile {
       to[step][0][threadIdx.x % 32] = {f.high[0], f.high[1], f.high[2], f.high[3]};
       to[step][1][threadIdx.x % 32] = {f.low[0], f.low[1], f.low[2], f.low[3]};
     }
-  }
-  // c = exp(G) K S
-  __device__ __forceinline__ void predict(float (&c)[kRowTiles][4], const ChunkStage& in) const {
-    clear(c);
-    const SplitTile k = split_tile(in.keys.k_high, in.keys.k_low, kDeltaDim * 2);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step)
-      add_products<false>(c, split_fragment(s[2 * step], s[2 * step + 1]), k, step, 0, 0);
-    scale_rows(c, in.matrices.from_start);
   }
   // S <- exp(G_last) S + K^T n; n: scaled to the end of the chunk.
   __device__ __forceinline__ void advance(const float (&n)[kRowTiles][4], const ChunkStage& in) {
@@ -211,7 +215,8 @@ __device__ void run_states(const ChunkParams& p, const ChunkRange& r, int tile, 
     state.publish(s.states[tile]);
     ptx::named_barrier_arrive(signal_id(tile, kStateFilled), 64);
     ptx::mbarrier_wait(&s.full[stage], i / kStages % 2);
-    state.predict(x, in);
+    multiply_states(x, s.states[tile], split_tile(in.keys.k_high, in.keys.k_low, kDeltaDim * 2),
+                    in.matrices.from_start);
     ptx::named_barrier(signal_id(tile, kValuesFilled), 64);
     subtract_from(s.values[tile], x);
     clear(n);
@@ -230,16 +235,6 @@ __device__ void run_states(const ChunkParams& p, const ChunkRange& r, int tile, 
 struct OutputTile {
   float o[kRowTiles][4];
 
-  __device__ __forceinline__ void multiply(const uint4 (&states)[kSteps][2][32], const ChunkStage& in) {
-    clear(o);
-    const SplitTile q = split_tile(in.keys.q_high, in.keys.q_low, kDeltaDim * 2);
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const uint4 high = states[step][0][threadIdx.x % 32], low = states[step][1][threadIdx.x % 32];
-      add_products<false>(o, {{high.x, high.y, high.z, high.w}, {low.x, low.y, low.z, low.w}}, q, step, 0, 0);
-    }
-    scale_rows(o, in.matrices.from_start);
-  }
   __device__ __forceinline__ void add_changes(const float (&n)[kRowTiles][4], const ChunkStage& in) {
     add_triangular(o, n, split_tile(in.matrices.p_high, in.matrices.p_low, kDeltaChunk * 2));
   }
@@ -343,7 +338,8 @@ __device__ void run_outputs(const ChunkParams& p, const ChunkRange& r, int tile,
     GateTile gates;
     ptx::mbarrier_wait(&s.full[stage], i / kStages % 2);
     ptx::named_barrier(signal_id(tile, kStateFilled), 64);
-    out.multiply(s.states[tile], in);
+    multiply_states(out.o, s.states[tile], split_tile(in.keys.q_high, in.keys.q_low, kDeltaDim * 2),
+                    in.matrices.from_start);
     if (has_next) ptx::named_barrier_arrive(signal_id(tile, kStateFree), 64);
     gates.load(p, rows, column);
     ptx::named_barrier(signal_id(tile, kChangesFilled), 64);

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kStagedStride = kDeltaDim + 4;    // floats of a row; pads against bank conflicts
-constexpr int kSquareStride = kDeltaChunk + 2;  // floats of a row of A and of the inverse
+constexpr int kSquareStride = kDeltaChunk + 4;  // floats of a row of A and of the inverse
 constexpr int kRowsPerThread = kDeltaChunk * kDeltaDim / kThreads;  // of one channel
 constexpr float kMinLogDecay = -1000;                               // exp() of it is 0
 
@@ -98,28 +98,31 @@ __device__ void split_rows(const float* rows, float norm, uint8_t* high, uint8_t
   }
 }
 
-// Replaces the keys by the products of the rows of k (by the first four warps, 16 rows each) and of q with k.
+// Replaces the keys by the products of the rows of k (by the first four warps) and of q with the k of 16
+// earlier rows for each warp.
 __device__ void multiply_rows(MatricesShared& s) {
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   const bool is_q = warp >= kWarps / 2;
-  const uint32_t high = ptx::shared_address(is_q ? s.keys.q_high : s.keys.k_high),
-                 low = ptx::shared_address(is_q ? s.keys.q_low : s.keys.k_low);
-  const SplitTile k = {ptx::shared_address(s.keys.k_high), ptx::shared_address(s.keys.k_low), kDeltaDim * 2};
-  float c[8][4] = {};
+  const int block = is_q ? kWarps - 1 - warp : warp;  // the same work for each of the SM's parts
+  const uint32_t high = ptx::shared_address(s.keys.k_high), low = ptx::shared_address(s.keys.k_low);
+  const SplitTile rows = {ptx::shared_address(is_q ? s.keys.q_high : s.keys.k_high),
+                          ptx::shared_address(is_q ? s.keys.q_low : s.keys.k_low), kDeltaDim * 2};
+  float c[8][4] = {};  // [earlier row, row]
 #pragma unroll 2
   for (int step = 0; step < kDeltaDim / 16; ++step) {
-    const int at = swizzled(warp % 4 * 16 + lane % 16, step * 16 + lane / 16 * 8, kDeltaDim * 2);
+    const int at = swizzled(block * 16 + lane % 16, step * 16 + lane / 16 * 8, kDeltaDim * 2);
     SplitFragment a;
     ptx::load_matrices(a.high, high + at);
     ptx::load_matrices(a.low, low + at);
-    add_products<false>(c, a, k, step, 0, 0);
+    add_products<false>(c, a, rows, step, 0, block);
   }
   __syncthreads();  // the keys were read
-  float* const to = (is_q ? s.products.q_k : s.products.k_k) + (warp % 4 * 16 + lane / 4) * kSquareStride;
+  float* const to =
+      (is_q ? s.products.q_k : s.products.k_k) + lane % 4 * 2 * kSquareStride + block * 16 + lane / 4;
 #pragma unroll
   for (int n = 0; n < 8; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) to[i / 2 * 8 * kSquareStride + n * 8 + lane % 4 * 2 + i % 2] = c[n][i];
+    for (int i = 0; i < 4; ++i) to[(n * 8 + i % 2) * kSquareStride + i / 2 * 8] = c[n][i];
 }
 
 // Sets the sums of g and beta, and writes their factors; for one warp.
@@ -195,30 +198,46 @@ __device__ void invert_blocks(const float* a, float* inverse) {
   }
 }
 
+// c[i] = the sum over k of x[row i][k] y[k], for kSize columns k, the rows being kWarps apart. Elements of x
+// past the diagonal count as 0 if is_lower.
+template <int kSize>
+__device__ __forceinline__ void multiply_column(float (&c)[kSize / kWarps], const float* x,
+                                                const float (&y)[kSize], bool is_lower) {
+  const int first = static_cast<int>(threadIdx.x) / 32;
+#pragma unroll
+  for (int i = 0; i < kSize / kWarps; ++i) {
+    const int row = first + i * kWarps;
+    c[i] = 0;
+#pragma unroll
+    for (int k = 0; k < kSize; k += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(x + row * kSquareStride + k);
+      const float of_x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) c[i] = fmaf(is_lower && k + j > row ? 0 : of_x[j], y[k + j], c[i]);
+    }
+  }
+}
+
 // Joins the inverses T1 and T2 of two blocks of kSize rows, with A21 below the first: -T2 A21 T1. The product
-// A21 T1 is kept above T2.
+// A21 T1 is kept above T2. A thread has one column and every kWarps-th row.
 template <int kSize>
 __device__ void join_blocks(const float* a, float* inverse) {
-  constexpr int kElements = kDeltaChunk / 2 * kSize;
-  const auto each = [&](auto f) {
-    for (int e = static_cast<int>(threadIdx.x); e < kElements; e += kThreads)
-      f(e / (kSize * kSize) * 2 * kSize, e / kSize % kSize, e % kSize);
-  };
-  each([&](int first, int row, int column) {
-    float sum = 0;
-    for (int k = column; k < kSize; ++k)
-      sum = fmaf(a[(first + kSize + row) * kSquareStride + first + k],
-                 inverse[(first + k) * kSquareStride + first + column], sum);
-    inverse[(first + row) * kSquareStride + first + kSize + column] = sum;
-  });
+  const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) / 32;
+  const int first = lane / kSize * 2 * kSize, column = lane % kSize;
+  float* const top = inverse + first * kSquareStride + first;  // T1; [2 kSize, 2 kSize] with the others
+  float* const bottom = top + kSize * kSquareStride;
+  float y[kSize], c[kSize / kWarps];
+#pragma unroll
+  for (int k = 0; k < kSize; ++k) y[k] = k >= column ? top[k * kSquareStride + column] : 0;
+  multiply_column<kSize>(c, a + (first + kSize) * kSquareStride + first, y, false);
+#pragma unroll
+  for (int i = 0; i < kSize / kWarps; ++i) top[(row + i * kWarps) * kSquareStride + kSize + column] = c[i];
   __syncthreads();
-  each([&](int first, int row, int column) {
-    float sum = 0;
-    for (int k = 0; k <= row; ++k)
-      sum = fmaf(-inverse[(first + kSize + row) * kSquareStride + first + kSize + k],
-                 inverse[(first + k) * kSquareStride + first + kSize + column], sum);
-    inverse[(first + kSize + row) * kSquareStride + first + column] = sum;
-  });
+#pragma unroll
+  for (int k = 0; k < kSize; ++k) y[k] = top[k * kSquareStride + kSize + column];
+  multiply_column<kSize>(c, bottom + kSize, y, true);
+#pragma unroll
+  for (int i = 0; i < kSize / kWarps; ++i) bottom[(row + i * kWarps) * kSquareStride + column] = -c[i];
   __syncthreads();
 }
 
