@@ -301,7 +301,10 @@ __global__ void __launch_bounds__(kMaxThreads, kOneRow&& kRows <= 32 ? 2 : 1)
   extern __shared__ float base[];
   ptx::grid_dependents_launch();
   DeltaBlock<kChannels> block(p, base);
-  if (block.num_rows() == 0 || block.num_rows() > p.most_rows) return;  // all blocks of the cluster
+  if (block.num_rows() == 0 || block.num_rows() > p.most_rows) {  // all blocks of the cluster
+    ptx::grid_dependency_wait();                                  // the next kernel may wait for this one alone
+    return;
+  }
   const int num_rows = kOneRow ? 1 : block.num_rows();
   const DeltaShared& s = block.shared();
   const int group = static_cast<int>(threadIdx.x) / p.columns,
