@@ -37,10 +37,11 @@ struct DeltaParams {
   const int32_t* first_row = nullptr;  // as in DeviceBatch
   const int32_t* first_position = nullptr;
   const int32_t* slots = nullptr;
-  int columns = 0;    // dv, rounded up to warps
-  int groups = 0;     // of rows of the state; blockDim.x = groups * columns
-  int keys = 0;       // groups * kRows: elements of q and k, padded with zeros
-  int channels = 0;   // of a block: q, k, v
+  int columns = 0;   // dv, rounded up to warps
+  int groups = 0;    // of rows of the state; blockDim.x = groups * columns
+  int keys = 0;      // groups * kRows: elements of q and k, padded with zeros
+  int channels = 0;  // of a block: q, k, v
+
   int most_rows = 0;  // sequences with more are left alone
 };
 
