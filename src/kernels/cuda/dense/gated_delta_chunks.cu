@@ -132,7 +132,7 @@ __device__ __forceinline__ void multiply_states(float (&c)[kRowTiles][4],
                                                 const uint4 (&states)[kSteps][2][32], const SplitTile& x,
                                                 const float* from_start) {
   clear(c);
-#pragma unroll
+#pragma unroll 4
   for (int step = 0; step < kSteps; ++step) {
     const uint4 high = states[step][0][threadIdx.x % 32], low = states[step][1][threadIdx.x % 32];
     add_products<false>(c, {{high.x, high.y, high.z, high.w}, {low.x, low.y, low.z, low.w}}, x, step, 0, 0);
@@ -320,12 +320,21 @@ __device__ __forceinline__ void load_values(const float4 (&from)[kRowTiles][32],
   ptx::cp_async_commit();
 }
 
-// The warp that computes the outputs of the block's tile, and loads its V.
+// The warp that computes the outputs of the block's tile, and loads its V. A chunk's outputs are normed
+// during the next chunk, when the other blocks' squares have arrived.
 __device__ void run_outputs(const ChunkParams& p, const ChunkRange& r, int tile, ChunkShared& s) {
   const int tile_of_head = static_cast<int>(ptx::cluster_ctarank()) * kTilesPerBlock + tile;
   const int64_t column = int64_t{r.head} * kDeltaDim + tile_of_head * kDeltaTileCols;
   const int64_t heads = p.args.num_value_heads;
   const DeltaValues* values = p.values + (r.first - p.first_chunk) * heads + r.head;
+  ChunkRows rows = chunk_rows(p, r.sequence, r.first);  // of the chunk whose outputs are not normed yet
+  OutputTile out, next;
+  GateTile gates;
+  const auto finish = [&](int i) {
+    ptx::mbarrier_wait_acquire_cluster(&s.summed[i % 2], i / 2 % 2);
+    store_outputs(p, rows, column, out, gates, s.squares[i % 2]);
+    rows.offset += kDeltaChunk;
+  };
   load_values(values->of[tile_of_head], s.values[tile]);
   ptx::cp_async_wait<0>();
   ptx::named_barrier_arrive(signal_id(tile, kValuesFilled), 64);
@@ -333,15 +342,14 @@ __device__ void run_outputs(const ChunkParams& p, const ChunkRange& r, int tile,
     const int stage = i % kStages;
     const bool has_next = i + 1 < r.count;
     const ChunkStage& in = s.stages[stage];
-    const ChunkRows rows = chunk_rows(p, r.sequence, r.first + i);
-    OutputTile out;
-    GateTile gates;
     ptx::mbarrier_wait(&s.full[stage], i / kStages % 2);
     ptx::named_barrier(signal_id(tile, kStateFilled), 64);
-    multiply_states(out.o, s.states[tile], split_tile(in.keys.q_high, in.keys.q_low, kDeltaDim * 2),
+    multiply_states(next.o, s.states[tile], split_tile(in.keys.q_high, in.keys.q_low, kDeltaDim * 2),
                     in.matrices.from_start);
     if (has_next) ptx::named_barrier_arrive(signal_id(tile, kStateFree), 64);
+    if (i > 0) finish(i - 1);
     gates.load(p, rows, column);
+    out = next;
     ptx::named_barrier(signal_id(tile, kChangesFilled), 64);
     float n[kRowTiles][4];
     get_values(s.values[tile], n);
@@ -353,9 +361,8 @@ __device__ void run_outputs(const ChunkParams& p, const ChunkRange& r, int tile,
       ptx::named_barrier_arrive(signal_id(tile, kValuesFilled), 64);
     }
     out.send_squares(s.squares[i % 2][tile_of_head], &s.summed[i % 2]);
-    ptx::mbarrier_wait_acquire_cluster(&s.summed[i % 2], i / 2 % 2);
-    store_outputs(p, rows, column, out, gates, s.squares[i % 2]);
   }
+  finish(r.count - 1);
 }
 
 // Keeps the last inputs of the convolution: the block's columns of v, and by one block those of q and k.
