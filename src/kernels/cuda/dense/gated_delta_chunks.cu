@@ -10,10 +10,9 @@
 // Bytes:     1024 Hk + 1032 Hv + 4 Hv dv read per row, and 2 Hv dv written; 8 Hv dk dv per sequence and pass.
 // Flops:     2 Hv (3 dk dv + 64 dv) per row, times 3.
 // Bound:     few heads: the latency of one chunk after another; many heads: Tensor Cores.
-// Numerics:  S in f32; products of bf16 pairs high + low with f32 sums, about 2^-16. A row's bits depend on
-// its
-//            position in the chunk and on the rows before, not on other sequences or passes, and on a cut of
-//            the prompt only if that is not at a multiple of 64.
+// Numerics:  S in f32; products of bf16 pairs high + low with f32 sums, about 2^-16. A row's bits depend
+//            on its position in the chunk and on the rows before, not on other sequences or passes. A cut of
+//            the prompt keeps them if it is at a multiple of 64 and both pieces run in chunks.
 #include <cuda_bf16.h>
 
 #include <algorithm>

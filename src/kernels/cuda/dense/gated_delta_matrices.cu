@@ -1,16 +1,14 @@
 // gated_delta in chunks, first kernel: what a chunk's rows alone determine.
 //
 // Computes:  per chunk and key head the convolved and normed k and q, and per value head the convolved v, T
-// and
-//            P of gated_delta_chunks.cuh. With A_ij = beta_i (k_i . k_j) exp(G_i - G_j) for j < i, the
+//            and P of gated_delta_chunks.cuh. With A_ij = beta_i (k_i . k_j) exp(G_i - G_j) for j < i, the
 //            changes of the state are N = (I + A)^-1 diag(beta) (V - exp(G) K S).
 // Shapes:    chunks of 64 rows; dk = dv = 128; a block per chunk and key head.
 // Bytes:     4 (2 Hk dk + Hv dv) read per row, and 1024 Hk + 1032 Hv written.
 // Flops:     2 * 64 (2 Hk dk + Hv 64 / 3) per row, times 3 for the products of k and q.
 // Bound:     HBM.
-// Numerics:  products of bf16 pairs high + low with f32 sums, about 2^-16; the inverse in f32, sums of g in
-// f64,
-//            because exp(G_i - G_j) near 1 may have a large G. No exponent is positive.
+// Numerics:  products of bf16 pairs high + low with f32 sums, about 2^-16; the inverse in f32, sums of g
+//            in f64, because exp(G_i - G_j) near 1 may have a large G. No exponent is positive.
 #include "kernels/cuda/dense/gated_delta_chunks.cuh"
 #include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
