@@ -83,6 +83,14 @@ struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t,
   bf16* out_bf16 = nullptr;  // [T, H], or null
 };
 
+// A shared expert that is one more expert of every token, added after its topk experts. Its tiles, biases and
+// scales follow those of the L experts.
+struct SharedSlot {
+  bool exists = false;
+  const float* gate = nullptr;  // [H] or null: the expert's weight is sigmoid(gate . x[t]); null: 1
+  const float* x = nullptr;     // [T, H]: the tokens before rounding
+};
+
 struct A2aRound;  // kernels/device_a2a.h
 
 // A whole layer after the router: sort, gate/up with the activation, down, combine; w4a16 or w4a8.
@@ -94,7 +102,8 @@ struct DeviceMoeArgs {
   const float* weights = nullptr;  // [T, topk]; null: 1
   int64_t num_tokens = 0, topk = 0, first_expert = 0;
   int64_t num_routed_experts = 0;  // E, the experts that ids can name; used only by size rules; 0: L
-  float* out = nullptr;            // [T, H] f32, or null
+  SharedSlot shared;
+  float* out = nullptr;  // [T, H] f32, or null
   bool accumulate = false;
   bf16* out_bf16 = nullptr;  // [T, H], or null
   // If set, the tokens are this exchange's lanes: results return to the lanes' ranks, and `out` is [num_own,
@@ -111,8 +120,8 @@ constexpr int64_t kMoeCounterBytes = 8192;  // grid barriers and arrival counter
 // differ in speed and in the last bits of sums.
 struct DeviceMoeTactic {
   const char* name;
-  // Returns whether the tactic can run a layer. Depends only on the current GPU and on sizes: the experts',
-  // num_tokens and topk. A tactic that fits T tokens also fits fewer tokens.
+  // Returns whether the tactic can run a layer. Depends only on the current GPU, on sizes (the experts',
+  // num_tokens and topk) and on shared.exists. A tactic that fits T tokens also fits fewer tokens.
   bool (*fits)(const DeviceMoeArgs&);
   void (*layer)(const DeviceMoeArgs&);  // precondition: fits()
   int64_t (*workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
@@ -130,7 +139,7 @@ struct DeviceMoeOps {
   void (*gate_up)(const DeviceExpertArgs&);
   void (*down)(const DeviceExpertArgs&);
   void (*combine)(const MoeCombineArgs&);
-  std::span<const DeviceMoeTactic> tactics;  // the first always fits
+  std::span<const DeviceMoeTactic> tactics;  // the first fits every layer without a SharedSlot
   // Returns the index of a fitting tactic, by the current GPU and the sizes alone. For sizes that were not
   // timed.
   size_t (*default_tactic)(const DeviceMoeArgs&);

@@ -105,18 +105,6 @@ Status check_linear(const LinearWeightsView& w, const char* name, int64_t n, int
                           "]; expected [" + std::to_string(n) + ", " + std::to_string(k) + "]");
 }
 
-// The shard as the only expert of a MoE layer.
-MoeWeightsView as_expert(const MlpWeightsView& w, Shard shard) {
-  ExpertWeightsView expert;
-  expert.gate = row_slice(w.gate.fp4, shard.first, shard.count);
-  expert.up = row_slice(w.up.fp4, shard.first, shard.count);
-  expert.down = column_slice(w.down.fp4, shard.first, shard.count);
-  expert.gate_input_scale = w.gate.input_scale;
-  expert.up_input_scale = w.up.input_scale;
-  expert.down_input_scale = w.down.input_scale;
-  return {w.gate.fp4.format, w.hidden_size, shard.count, {expert}};
-}
-
 }  // namespace
 
 int64_t dense_mlp_block(const MlpWeightsView& weights) {
@@ -127,6 +115,17 @@ int64_t dense_mlp_block(const MlpWeightsView& weights) {
   // A width that is no multiple of the step cannot be split, but fits in one shard.
   if (has_fp8_blocks && weights.intermediate_size % kFp8ColumnStep == 0) return kFp8ColumnStep;
   return weights.intermediate_size % kPanelRows == 0 ? kPanelRows : weights.intermediate_size;
+}
+
+MoeWeightsView mlp_as_expert(const MlpWeightsView& w, Shard shard) {
+  ExpertWeightsView expert;
+  expert.gate = row_slice(w.gate.fp4, shard.first, shard.count);
+  expert.up = row_slice(w.up.fp4, shard.first, shard.count);
+  expert.down = column_slice(w.down.fp4, shard.first, shard.count);
+  expert.gate_input_scale = w.gate.input_scale;
+  expert.up_input_scale = w.up.input_scale;
+  expert.down_input_scale = w.down.input_scale;
+  return {w.gate.fp4.format, w.hidden_size, shard.count, {expert}};
 }
 
 Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const DenseOps& ops,
@@ -157,7 +156,7 @@ Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const Dens
   if (plan.scheme() == Scheme::kW4A4 && p.format == Fp4Format::kMxfp4)
     return unsupported(
         "an mxfp4 MLP has no activation scales for w4a4; nearest legal choice: --fp4-compute w4a16");
-  return plan.runner()->layers->mlp(plan, p, as_expert(w, shard), pool);
+  return plan.runner()->layers->mlp(plan, p, mlp_as_expert(w, shard), pool);
 }
 
 Result<std::unique_ptr<DenseMlp>> make_host_mlp(const MoePlan& plan, const MoeProblem& problem,

@@ -18,6 +18,9 @@ namespace fp4moe {
 // split. The same on every device.
 int64_t dense_mlp_block(const MlpWeightsView& weights);
 
+// The shard of an FP4 MLP's I as the only expert of a MoE layer.
+MoeWeightsView mlp_as_expert(const MlpWeightsView& weights, Shard intermediate);
+
 class DenseMlp {
  public:
   // Packs the shard [intermediate.first, + count) of the weights' I; with count 0, the output is zero

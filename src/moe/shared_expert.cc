@@ -17,14 +17,19 @@ Result<SharedExpert> SharedExpert::make(const MoePlan& plan, const DenseOps& ops
                                         const SharedExpertWeights& weights, ThreadPool& pool) {
   const int64_t h = plan.problem().hidden_size;
   const Shard shard = shared_expert_shard(plan, weights.mlp);
-  SharedExpert shared;
-  shared.ops_ = &ops;
   auto mlp = DenseMlp::make(plan, ops, weights.mlp, shard, pool);
   if (!mlp.ok()) return mlp.status().with_context("shared expert");
-  shared.mlp_ = std::move(*mlp);
-  if (weights.gate == nullptr) return shared;
-  const std::span<const bf16> gate(weights.gate, static_cast<size_t>(h));
-  FP4MOE_ASSIGN_OR_RETURN(shared.gate_, Buffer::copy_of(bf16_to_floats(gate), ops.memory()));
+  return of(std::move(*mlp), ops, weights.gate, h);
+}
+
+Result<SharedExpert> SharedExpert::of(std::unique_ptr<DenseMlp> mlp, const DenseOps& ops, const bf16* gate,
+                                      int64_t hidden_size) {
+  SharedExpert shared;
+  shared.ops_ = &ops;
+  shared.mlp_ = std::move(mlp);
+  if (gate == nullptr) return shared;
+  const std::span<const bf16> values(gate, static_cast<size_t>(hidden_size));
+  FP4MOE_ASSIGN_OR_RETURN(shared.gate_, Buffer::copy_of(bf16_to_floats(values), ops.memory()));
   return shared;
 }
 

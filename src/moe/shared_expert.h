@@ -24,7 +24,12 @@ class SharedExpert {
   static Result<SharedExpert> make(const MoePlan& plan, const DenseOps& ops,
                                    const SharedExpertWeights& weights, ThreadPool& pool);
 
+  // The same with an MLP that computes the whole shared expert.
+  static Result<SharedExpert> of(std::unique_ptr<DenseMlp> mlp, const DenseOps& ops, const bf16* gate,
+                                 int64_t hidden_size);
+
   bool exists() const { return mlp_ != nullptr; }
+  const float* gate() const { return gate_.as<float>(); }  // [H] in the ops' memory, or null
   int64_t scratch_bytes(int64_t max_tokens) const { return exists() ? mlp_->scratch_bytes(max_tokens) : 0; }
   int64_t weight_bytes() const { return exists() ? mlp_->weight_bytes() : 0; }
   // out [T, H] f32 = the output for x [T, H]; router_x [T, H] f32: the gate's input. Precondition: exists().

@@ -31,23 +31,38 @@ int64_t DeviceExpertRunner::scratch_bytes(int64_t max_tokens, int64_t topk) cons
          quantised_pass_bytes(experts_, max_tokens, topk);
 }
 
-DeviceMoeArgs DeviceExpertRunner::layer_args(const ActRows& x, const DeviceSlots& slots, const float* weights,
-                                             Arena& scratch) const {
-  const TiledExperts& t = experts_.tiles();
-  return {.experts = t,
-          .x = static_cast<const bf16*>(x.data),
+DeviceMoeArgs DeviceExpertRunner::layer_sizes(const DeviceSlots& slots) const {
+  return {.experts = experts_.tiles(),
           .ids = slots.ids,
-          .weights = weights,
           .num_tokens = slots.num_tokens,
           .topk = slots.topk,
           .first_expert = slots.first_expert,
           .num_routed_experts = slots.num_routed_experts,
-          .counters = counters_.data(),
-          .workspace = scratch.take<uint8_t>(layer_workspace_bytes(*ops_, t, slots.num_tokens, slots.topk))};
+          .shared = slots.shared};
 }
 
-// Returns the tactic timed as fastest if it fits these arguments, else the default tactic.
-const DeviceMoeTactic& DeviceExpertRunner::tactic(const DeviceMoeArgs& args) const {
+DeviceMoeArgs DeviceExpertRunner::layer_args(const ActRows& x, const DeviceSlots& slots, const float* weights,
+                                             Arena& scratch) const {
+  DeviceMoeArgs args = layer_sizes(slots);
+  args.x = static_cast<const bf16*>(x.data);
+  args.weights = weights;
+  args.counters = counters_.data();
+  args.workspace =
+      scratch.take<uint8_t>(layer_workspace_bytes(*ops_, experts_.tiles(), slots.num_tokens, slots.topk));
+  return args;
+}
+
+bool DeviceExpertRunner::runs_shared(DeviceSlots slots) const {
+  if (is_w4a4()) return false;
+  slots.shared.exists = true;
+  const DeviceMoeArgs sizes = layer_sizes(slots);
+  return tactic(sizes).fits(sizes);
+}
+
+// Returns the tactic timed as fastest if it fits these arguments, else the default tactic. A shared expert
+// does not change the choice.
+const DeviceMoeTactic& DeviceExpertRunner::tactic(DeviceMoeArgs args) const {
+  args.shared = {};
   if (const std::optional<size_t> timed = tactics_.of(args.num_tokens); timed.has_value())
     if (const DeviceMoeTactic& found = ops_->tactics[*timed]; found.fits(args)) return found;
   return ops_->tactics[ops_->default_tactic(args)];

@@ -25,6 +25,8 @@ class DeviceExpertRunner {
   // arrays are in device memory; the work is enqueued on the current stream.
   void run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out,
                           bool accumulate, Arena& scratch) const;
+  // Whether the tactic for slots without slots.shared also runs a shared expert.
+  bool runs_shared(DeviceSlots slots) const;
   // Waits for a round's rows, runs the experts on them (slots.ids and num_tokens are taken from the round),
   // and combines the results into out (DeviceExchange::combine). Takes up to scratch_bytes() and
   // lane_batch_bytes() for the batch, plus returned_sums_bytes(), from scratch.
@@ -38,9 +40,11 @@ class DeviceExpertRunner {
  private:
   // w4a4 runs kernel by kernel (device_pass.h); in other schemes a tactic runs the whole layer.
   bool is_w4a4() const { return experts_.numerics().scheme == Scheme::kW4A4; }
+  // The arguments that do not depend on the batch's memory.
+  DeviceMoeArgs layer_sizes(const DeviceSlots& slots) const;
   DeviceMoeArgs layer_args(const ActRows& x, const DeviceSlots& slots, const float* weights,
                            Arena& scratch) const;
-  const DeviceMoeTactic& tactic(const DeviceMoeArgs& args) const;
+  const DeviceMoeTactic& tactic(DeviceMoeArgs args) const;
 
   const DeviceMoeOps* ops_ = nullptr;
   DeviceExperts experts_;

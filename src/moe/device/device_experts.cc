@@ -143,6 +143,21 @@ Result<DeviceExperts> DeviceExperts::make(const MoeProblem& p, const Numerics& n
   return out;
 }
 
+DeviceExperts DeviceExperts::take_last() {
+  FP4MOE_CHECK(tiles_.num_experts > 1 && numerics_.scheme != Scheme::kW4A4, "two experts, and not w4a4");
+  const int64_t last = --tiles_.num_experts, up_rows = (is_gated_kind() ? 2 : 1) * tiles_.intermediate_size;
+  DeviceExperts view;
+  view.numerics_ = numerics_;
+  view.tiles_ = tiles_;
+  view.tiles_.num_experts = 1;
+  view.tiles_.gate_up += last * gate_up_bytes();
+  view.tiles_.down += last * down_bytes();
+  if (tiles_.gate_up_bias != nullptr) view.tiles_.gate_up_bias += last * up_rows;
+  if (tiles_.down_bias != nullptr) view.tiles_.down_bias += last * tiles_.hidden_size;
+  view.tiles_.scales += last * 3;
+  return view;
+}
+
 Result<DeviceExperts> DeviceExperts::make_linear(const LinearWeightsView& weights, const Numerics& numerics,
                                                  ThreadPool& pool) {
   // As on a CPU, a linear layer uses the scales of an expert's up projection, although here the down GEMM

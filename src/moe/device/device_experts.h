@@ -31,6 +31,9 @@ class DeviceExperts {
   const float* a1() const { return act_scales_.as<float>(); }
   const float* a2() const { return a1() + tiles_.num_experts; }
   int64_t num_bytes() const;
+  // Removes the last expert from tiles(), after whose weights its own stay in memory, and returns it as the
+  // only expert of a view, which this object must outlive. Not for w4a4, whose scales it would move.
+  DeviceExperts take_last();
 
  private:
   Status put_scales(const std::vector<ExpertScales>& scales);

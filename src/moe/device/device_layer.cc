@@ -81,16 +81,23 @@ Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape
   return router;
 }
 
+// The experts of a layer.
+struct LayerExperts {
+  DeviceExpertRunner routed;
+  SharedExpert shared;
+  bool shared_follows = false;  // shared's weights are in the memory of routed's, after theirs
+};
+
 class DeviceLayer final : public MoeLayer {
  public:
-  DeviceLayer(const MoePlan& plan, const DenseOps& dense, DeviceRouter router, DeviceExpertRunner experts,
-              SharedExpert shared)
+  DeviceLayer(const MoePlan& plan, const DenseOps& dense, DeviceRouter router, LayerExperts experts)
       : plan_(plan),
         dense_(dense),
         ops_(plan_.device_ops()),
         router_(std::move(router)),
-        experts_(std::move(experts)),
-        shared_(std::move(shared)) {}
+        experts_(std::move(experts.routed)),
+        shared_(std::move(experts.shared)),
+        shared_follows_(experts.shared_follows) {}
 
   int64_t scratch_bytes(int64_t max_tokens, const Transport&) const override {
     const int64_t out = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size * 4) : 0;
@@ -119,6 +126,12 @@ class DeviceLayer final : public MoeLayer {
     DeviceSlots slots = local_slots();
     slots.ids = routes.ids;
     slots.num_tokens = args.x.rows;
+    if (shared_follows_ && experts_.runs_shared(slots)) {
+      slots.shared = {true, shared_.gate(), args.router_x};
+      experts_.run_device_experts(args.x, slots, routes.weights, sum, /*accumulate=*/args.partial == nullptr,
+                                  scratch);
+      return {};
+    }
     Stream& main = current_stream();
     SideStream* const side = shared_.exists() && args.x.rows > 0 ? main.side() : nullptr;
     const SharedOutput shared = side == nullptr ? run_shared(args, {0, args.x.rows}, scratch, pool)
@@ -195,7 +208,7 @@ class DeviceLayer final : public MoeLayer {
   }
 
   // Adds the shared expert's output last on every path, so that one rank and ranks that exchange rows give
-  // the same bits.
+  // the same bits if they run the same tactic.
   void add_shared(const SharedOutput& shared, float* sum, ThreadPool& pool) const {
     if (shared.count > 0) dense_.add({shared.rows, sum, shared.count}, pool);
   }
@@ -206,6 +219,7 @@ class DeviceLayer final : public MoeLayer {
   DeviceRouter router_;
   DeviceExpertRunner experts_;
   SharedExpert shared_;
+  bool shared_follows_;
 };
 
 class DeviceMlp final : public DenseMlp {
@@ -252,6 +266,53 @@ DeviceTactics tactics_of_mlp(const MoePlan& plan) {
   return plan.a2a_settings().deterministic ? plan.device_tactics() : DeviceTactics();
 }
 
+// Whether the shared expert can be one more expert of the layer: one rank, and weights like the others'.
+bool can_follow(const MoePlan& plan, const MlpWeightsView& mlp) {
+  const MoeProblem& p = plan.problem();
+  const auto matches = [&](const LinearWeightsView& w, int64_t rows, int64_t cols) {
+    return w.is_fp4 && w.bias == nullptr && w.fp4.format == p.format && w.fp4.rows == rows &&
+           w.fp4.cols == cols;
+  };
+  return p.layout.tp == 1 && plan.scheme() != Scheme::kW4A4 && p.activation.kind == ActivationKind::kSilu &&
+         matches(mlp.gate, p.intermediate_size, p.hidden_size) &&
+         matches(mlp.up, p.intermediate_size, p.hidden_size) &&
+         matches(mlp.down, p.hidden_size, p.intermediate_size);
+}
+
+// Packs the shared expert behind the routed experts.
+Result<LayerExperts> make_with_shared(const MoePlan& plan, const DenseOps& ops, MoeWeightsView weights,
+                                      const SharedExpertWeights& shared, ThreadPool& pool) {
+  MoeProblem p = plan.problem();
+  ++p.num_experts;
+  weights.experts.push_back(mlp_as_expert(shared.mlp, {0, p.intermediate_size}).experts.front());
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(p, plan.numerics(), weights, pool));
+  FP4MOE_ASSIGN_OR_RETURN(
+      DeviceExpertRunner last,
+      DeviceExpertRunner::make(plan.device_ops(), experts.take_last(), tactics_of_mlp(plan)));
+  LayerExperts out;
+  FP4MOE_ASSIGN_OR_RETURN(out.shared, SharedExpert::of(std::make_unique<DeviceMlp>(std::move(last)), ops,
+                                                       shared.gate, p.hidden_size));
+  FP4MOE_ASSIGN_OR_RETURN(
+      out.routed, DeviceExpertRunner::make(plan.device_ops(), std::move(experts), plan.device_tactics()));
+  out.shared_follows = true;
+  return out;
+}
+
+Result<LayerExperts> make_experts(const MoePlan& plan, const DenseOps& ops, const MoeWeightsView& weights,
+                                  const SharedExpertWeights* shared, ThreadPool& pool) {
+  if (shared != nullptr && can_follow(plan, shared->mlp))
+    return make_with_shared(plan, ops, weights, *shared, pool);
+  LayerExperts out;
+  FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts,
+                          DeviceExperts::make(plan.problem(), plan.numerics(), weights, pool));
+  FP4MOE_ASSIGN_OR_RETURN(
+      out.routed, DeviceExpertRunner::make(plan.device_ops(), std::move(experts), plan.device_tactics()));
+  if (shared != nullptr) {
+    FP4MOE_ASSIGN_OR_RETURN(out.shared, SharedExpert::make(plan, ops, *shared, pool));
+  }
+  return out;
+}
+
 }  // namespace
 
 Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const DenseOps& ops,
@@ -262,16 +323,9 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
   FP4MOE_ASSIGN_OR_RETURN(DeviceRouter gate,
                           make_router(router, {p.num_experts, p.hidden_size, p.top_k}, ops));
   gate.batch_invariant = plan.a2a_settings().deterministic;
-  FP4MOE_ASSIGN_OR_RETURN(DeviceExperts experts, DeviceExperts::make(p, plan.numerics(), weights, pool));
-  FP4MOE_ASSIGN_OR_RETURN(
-      DeviceExpertRunner runner,
-      DeviceExpertRunner::make(plan.device_ops(), std::move(experts), plan.device_tactics()));
-  SharedExpert shared_expert;
-  if (shared != nullptr) {
-    FP4MOE_ASSIGN_OR_RETURN(shared_expert, SharedExpert::make(plan, ops, *shared, pool));
-  }
+  FP4MOE_ASSIGN_OR_RETURN(LayerExperts experts, make_experts(plan, ops, weights, shared, pool));
   return std::unique_ptr<MoeLayer>(
-      std::make_unique<DeviceLayer>(plan, ops, std::move(gate), std::move(runner), std::move(shared_expert)));
+      std::make_unique<DeviceLayer>(plan, ops, std::move(gate), std::move(experts)));
 }
 
 Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,

@@ -257,12 +257,28 @@ TEST_P(DeviceLayerTest, ASharedExpertOfEitherPrecisionIsAdded) {
   }
 }
 
-// The shared expert runs beside the routed experts if the stream has a side stream.
+// With one rank, a shared expert as wide as the routed ones runs in their launch for a few tokens.
+TEST_P(DeviceLayerTest, ASharedExpertOfTheSameWidthIsAdded) {
+  for (const bool has_gate : {false, true})
+    for (const int tokens : {0, 1, 3, 7, 8, 100}) {
+      LayerCase c({512, 256, 32, 8}, format(), ActivationKind::kSilu);
+      const MlpCase mlp(fp4_format(), /*is_fp4=*/true, 512, 256);
+      const std::vector<bf16> gate = to_bf16(c.random.normal(512, 0.3f));
+      const SharedExpertWeights shared{mlp.view, has_gate ? gate.data() : nullptr};
+      const std::vector<float> x = c.tokens(tokens), gpu = on_gpu(c, x, &shared);
+      EXPECT_TRUE(within_relative_l2(gpu, on_cpu(c, x, &shared), numerics().budget))
+          << (has_gate ? "gate, " : "no gate, ") << tokens << " tokens";
+      EXPECT_EQ(same_bits(gpu, on_gpu(c, x, nullptr)), tokens == 0) << tokens << " tokens";
+    }
+}
+
+// The shared expert runs beside the routed experts if the stream has a side stream and its width differs from
+// theirs.
 TEST_P(DeviceLayerTest, ASideStreamChangesNoBits) {
   for (const bool fp4 : {false, true})
     for (const int tokens : {0, 1, 8, 100}) {
       LayerCase c({512, 256, 32, 8}, format(), ActivationKind::kSilu);
-      const MlpCase mlp(format(), fp4, 512, 256);
+      const MlpCase mlp(format(), fp4, 512, 128);
       const std::vector<bf16> gate = to_bf16(c.random.normal(512, 0.3f));
       const SharedExpertWeights shared{mlp.view, gate.data()};
       const std::vector<float> x = c.tokens(tokens);

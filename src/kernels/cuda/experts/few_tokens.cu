@@ -1,7 +1,9 @@
 // Runs the whole MoE layer after the router for few tokens: one persistent kernel, one CTA per SM.
 //
-// Computes  out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k].
-// Shapes    as in DeviceMoeArgs; T <= 8, T * topk <= 64. Plan: kernels/cuda/experts/few_tokens_plan.h.
+// Computes  out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k];
+//           a shared expert (SharedSlot) is the last of a token's experts.
+// Shapes    as in DeviceMoeArgs; T <= 8, T * topk (with a shared expert, T * (topk + 1)) <= 64. Plan:
+//           kernels/cuda/experts/few_tokens_plan.h.
 // Bytes     the tiles of U active experts once: (gated ? 3 : 2) H I / 2 bytes of codes each, and their
 //           scales.
 // Flops     2 * 8 per weight on the tensor cores (8 columns); about 2.2 instructions per weight to decode it.
@@ -117,17 +119,17 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
   ptx::grid_dependency_wait();
   note_reached(a.mark);
   const bool is_helper = warp == few::kHelperWarp;
-  const few::Slots slots(a.moe, is_helper);
+  const few::Slots slots(a, is_helper);
   if (!is_helper) {
     if constexpr (W::kFp8)
       few::stage_raw_x(a, few::fp8_of(s), act);
     else
       few::stage_x(a, act);
   }
-  const few::Routing routing(a.moe, slots);
+  const few::Routing routing(a, slots);
   Ring<W, kDepth> ring(a, routing, rings);
   if (is_helper) {
-    few::find_rows(a.moe, routing, slots.weight, s);
+    few::find_rows(a.token_slots, routing, slots.weight, s);
   } else {
     ring.prefill();
     if constexpr (W::kFp8) few::quantise_x<W::kFormat>(a, few::fp8_of(s), act);
@@ -140,6 +142,7 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
     if (phase != 0) break;
     ptx::grid_dependents_launch();  // if triggered at the start, a model's step would take 2.5 % longer
     const Part down(a, s.num_experts, true, 0);
+    few::weigh_shared(a, s);  // while h is in flight
     if constexpr (W::kFp8)
       few::stage_fp8_h(a, s, down, act);
     else
@@ -163,9 +166,13 @@ const Kernel* kernels_of(Fp4Format format, FewWeights weights) {
   return format == kMx ? kKernels<kMx, false> : kKernels<kNv, false>;
 }
 
+int token_slots(const DeviceMoeArgs& args) {
+  return static_cast<int>(args.topk) + (args.shared.exists ? 1 : 0);
+}
+
 FewPlan plan_of(const DeviceMoeArgs& args, FewWeights weights) {
   const DeviceInfo& gpu = device_limits();
-  return few_plan(args.experts, args.num_tokens, args.topk, gpu.num_sms,
+  return few_plan(args.experts, args.num_tokens, token_slots(args), gpu.num_sms,
                   gpu.shared_bytes_per_block - few::shared_bytes(weights == FewWeights::kFp8));
 }
 
@@ -180,7 +187,7 @@ few::Fp8Matrix fp8_matrix(Fp4Format format, int64_t n, int64_t k) {
 }  // namespace
 
 bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights) {
-  const int64_t pairs = args.num_tokens * args.topk;
+  const int64_t pairs = args.num_tokens * token_slots(args);
   const DeviceInfo& gpu = device_limits();
   if (gpu.compute_major() != 9 || gpu.num_sms < kFewMaxPairs || args.num_tokens > kFewMaxTokens ||
       pairs > kFewMaxPairs || args.exchange != nullptr)
@@ -200,6 +207,7 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   Args a;
   a.moe = args;
   a.plan = plan_of(args, weights);
+  a.token_slots = token_slots(args);
   a.fp8_up = fp8_matrix(e.format, up_rows, e.hidden_size);
   a.fp8_down = fp8_matrix(e.format, e.hidden_size, e.intermediate_size);
   a.counters = reinterpret_cast<FewCounters*>(args.counters + kFewCountersOffset);

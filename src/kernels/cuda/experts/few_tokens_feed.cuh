@@ -11,9 +11,9 @@
 namespace fp4moe::few {
 
 // Fills Shared's tables of experts and rows. Called by the helper warp. weights: those of the lane's slots.
-__device__ inline void find_rows(const DeviceMoeArgs& m, const Routing& routing, const float (&weights)[2],
+__device__ inline void find_rows(int token_slots, const Routing& routing, const float (&weights)[2],
                                  Shared& s) {
-  const int lane = threadIdx.x % 32, topk = static_cast<int>(m.topk);
+  const int lane = threadIdx.x % 32;
   for (int i = 0; i < 2; ++i) {
     const int slot = lane + 32 * i;
     s.weight_of_slot[slot] = weights[i];
@@ -23,7 +23,7 @@ __device__ inline void find_rows(const DeviceMoeArgs& m, const Routing& routing,
   if (lane == 0) s.num_experts = routing.num_experts();
   __syncwarp();
   for (int i = 0; i < 2; ++i)
-    if (routing.id[i] >= 0) atomicOr(&s.tokens[routing.rank(i)], 1u << ((lane + 32 * i) / topk));
+    if (routing.id[i] >= 0) atomicOr(&s.tokens[routing.rank(i)], 1u << ((lane + 32 * i) / token_slots));
   __syncwarp();
   int before = 0;
   for (int i = 0; i < 2; ++i) {
@@ -39,7 +39,7 @@ __device__ inline void find_rows(const DeviceMoeArgs& m, const Routing& routing,
   if (lane == 0) s.first_row[0] = 0;
   __syncwarp();
   for (int i = 0; i < 2; ++i) {
-    const int slot = lane + 32 * i, t = slot / topk, e = routing.rank(i);
+    const int slot = lane + 32 * i, t = slot / token_slots, e = routing.rank(i);
     const int row = routing.id[i] < 0 ? -1 : s.first_row[e] + __popc(s.tokens[e] & ((1u << t) - 1));
     s.row_of_slot[slot] = row;
     if (row >= 0) s.token_of_row[row] = t;

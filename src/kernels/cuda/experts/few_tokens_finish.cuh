@@ -146,26 +146,46 @@ __device__ inline void finish_down(const Args& a, const Strip<W>& strip, const f
   }
 }
 
+// Sets the weights of the shared expert's slots. Called by all warps; each has at most one token.
+__device__ inline void weigh_shared(const Args& a, Shared& s) {
+  const SharedSlot& shared = a.moe.shared;
+  const int t = kHelperWarp - static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  if (shared.gate == nullptr || t >= a.moe.num_tokens) return;
+  const auto vectors = static_cast<int>(a.moe.experts.hidden_size / 4);
+  const float4* x = reinterpret_cast<const float4*>(shared.x) + static_cast<int64_t>(t) * vectors;
+  const float4* gate = reinterpret_cast<const float4*>(shared.gate);
+  float sum = 0;
+#pragma unroll 8
+  for (int i = lane; i < vectors; i += 32) {
+    const float4 v = __ldcg(x + i), w = __ldg(gate + i);
+    sum = fmaf(v.x, w.x, sum), sum = fmaf(v.y, w.y, sum);
+    sum = fmaf(v.z, w.z, sum), sum = fmaf(v.w, w.w, sum);
+  }
+  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  if (lane == 0) s.weight_of_slot[(t + 1) * a.token_slots - 1] = 1 / (1 + expf(-sum));
+}
+
 // Writes `out`, two columns of a token per thread, as soon as the y words of these columns are valid. Called
 // by all threads.
 __device__ inline void combine(const Args& a, const Shared& s) {
   const DeviceMoeArgs& m = a.moe;
-  const auto h = static_cast<int>(m.experts.hidden_size), topk = static_cast<int>(m.topk);
+  constexpr int kAtOnce = 12;  // experts whose words are loaded at once
+  const int h = static_cast<int>(m.experts.hidden_size), topk = a.token_slots;
   const int total = static_cast<int>(m.num_tokens) * (h / 2);
   const int end = few_cut(total, blockIdx.x + 1, a.plan.num_ctas);
   for (int i = few_cut(total, blockIdx.x, a.plan.num_ctas) + threadIdx.x; i < end; i += kThreads) {
     const int t = i / (h / 2), col = i % (h / 2) * 2;
     const int64_t at = static_cast<int64_t>(t) * h + col;
     float2 sum = {0, 0};
-    for (int k0 = 0; k0 < topk; k0 += 8) {
-      TwoWords y[8];
+    for (int k0 = 0; k0 < topk; k0 += kAtOnce) {
+      TwoWords y[kAtOnce];
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < kAtOnce; ++j) {
         const int row = k0 + j < topk ? s.row_of_slot[t * topk + k0 + j] : -1;
         y[j] = row < 0 ? TwoWords{kThere, kThere} : load_words(a.y + static_cast<int64_t>(row) * h + col);
       }
 #pragma unroll
-      for (int j = 0; j < 8; ++j) {
+      for (int j = 0; j < kAtOnce; ++j) {
         const int slot = t * topk + k0 + j, row = k0 + j < topk ? s.row_of_slot[slot] : -1;
         if (row < 0) continue;
         while (!y[j].there()) y[j] = load_words(a.y + static_cast<int64_t>(row) * h + col);

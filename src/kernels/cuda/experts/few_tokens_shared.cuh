@@ -41,6 +41,7 @@ struct Fp8Matrix {
 struct Args {
   DeviceMoeArgs moe;
   FewPlan plan;
+  int token_slots;  // of a token: topk, and one for the shared expert
   Fp8Matrix fp8_up, fp8_down;
   FewCounters* counters;
   Word* h;  // [64 rows][words of a row]: pairs of bf16 at few_act_word() (w4a8: few_fp8_act_word())
@@ -77,14 +78,18 @@ __device__ __forceinline__ Fp8Shared& fp8_of(const Shared& s) {
 struct Slots {
   int32_t id[2];
   float weight[2];
+  bool is_shared[2];  // the last of a token's slots, if there is a shared expert
 
-  __device__ Slots(const DeviceMoeArgs& m, bool needs_weights) {
+  __device__ Slots(const Args& a, bool needs_weights) {
+    const DeviceMoeArgs& m = a.moe;
+    const int topk = static_cast<int>(m.topk);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int slot = threadIdx.x % 32 + 32 * i;
-      const bool is_slot = slot < m.num_tokens * m.topk;
-      id[i] = is_slot && m.ids != nullptr ? m.ids[slot] : 0;
-      weight[i] = needs_weights && is_slot && m.weights != nullptr ? m.weights[slot] : 1;
+      const int slot = threadIdx.x % 32 + 32 * i, t = slot / a.token_slots, k = slot - t * a.token_slots;
+      const bool is_routed = t < m.num_tokens && k < topk;
+      is_shared[i] = t < m.num_tokens && k == topk;
+      id[i] = is_routed && m.ids != nullptr ? m.ids[t * topk + k] : 0;
+      weight[i] = needs_weights && is_routed && m.weights != nullptr ? m.weights[t * topk + k] : 1;
     }
   }
 };
@@ -95,12 +100,14 @@ struct Routing {
   int first[2];       // the first slot with the same id
   uint32_t leads[2];  // lanes whose slot is the first one of its expert
 
-  __device__ Routing(const DeviceMoeArgs& m, const Slots& slots) {
-    const int lane = threadIdx.x % 32, n = static_cast<int>(m.num_tokens * m.topk);
+  __device__ Routing(const Args& a, const Slots& slots) {
+    const DeviceMoeArgs& m = a.moe;
+    const int lane = threadIdx.x % 32, n = static_cast<int>(m.num_tokens) * a.token_slots;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int64_t local = lane + 32 * i >= n ? -1 : m.ids != nullptr ? slots.id[i] - m.first_expert : 0;
       id[i] = local >= 0 && local < m.experts.num_experts ? static_cast<int>(local) : -1;
+      if (slots.is_shared[i]) id[i] = static_cast<int>(m.experts.num_experts);
     }
     first[0] = __ffs(static_cast<int>(__match_any_sync(~0u, id[0]))) - 1;
     first[1] = lane + 32;

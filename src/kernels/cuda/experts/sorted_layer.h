@@ -27,7 +27,7 @@ void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16
 
 // Runs the layer. `gemms` runs gate_up and down, with the intermediate as h and rows.progress as counters.
 void run_sorted_layer(const DeviceMoeArgs& args, void (*gemms)(const DeviceExpertArgs&));
-constexpr bool sorted_layer_fits(const DeviceMoeArgs&) { return true; }
+constexpr bool sorted_layer_fits(const DeviceMoeArgs& args) { return !args.shared.exists; }
 int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
 
 // Like run_sorted_layer(), but with rows gathered into slabs. Hopper only.

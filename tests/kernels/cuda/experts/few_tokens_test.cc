@@ -136,12 +136,14 @@ struct Batch {
   std::vector<float> x;  // rounded to bf16
   std::vector<int32_t> ids;
   std::vector<float> weights;
+  bool has_shared = false;  // the last of the experts is a shared expert
+  std::vector<float> gate;  // its gate, or empty
 };
 
 // Returns a batch whose tokens each have distinct random ids in [0, num_ids).
 Batch random_batch(int64_t num_tokens, int64_t topk, int64_t hidden, int64_t num_ids, uint64_t seed) {
   Random random(seed);
-  Batch b{num_tokens, topk, 0, random.normal(num_tokens * hidden), {}, {}};
+  Batch b{num_tokens, topk, 0, random.normal(num_tokens * hidden), {}, {}, false, {}};
   for (float& v : b.x) v = round_to_bf16(v);
   for (int64_t t = 0; t < num_tokens; ++t)
     while (static_cast<int64_t>(b.ids.size()) < (t + 1) * topk) {
@@ -177,18 +179,23 @@ class Runner {
     const bool one_expert = b.ids.empty();
     const Guarded out = before != nullptr ? Guarded(*before) : Guarded(n * 4);
     const Guarded out_bf16(n * 2);
-    const DeviceMoeArgs args = {.experts = experts_.view(),
-                                .x = x.as<bf16>(),
-                                .ids = one_expert ? nullptr : ids.as<int32_t>(),
-                                .weights = one_expert ? nullptr : weights.as<float>(),
-                                .num_tokens = b.num_tokens,
-                                .topk = b.topk,
-                                .first_expert = b.first_expert,
-                                .out = out.as<float>(),
-                                .accumulate = before != nullptr,
-                                .out_bf16 = out_bf16.as<bf16>(),
-                                .counters = counters_.data(),
-                                .workspace = workspace_.data()};
+    const Guarded gate(b.gate), x_f32(b.x);
+    DeviceMoeArgs args = {.experts = experts_.view(),
+                          .x = x.as<bf16>(),
+                          .ids = one_expert ? nullptr : ids.as<int32_t>(),
+                          .weights = one_expert ? nullptr : weights.as<float>(),
+                          .num_tokens = b.num_tokens,
+                          .topk = b.topk,
+                          .first_expert = b.first_expert,
+                          .out = out.as<float>(),
+                          .accumulate = before != nullptr,
+                          .out_bf16 = out_bf16.as<bf16>(),
+                          .counters = counters_.data(),
+                          .workspace = workspace_.data()};
+    if (b.has_shared) {
+      --args.experts.num_experts;
+      args.shared = {true, b.gate.empty() ? nullptr : gate.as<float>(), x_f32.as<float>()};
+    }
     EXPECT_TRUE(few_tokens_fits(args));
     StreamScope scope(stream_);
     std::vector<Output> outputs;
@@ -223,10 +230,17 @@ class Runner {
     std::vector<float> expected, budget;
     for (int64_t t = 0; t < b.num_tokens; ++t) {
       std::vector<double> sum(static_cast<size_t>(h)), most(sum.size()), magnitude(sum.size());
-      for (int64_t k = 0; k < b.topk; ++k) {
-        const int64_t e = b.ids.empty() ? 0 : b.ids[static_cast<size_t>(t * b.topk + k)] - b.first_expert;
-        if (e < 0 || e >= experts_.shape().num_experts) continue;
-        const double weight = b.ids.empty() ? 1 : b.weights[static_cast<size_t>(t * b.topk + k)];
+      const int64_t shared = experts_.shape().num_experts - 1;
+      for (int64_t k = 0; k < b.topk + b.has_shared; ++k) {
+        const bool is_shared = k == b.topk;
+        const int64_t e = is_shared       ? shared
+                          : b.ids.empty() ? 0
+                                          : b.ids[static_cast<size_t>(t * b.topk + k)] - b.first_expert;
+        if (e < 0 || e >= experts_.shape().num_experts || (!is_shared && b.has_shared && e == shared))
+          continue;
+        const double weight = is_shared       ? gate_weight(b, t)
+                              : b.ids.empty() ? 1
+                                              : b.weights[static_cast<size_t>(t * b.topk + k)];
         const std::vector<double> y = experts_.apply(e, &b.x[static_cast<size_t>(t * h)], &magnitude);
         for (size_t c = 0; c < sum.size(); ++c)
           sum[c] += weight * y[c], most[c] += std::fabs(weight) * magnitude[c];
@@ -247,6 +261,14 @@ class Runner {
   }
 
  private:
+  double gate_weight(const Batch& b, int64_t t) const {
+    if (b.gate.empty()) return 1;
+    double sum = 0;
+    for (size_t i = 0; i < b.gate.size(); ++i)
+      sum += static_cast<double>(b.gate[i]) * b.x[static_cast<size_t>(t) * b.gate.size() + i];
+    return 1 / (1 + std::exp(-sum));
+  }
+
   static constexpr int64_t kMaxPairs = 64;
   const Experts& experts_;
   Guarded counters_, workspace_;
@@ -289,6 +311,24 @@ TEST_P(FewTokens, DropsWhatIsNotLocal) {
   b.ids[2] = std::numeric_limits<int32_t>::max();
   b.weights[0] = NAN;
   runner.check(b);
+}
+
+// An id of the shared expert among the routed ones names no expert.
+TEST_P(FewTokens, ASharedExpertIsTheLastOfEveryToken) {
+  const Experts experts(GetParam());
+  Runner runner(experts);
+  const int64_t e = GetParam().num_experts, h = GetParam().hidden;
+  if (e == 1) GTEST_SKIP() << "there is no other expert";
+  for (const bool has_gate : {false, true})
+    for (const int64_t topk : {int64_t{1}, std::min<int64_t>(e, 8)})
+      for (const int64_t t : {int64_t{1}, int64_t{3}, 64 / (topk + 1) < 8 ? 64 / (topk + 1) : int64_t{8}}) {
+        SCOPED_TRACE("T " + std::to_string(t) + " topk " + std::to_string(topk));
+        Batch b = random_batch(t, topk, h, e, static_cast<uint64_t>(t * 10 + topk));
+        b.has_shared = true;
+        if (has_gate) b.gate = Random(9).normal(h, 0.2f);
+        runner.poison();
+        runner.check(b);
+      }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, FewTokens, testing::ValuesIn(shapes()),
@@ -393,7 +433,11 @@ TEST(FewTokensFits, LooksAtSizes) {
   EXPECT_FALSE(few_tokens_fits(args));
   args.num_tokens = 8, args.topk = 9;
   EXPECT_FALSE(few_tokens_fits(args));
-  args.topk = 8, args.experts.hidden_size = 1 << 14;
+  args.topk = 8, args.shared.exists = true;
+  EXPECT_FALSE(few_tokens_fits(args));
+  args.num_tokens = 7;
+  EXPECT_TRUE(few_tokens_fits(args));
+  args.num_tokens = 8, args.shared = {}, args.experts.hidden_size = 1 << 14;
   EXPECT_FALSE(few_tokens_fits(args));
   args.num_tokens = 0;
   EXPECT_TRUE(few_tokens_fits(args));
