@@ -63,7 +63,8 @@ Work work_of(const AttentionParams& p) {
 
 bool is_latent(const AttentionArgs& args) { return args.v_pages.data == args.k_pages.data; }
 bool is_decode(const AttentionArgs& args, const AttentionParams& p) {
-  return !is_latent(args) && args.device_batch->max_rows == 1 && p.group <= 16 && p.k_dim <= 128;
+  if (is_latent(args) || args.device_batch->max_rows != 1) return false;
+  return p.k_dim <= 128 ? p.group <= 16 : p.k_dim <= 256 && p.group <= 8;
 }
 void decode(const AttentionParams& p) {
   const Work work = work_of(p);
@@ -72,6 +73,7 @@ void decode(const AttentionParams& p) {
 
 // Whether decode's lanes have both elements of every pair that RopeArgs rotates.
 bool fuses_rope(const RopeArgs& q) {
+  if (q.head_dim == 256) return q.rotary_dim == 64;
   if (q.head_dim != 64 && q.head_dim != 128) return false;
   return q.rotary_dim == q.head_dim || (q.head_dim == 128 && q.rotary_dim == 64);
 }

@@ -3,7 +3,8 @@
 // Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window; if p.rope
 //            is set, q and the new key are rotated first, and the new key and value stored in their pages.
 // Shapes     q f32 [T, q_stride]; pages bf16 or E4M3 [pages, kv_heads, page_size, row]; out bf16 or f32
-//            [T, heads * v_dim]. Head dims up to 128 (multiples of 16), G <= 16 query heads per kv head.
+//            [T, heads * v_dim]. Head dims are multiples of 16: up to 128 with G <= 16 query heads per kv
+//            head, up to 256 with G <= 8.
 // Bytes      2 (bf16) or 1 (E4M3) * (k_dim + v_dim) per row, kv head and key, each read once.
 // Flops      2 * G * (k_dim + v_dim) per row, kv head and key.
 // Bound      HBM; with short contexts, the latency of queries, exchange and outputs.
@@ -74,17 +75,18 @@ struct Prepared {
 // first is used.
 template <int D>
 struct Queries {
-  float2 x[D / 16][4];
+  static constexpr int kHeads = kLaneHeads<D>, kPairs = 2 * kHeads;
+  float2 x[D / 16][kPairs];
 
   __device__ __forceinline__ static int dim(int step, int i) {
-    return (step / 2 * 4 + static_cast<int>(threadIdx.x) % 4) * 8 + step % 2 * 4 + i / 2 * 2;
+    return (step / 2 * 4 + static_cast<int>(threadIdx.x) % 4) * 8 + step % 2 * 4 + i / kHeads * 2;
   }
   __device__ __forceinline__ void load(const AttentionParams& p, int row, int kv_head) {
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int head = static_cast<int>(threadIdx.x) % 32 / 4 + i % 2 * 8, d = dim(step, i);
+      for (int i = 0; i < kPairs; ++i) {
+        const int head = static_cast<int>(threadIdx.x) % 32 / 4 + i % kHeads * 8, d = dim(step, i);
         x[step][i] = {0, 0};
         if (head < p.group && d < p.k_dim)
           x[step][i] = __ldcg(reinterpret_cast<const float2*>(
@@ -97,7 +99,7 @@ struct Queries {
 #pragma unroll
     for (int step = 0; step < kHalf / 16; ++step)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < kPairs; ++i) {
         const Turn* by = turns + dim(step, i);
         turn(x[step][i].x, x[step + kHalf / 16][i].x, by[0]);
         turn(x[step][i].y, x[step + kHalf / 16][i].y, by[1]);
@@ -106,13 +108,14 @@ struct Queries {
   // Makes q's fragments. turns: null, or the `half` rotations for the position.
   template <class P>
   __device__ __forceinline__ void put(const Turn* turns, int half, Warp<D>& w) {
-    if (turns != nullptr && half == D / 2) rotate<D / 2>(turns);
-    if constexpr (D == 128)
-      if (turns != nullptr && half == D / 4) rotate<D / 4>(turns);
+    if constexpr (kRotatesAll<D>)
+      if (turns != nullptr && half == D / 2) rotate<D / 2>(turns);
+    if constexpr (kRotatesPart<D>)
+      if (turns != nullptr && half == kPartHalf) rotate<kPartHalf>(turns);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) w.q[step][i] = P::pair(x[step][i].x, x[step][i].y);
+      for (int i = 0; i < kPairs; ++i) w.q[step][i] = P::pair(x[step][i].x, x[step][i].y);
   }
 };
 
@@ -120,18 +123,18 @@ struct Queries {
 template <class P, int D>
 __device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[P::kBlockKeys / 8][4],
                                       int first_key, int2 keys, Warp<D>& w,
-                                      uint32_t (&weights)[P::kBlockKeys / 16][4]) {
-  constexpr int kTiles = P::kBlockKeys / 8;
+                                      uint32_t (&weights)[P::kBlockKeys / 16][2 * kLaneHeads<D>]) {
+  constexpr int kTiles = P::kBlockKeys / 8, kHeads = kLaneHeads<D>;
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int tile = 0; tile < kTiles; ++tile)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 2 * kHeads; ++i) {
       const int key = first_key + 8 * tile + 2 * (lane % 4) + i % 2;
       s[tile][i] = key >= keys.x && key <= keys.y ? s[tile][i] * p.scale_log2 : -INFINITY;
     }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int r = 0; r < kHeads; ++r) {
     float largest = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
 #pragma unroll
     for (int tile = 1; tile < kTiles; ++tile)
@@ -147,7 +150,7 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[P::kB
     for (int tile = 0; tile < kTiles; ++tile) {
       const float a = ex2(s[tile][2 * r] - largest), b = ex2(s[tile][2 * r + 1] - largest);
       w.denominator[r] += a + b;
-      weights[tile / 2][r + tile % 2 * 2] = P::pair(a, b);
+      weights[tile / 2][r + tile % 2 * kHeads] = P::pair(a, b);
     }
   }
 }
@@ -207,7 +210,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Share& sh
     __syncwarp();  // every lane's copies have landed
     if (has_new && block == end - 1) put_new_token(token, stage, block * kBlockKeys, keys, shared);
     float s[kBlockKeys / 8][4] = {};
-    uint32_t weights[kBlockKeys / 16][4];
+    uint32_t weights[kBlockKeys / 16][2 * kLaneHeads<D>];
     multiply_keys(shared, stage, w, s);
     weigh<P>(p, s, block * kBlockKeys, keys, w, weights);
     multiply_values(shared, stage, weights, w);
@@ -226,7 +229,7 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
                                            Shared<P, D, S, W>& shared) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int r = 0; r < kLaneHeads<D>; ++r) {
     w.denominator[r] += __shfl_xor_sync(~0u, w.denominator[r], 1);
     w.denominator[r] += __shfl_xor_sync(~0u, w.denominator[r], 2);
     const int head = lane / 4 + 8 * r;
@@ -291,9 +294,10 @@ __device__ __forceinline__ void clear_row(const AttentionParams& p, int row, int
 }
 
 template <class P, int D, int S, int W>
-__global__ void __launch_bounds__(W * 32, W == 8    ? 2
-                                          : D == 64 ? 4
-                                                    : 2)
+__global__ void __launch_bounds__(W * 32, W == 8     ? 2
+                                          : D == 64  ? 4
+                                          : D == 128 ? 2
+                                                     : 1)
     attention_decode(const __grid_constant__ AttentionParams p) {
   extern __shared__ uint8_t memory[];
   Shared<P, D, S, W>& shared = *reinterpret_cast<Shared<P, D, S, W>*>(memory);
@@ -315,9 +319,9 @@ __global__ void __launch_bounds__(W * 32, W == 8    ? 2
 #pragma unroll
   for (int n = 0; n < D / 8; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) w.out[n][i] = 0;
-  w.largest[0] = w.largest[1] = -INFINITY;
-  w.denominator[0] = w.denominator[1] = 0;
+    for (int i = 0; i < 2 * kLaneHeads<D>; ++i) w.out[n][i] = 0;
+#pragma unroll
+  for (int r = 0; r < kLaneHeads<D>; ++r) w.largest[r] = -INFINITY, w.denominator[r] = 0;
   const int worker = static_cast<int>(threadIdx.x / 32 * splits + blockIdx.x);
   attend(p, Share{row, kv_head, keys, worker, splits * W}, prepared, shared, w);
   ptx::cluster_wait();  // all blocks have started: their shared memory can be written
@@ -375,7 +379,9 @@ void launch_large_heads(const AttentionParams& p, int splits) {
 
 template <class P>
 void launch_decode(const AttentionParams& p, int splits, int64_t max_keys) {
-  p.k_dim <= 64 ? launch_small_heads<P>(p, splits, max_keys) : launch_large_heads<P>(p, splits);
+  if (p.k_dim <= 64) return launch_small_heads<P>(p, splits, max_keys);
+  if (p.k_dim <= 128) return launch_large_heads<P>(p, splits);
+  launch<P, 256, 2, 4>(p, std::min(splits, kMostSplits));  // one thread block per SM
 }
 
 }  // namespace

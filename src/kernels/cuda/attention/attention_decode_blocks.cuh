@@ -13,6 +13,10 @@
 namespace fp4moe::cuda {
 
 constexpr int kMaxGroup = 16;
+// Query heads in a lane's fragments: g and g + 8, or only g if the sums of both would need too many
+// registers.
+template <int D>
+constexpr int kLaneHeads = D <= 128 ? 2 : 1;
 
 // The contribution of a worker (a warp) to 16 columns of a head.
 struct alignas(16) WorkerSums {
@@ -59,10 +63,28 @@ struct Shared {
 // The state that a warp keeps for its row: lane (g, q) = (lane / 4, lane % 4).
 template <int D>
 struct Warp {
-  uint32_t q[D / 16][4];  // A fragments: heads g and g + 8
-  float out[D / 8][4];    // heads g (0, 1) and g + 8 (2, 3), columns 64 c + 8 (2 q + i) + j at [8 c + j][i]
-  float largest[2], denominator[2];
+  static constexpr int kHeads = kLaneHeads<D>;
+  uint32_t q[D / 16][2 * kHeads];  // A fragments: heads g and g + 8
+  float out[D / 8][2 * kHeads];    // heads g (0, 1) and g + 8 (2, 3), columns 64 c + 8 (2 q + i) + j at
+                                   // [8 c + j][i]
+  float largest[kHeads], denominator[kHeads];
 };
+
+// P::mma for fragments of one or two heads per lane; without the second, its rows of A are zeros.
+template <class P>
+__device__ __forceinline__ void mma_heads(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  P::mma(c, a, b0, b1);
+}
+template <class P>
+__device__ __forceinline__ void mma_heads(float (&c)[4], const uint32_t (&a)[2], uint32_t b0, uint32_t b1) {
+  P::mma(c, {a[0], 0, a[1], 0}, b0, b1);
+}
+template <class P>
+__device__ __forceinline__ void mma_heads(float (&c)[2], const uint32_t (&a)[2], uint32_t b0, uint32_t b1) {
+  float rows[4] = {c[0], c[1], 0, 0};
+  mma_heads<P>(rows, a, b0, b1);
+  c[0] = rows[0], c[1] = rows[1];
+}
 
 // Starts to load a block of keys and values. rows_of_block: in lane i, the page row of the block's key i
 // modulo the block's keys. Eight lanes fetch 128 bytes: of one row, or of two rows of 64 bytes.
@@ -125,16 +147,16 @@ __device__ __forceinline__ void multiply_keys(Shared<P, D, S, W>& shared, int st
     for (int i = 0; i < P::kBlockKeys / 8; ++i) {
       uint32_t pairs[4];
       P::unpack(shared.keys[stage][warp].key_chunk(lane / 4 + 8 * i, 4 * c + lane % 4), pairs);
-      P::mma(s[i], w.q[2 * c], pairs[0], pairs[1]);
-      P::mma(s[i], w.q[2 * c + 1], pairs[2], pairs[3]);
+      mma_heads<P>(s[i], w.q[2 * c], pairs[0], pairs[1]);
+      mma_heads<P>(s[i], w.q[2 * c + 1], pairs[2], pairs[3]);
     }
 }
 
 // weights: the A fragments of each 16 keys.
 template <class P, int D, int S, int W>
-__device__ __forceinline__ void multiply_values(Shared<P, D, S, W>& shared, int stage,
-                                                const uint32_t (&weights)[P::kBlockKeys / 16][4],
-                                                Warp<D>& w) {
+__device__ __forceinline__ void multiply_values(
+    Shared<P, D, S, W>& shared, int stage, const uint32_t (&weights)[P::kBlockKeys / 16][2 * kLaneHeads<D>],
+    Warp<D>& w) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
   for (int step = 0; step < P::kBlockKeys / 16; ++step)
@@ -150,7 +172,7 @@ __device__ __forceinline__ void multiply_values(Shared<P, D, S, W>& shared, int 
       P::zip(v[0], v[1], first);
       P::zip(v[2], v[3], second);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) P::mma(w.out[8 * c + j], weights[step], first[j], second[j]);
+      for (int j = 0; j < 8; ++j) mma_heads<P>(w.out[8 * c + j], weights[step], first[j], second[j]);
     }
 }
 

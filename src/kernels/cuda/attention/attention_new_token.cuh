@@ -22,6 +22,12 @@ __device__ __forceinline__ void turn(float& low, float& high, const Turn& by) {
   high = high * by.cosine + x * by.sine;
 }
 
+// Whether heads of D elements can be rotated as a whole, or in their first 2 kPartHalf dims.
+template <int D>
+constexpr bool kRotatesAll = D <= 128,
+               kRotatesPart = D >= 128;
+constexpr int kPartHalf = 32;
+
 // The row's own key and value, for heads of D elements: each lane has the chunks that it would multiply if
 // the key were in its fragment.
 template <class P, int D>
@@ -62,10 +68,12 @@ struct NewToken {
   // page.
   __device__ __forceinline__ void put(const AttentionParams& p, int place, int page_row, const Turn* turns) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    if (p.rope.half == D / 2)
+    if constexpr (!kRotatesAll<D>)
+      rotate<kPartHalf>(turns);
+    else if (p.rope.half == D / 2)
       rotate<D / 2>(turns);
-    else if constexpr (D == 128)
-      rotate<D / 4>(turns);
+    else if constexpr (kRotatesPart<D>)
+      rotate<kPartHalf>(turns);
 #pragma unroll
     for (int c = 0; c < D / 32; ++c) {
       key[c] = P::pack(k[c], p.k_inverse);

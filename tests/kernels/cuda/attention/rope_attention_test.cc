@@ -229,12 +229,17 @@ TEST_P(RopeAttention, DecodeHeadShapes) {
   for (int rotary : {16, 32, 64, 96})
     for (int group : {1, 3, 12, 16}) expect_matches_ref({2 * group, 2, 128, rotary, {0, 7, 20, 133}});
   expect_matches_ref({4, 2, 192, 192, {0, 20}});
+  for (int dim : {144, 208, 256})
+    for (int group : {1, 3, 8, 16}) expect_matches_ref({2 * group, 2, dim, 64, {0, 7, 20, 133}});
+  for (int rotary : {32, 128, 256}) expect_matches_ref({16, 2, 256, rotary, {0, 7, 20, 133}});
 }
 
 TEST_P(RopeAttention, DecodeOfLongContexts) {
   expect_matches_ref({8, 1, 64, 64, {1030, 2047, 2048, 5000}});
   expect_matches_ref({8, 1, 128, 128, {4095, 1}, 1, 0, true});
   expect_matches_ref({12, 1, 128, 64, {4095, 1, 2048}, 1, 0, true});
+  expect_matches_ref({8, 1, 256, 64, {4095, 1, 2048}, 1, 0, true});
+  expect_matches_ref({16, 2, 256, 64, {4095, 1, 2048}, 1, 1000, false, 2});
 }
 
 TEST_P(RopeAttention, SeveralTokensOfASequence) {
@@ -245,7 +250,7 @@ TEST_P(RopeAttention, SeveralTokensOfASequence) {
 
 // Drafts: rows attend to keys that other rows of the same step store. Pages hold NaN until then.
 TEST_P(RopeAttention, RowsThatSharePagesAttendToEachOther) {
-  for (const int dim : {64, 128, 96})
+  for (const int dim : {64, 128, 96, 256})
     for (const int64_t window : {0, 1, 3, 40})
       for (const int64_t padding : {0, 3}) {
         Case c{16, 2, dim, dim, {0, 1, 5, 14, 100, 250}, 6, window, window != 3, padding};
