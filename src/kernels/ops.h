@@ -81,11 +81,18 @@ struct KvWriteArgs {         // stores the new tokens' rows into their pages, ro
   const DeviceBatch* device_batch = nullptr;  // on a GPU, instead of sequences
 };
 
-// Rope of q and k, then kv_write. k's rows are unspecified afterwards. kv.k is k.x; q and k have the same
-// positions, inv_freq, rotary_dim and head_dim.
+// RMS norms of each head of the queries and of the keys (HeadNormArgs). q and k are both null: no norms.
+struct QkNorm {
+  const float *q = nullptr, *k = nullptr;  // [head_dim]
+  float eps = 0;
+};
+
+// The norms, rope of q and k, then kv_write. k's rows are unspecified afterwards. kv.k is k.x; q and k have
+// the same positions, inv_freq, rotary_dim and head_dim.
 struct RopeKvArgs {
   RopeArgs q, k;
   KvWriteArgs kv;
+  QkNorm norm;
 };
 
 struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and values are already in the pages
@@ -107,6 +114,9 @@ struct AttentionArgs {  // causal, grouped-query; the new tokens' keys and value
 struct RopeAttentionArgs {
   RopeKvArgs rope;
   AttentionArgs attention;
+  // Output gate, or null: out[t, h] *= sigmoid(gate[t, h]), rounded as by MulSigmoidArgs.
+  const float* gate = nullptr;  // [T, gate_stride]: heads, contiguous from each row's start
+  int64_t gate_stride = 0;
 };
 
 // RMS norm of each head's slice of a row, in place, f32 (QK norms; with one head: MLA's latent).
@@ -226,6 +236,15 @@ struct DenseOps {
   int64_t (*attention_workspace_bytes)(const AttentionArgs& args, int64_t max_tokens);
   MemoryResource& (*memory)() = host_memory;  // for all data that the ops read and write
 };
+
+// The parts of RopeAttentionArgs as ops of their own.
+inline HeadNormArgs head_norm_args(const RopeArgs& heads, const float* weight, float eps) {
+  return {heads.x, weight, eps, heads.num_tokens, heads.row_stride, heads.num_heads, heads.head_dim};
+}
+inline MulSigmoidArgs output_gate_args(const RopeAttentionArgs& args) {
+  const int head_dim = args.attention.v_pages.head_dim;
+  return {args.attention.out, args.gate, args.gate_stride, head_dim, args.attention.num_heads, head_dim};
+}
 
 // Returns the oracle, which accepts both activation types.
 const DenseOps& ref_dense_ops(DenseQuant quant = DenseQuant::kNone);

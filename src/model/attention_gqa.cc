@@ -51,10 +51,6 @@ class GqaAttention final : public Attention {
     const int64_t t = in.norm.out_act.rows;
     const int num_q = static_cast<int>(w_.heads.query.count), num_kv = static_cast<int>(w_.heads.kv.count);
     const Qkv s = project(in.norm, scratch, pool);
-    if (w_.q_norm.num_bytes() > 0) {
-      ops_.head_norm({s.q, w_.q_norm.as<float>(), w_.norm_eps, t, s.q_stride, num_q, w_.head_dim}, pool);
-      ops_.head_norm({s.k, w_.k_norm.as<float>(), w_.norm_eps, t, s.kv_stride, num_kv, w_.head_dim}, pool);
-    }
     AttentionArgs args = shape();
     args.q = s.q;
     args.q_stride = s.q_stride;
@@ -67,11 +63,12 @@ class GqaAttention final : public Attention {
     ops_.rope_attention(
         {{turn(s.q, s.q_stride, num_q, in.batch),
           turn(s.k, s.kv_stride, num_kv, in.batch),
-          {s.k, s.v, s.kv_stride, args.k_pages, args.v_pages, in.batch.sequences, in.batch.device}},
-         args},
+          {s.k, s.v, s.kv_stride, args.k_pages, args.v_pages, in.batch.sequences, in.batch.device},
+          {w_.q_norm.as<float>(), w_.k_norm.as<float>(), w_.norm_eps}},
+         args,
+         w_.has_gate ? s.q + q_cols() : nullptr,
+         s.q_stride},
         pool);
-    if (w_.has_gate)
-      ops_.mul_sigmoid({in.out, s.q + q_cols(), s.q_stride, w_.head_dim, num_q, w_.head_dim}, pool);
   }
 
  private:

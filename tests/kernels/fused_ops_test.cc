@@ -1,4 +1,6 @@
 // The fused ops of every CPU table give the same bits as the separate ops.
+#include <algorithm>
+
 #include "kernels/dense_case.h"
 #include "support/compare.h"
 
@@ -37,14 +39,15 @@ TEST_P(FusedOps, NormLinear) {
 }
 
 TEST_P(FusedOps, RopeAttention) {
-  constexpr int64_t kTokens = 5, kStride = (4 + 2 + 2) * 16;
+  constexpr int64_t kTokens = 5, kStride = (4 + 2 + 2 + 4) * 16;  // q, k, v, gate
   constexpr int kPageSize = 4, kHeadDim = 16;
   Random random(2);
-  const std::vector<float> rows = random.normal(kTokens * kStride), inv_freq = random.normal(kHeadDim / 2);
+  const std::vector<float> rows = random.normal(kTokens * kStride), inv_freq = random.normal(kHeadDim / 2),
+                           norms = random.normal(2 * kHeadDim);
   const std::vector<int64_t> positions = {3, 4, 5, 6, 7};
   const int32_t pages[] = {1, 0};
   const SequenceRows sequence[] = {{0, kTokens, 3, pages}};
-  const auto run = [&](bool is_fused) {
+  const auto run = [&](bool is_fused, bool has_norms, bool has_gate) {
     std::vector<float> x = rows, k(2 * 2 * kPageSize * kHeadDim, 42), v = k;
     const RopeArgs q{x.data(), positions.data(), inv_freq.data(), 1.5f, kTokens, kStride,
                      4,        kHeadDim,         kHeadDim};
@@ -63,20 +66,31 @@ TEST_P(FusedOps, RopeAttention) {
     attention.k_pages = kv.k_pages, attention.v_pages = kv.v_pages, attention.sequences = sequence;
     attention.scale = 0.25f;
     attention.out = {out.data(), DType::kF32, kTokens, 4 * kHeadDim};
+    const QkNorm norm = has_norms ? QkNorm{norms.data(), norms.data() + kHeadDim, 1e-5f} : QkNorm();
+    const float* const gate = x.data() + (4 + 2 + 2) * kHeadDim;
     if (is_fused) {
-      ops().rope_attention({{q, key, kv}, attention}, pool_);
+      ops().rope_attention({{q, key, kv, norm}, attention, has_gate ? gate : nullptr, kStride}, pool_);
     } else {
+      if (has_norms) {
+        ops().head_norm({q.x, norm.q, norm.eps, kTokens, kStride, 4, kHeadDim}, pool_);
+        ops().head_norm({key.x, norm.k, norm.eps, kTokens, kStride, 2, kHeadDim}, pool_);
+      }
       ops().rope(q, pool_);
       ops().rope(key, pool_);
       ops().kv_write(kv, pool_);
       ops().attention(attention, pool_);
+      if (has_gate) ops().mul_sigmoid({attention.out, gate, kStride, kHeadDim, 4, kHeadDim}, pool_);
     }
     x.insert(x.end(), out.begin(), out.end());
     x.insert(x.end(), k.begin(), k.end());
     x.insert(x.end(), v.begin(), v.end());
     return x;
   };
-  EXPECT_TRUE(same_bits(run(true), run(false)));
+  for (const bool has_norms : {false, true})
+    for (const bool has_gate : {false, true})
+      EXPECT_TRUE(same_bits(run(true, has_norms, has_gate), run(false, has_norms, has_gate)));
+  EXPECT_FALSE(std::ranges::equal(run(true, false, false), run(true, true, false)));
+  EXPECT_FALSE(std::ranges::equal(run(true, false, false), run(true, false, true)));
 }
 
 std::vector<const DenseOps*> all_tables() {

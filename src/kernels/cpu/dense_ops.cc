@@ -99,14 +99,6 @@ void attention(const AttentionArgs& args, ThreadPool& pool) {
 }
 
 template <const DenseChunks& chunks>
-void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
-  rope<chunks>(args.rope.q, pool);
-  rope<chunks>(args.rope.k, pool);
-  ref::kv_write(args.rope.kv, pool);
-  attention<chunks>(args.attention, pool);
-}
-
-template <const DenseChunks& chunks>
 void head_norm(const HeadNormArgs& args, ThreadPool& pool) {
   run_ranges(pool, args.num_tokens, kRowsPerChunk,
              [&](int64_t begin, int64_t end) { chunks.head_norm(args, begin, end); });
@@ -141,6 +133,20 @@ template <const DenseChunks& chunks>
 void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool& pool) {
   run_ranges(pool, args.x.rows, kRowsPerChunk,
              [&](int64_t begin, int64_t end) { chunks.mul_sigmoid(args, begin, end); });
+}
+
+template <const DenseChunks& chunks>
+void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
+  const auto& [q, k, kv, norm] = args.rope;
+  if (norm.q != nullptr) {
+    head_norm<chunks>(head_norm_args(q, norm.q, norm.eps), pool);
+    head_norm<chunks>(head_norm_args(k, norm.k, norm.eps), pool);
+  }
+  rope<chunks>(q, pool);
+  rope<chunks>(k, pool);
+  ref::kv_write(kv, pool);
+  attention<chunks>(args.attention, pool);
+  if (args.gate != nullptr) mul_sigmoid<chunks>(output_gate_args(args), pool);
 }
 
 template <const DenseChunks& chunks>

@@ -13,10 +13,16 @@ void ref::norm_linear_q8(const NormLinearArgs& args, ThreadPool& pool) {
 }
 
 void ref::rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
-  rope(args.rope.q, pool);
-  rope(args.rope.k, pool);
-  kv_write(args.rope.kv, pool);
+  const auto& [q, k, kv, norm] = args.rope;
+  if (norm.q != nullptr) {
+    head_norm(head_norm_args(q, norm.q, norm.eps), pool);
+    head_norm(head_norm_args(k, norm.k, norm.eps), pool);
+  }
+  rope(q, pool);
+  rope(k, pool);
+  kv_write(kv, pool);
   attention(args.attention, pool);
+  if (args.gate != nullptr) mul_sigmoid(output_gate_args(args), pool);
 }
 
 const DenseOps& ref_dense_ops(DenseQuant quant) {

@@ -71,11 +71,18 @@ void decode(const AttentionParams& p) {
   launch_attention_decode(p, cluster_size(work.units, kDecodeBlocks, work.max_keys, 32), work.max_keys);
 }
 
-// Whether decode's lanes have both elements of every pair that RopeArgs rotates.
-bool fuses_rope(const RopeArgs& q) {
+// Whether decode's lanes have both elements of every pair that is rotated, and norm heads of this size if
+// there are norms.
+bool fuses_rope(const RopeKvArgs& rope) {
+  const RopeArgs& q = rope.q;
+  if (rope.norm.q != nullptr && q.head_dim < 128) return false;
   if (q.head_dim == 256) return q.rotary_dim == 64;
   if (q.head_dim != 64 && q.head_dim != 128) return false;
   return q.rotary_dim == q.head_dim || (q.head_dim == 128 && q.rotary_dim == 64);
+}
+
+void apply_gate(const RopeAttentionArgs& args, ThreadPool& pool) {
+  if (args.gate != nullptr) mul_sigmoid(output_gate_args(args), pool);
 }
 
 }  // namespace
@@ -95,16 +102,19 @@ void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
   if (p.num_rows == 0) return;
   // Decode's blocks load cached keys before any block has stored a new one.
   const bool reads_new_keys = args.attention.device_batch->shares_pages;
-  if (!is_decode(args.attention, p) || !fuses_rope(q) || reads_new_keys) {
+  if (!is_decode(args.attention, p) || !fuses_rope(args.rope) || reads_new_keys) {
     rope_kv(args.rope, pool);
-    return attention(args.attention, pool);
+    attention(args.attention, pool);
+    return apply_gate(args, pool);
   }
   p.rope = {.k = args.rope.kv.k,
             .v = args.rope.kv.v,
             .stride = args.rope.kv.row_stride,
             .inv_freq = q.inv_freq,
             .factor = q.attention_factor,
-            .half = q.rotary_dim / 2};
+            .half = q.rotary_dim / 2,
+            .norm = args.rope.norm};
+  p.gate = args.gate, p.gate_stride = args.gate_stride;
   decode(p);
 }
 
@@ -120,6 +130,7 @@ void invariant_attention(const AttentionArgs& args, ThreadPool&) {
 void invariant_rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
   rope_kv(args.rope, pool);
   invariant_attention(args.attention, pool);
+  apply_gate(args, pool);
 }
 
 int64_t attention_workspace_bytes(const AttentionArgs&, int64_t) { return 0; }

@@ -17,8 +17,9 @@ namespace fp4moe::cuda {
 void attention(const AttentionArgs& args, ThreadPool& pool);
 
 // DenseOps::rope_attention: one kernel for decode if heads have 64 or 128 dims, all of them rotated, or 128
-// or 256 dims, of which 64 are; otherwise two kernels. Preconditions as above, and k and v are 16-byte
-// aligned. K/V rows of earlier steps are read before the preceding kernels are done.
+// or 256 dims, of which 64 are; with norms, not for 64 dims. Otherwise two kernels, and one for the gate.
+// Preconditions as above, and k and v are 16-byte aligned. K/V rows of earlier steps are read before the
+// preceding kernels are done.
 void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);
 
 // The same ops with one algorithm for any batch: prefill's kernel for all rows, or MLA's kernel with a fixed

@@ -1,7 +1,8 @@
 // Attention for decode: few rows, each against all of its keys.
 //
 // Computes   out[t, h] = sum_j softmax_j(scale q[t, h] k[j], sinks[h]) v[j], j in row t's window; if p.rope
-//            is set, q and the new key are rotated first, and the new key and value stored in their pages.
+//            is set, q and the new key are normed (if p.rope.norm is set) and rotated first, and the new key
+//            and value stored in their pages; if p.gate is set, out is multiplied by sigmoid(gate).
 // Shapes     q f32 [T, q_stride]; pages bf16 or E4M3 [pages, kv_heads, page_size, row]; out bf16 or f32
 //            [T, heads * v_dim]. Head dims are multiples of 16: up to 128 with G <= 16 query heads per kv
 //            head, up to 256 with G <= 8.
@@ -49,18 +50,33 @@ int shared_parts(int units, int splits, int warps) { return (units + splits - 1)
 // which no kernel writes, so they are loaded at once and used while the first keys are in flight.
 template <int D>
 struct Prepared {
+  static constexpr int kNormThreads = 128, kNormLoads = (D + kNormThreads - 1) / kNormThreads;
   float inv_freq = 0, sink = 0;
+  float norms[2][kNormLoads];
 
   __device__ __forceinline__ Prepared(const AttentionParams& p, int kv_head) {
     const int i = static_cast<int>(threadIdx.x);
+    if constexpr (kHasNorms<D>)
+      if (p.rope.norm.q != nullptr && i < kNormThreads)
+#pragma unroll
+        for (int n = 0; n < kNormLoads; ++n) {
+          norms[0][n] = __ldg(p.rope.norm.q + i + n * kNormThreads);
+          norms[1][n] = __ldg(p.rope.norm.k + i + n * kNormThreads);
+        }
     if (p.rope.k != nullptr && i < p.rope.half) inv_freq = __ldg(p.rope.inv_freq + i);
     if (p.sinks != nullptr && i < p.group) sink = __ldg(p.sinks + kv_head * p.group + i);
   }
-  // Puts the rotations and sinks into shared memory. Called by all threads; ends with a block barrier.
+  // Puts the norms, rotations and sinks into shared memory. Called by all threads; ends with a block barrier.
   template <class P, int S, int W>
   __device__ __forceinline__ void put(const AttentionParams& p, int position,
                                       Shared<P, D, S, W>& shared) const {
     const int i = static_cast<int>(threadIdx.x);
+    if constexpr (kHasNorms<D>)
+      if (p.rope.norm.q != nullptr && i < kNormThreads)
+#pragma unroll
+        for (int n = 0; n < kNormLoads; ++n)
+#pragma unroll
+          for (int j = 0; j < 2; ++j) shared.norms[j][i + n * kNormThreads] = norms[j][n];
     if (p.rope.k != nullptr && i < p.rope.half) {
       Turn turn;
       sincosf(static_cast<float>(position) * inv_freq, &turn.sine, &turn.cosine);
@@ -92,6 +108,26 @@ struct Queries {
           x[step][i] = __ldcg(reinterpret_cast<const float2*>(
               p.q + row * p.q_stride + static_cast<int64_t>(kv_head * p.group + head) * p.k_dim + d));
       }
+  }
+  // Norms each head. weights: [D], in shared memory.
+  __device__ __forceinline__ void norm(const float* weights, float eps) {
+#pragma unroll
+    for (int head = 0; head < kHeads; ++head) {
+      float sum = 0;
+#pragma unroll
+      for (int step = 0; step < D / 16; ++step)
+#pragma unroll
+        for (int i = head; i < kPairs; i += kHeads)
+          sum += x[step][i].x * x[step][i].x + x[step][i].y * x[step][i].y;
+      const float inverse = inverse_rms(quad_sum(sum), D, eps);
+#pragma unroll
+      for (int step = 0; step < D / 16; ++step)
+#pragma unroll
+        for (int i = head; i < kPairs; i += kHeads) {
+          const float* by = weights + dim(step, i);
+          x[step][i].x *= inverse * by[0], x[step][i].y *= inverse * by[1];
+        }
+    }
   }
   // kHalf: half of the rotary dims, a multiple of 32.
   template <int kHalf>
@@ -203,6 +239,11 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Share& sh
   if (block >= end) return;  // not earlier: all warps must reach put()'s barrier
   queries.load(p, row, kv_head);
   if (has_new) token.load(p, row, kv_head);
+  if constexpr (kHasNorms<D>)
+    if (p.rope.norm.q != nullptr) {
+      queries.norm(shared.norms[0], p.rope.norm.eps);
+      if (has_new) token.norm(shared.norms[1], p.rope.norm.eps);
+    }
   queries.template put<P>(p.rope.k != nullptr ? shared.turns : nullptr, p.rope.half, w);
   if (has_new) token.put(p, keys.y % kBlockKeys, new_row, shared.turns);
   for (int stage = 0; block < end; block += stride) {
@@ -262,6 +303,9 @@ __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int
     if (unit >= p.group * kUnits) return;
     const int head = kv_head * p.group + unit / kUnits, d = unit % kUnits * 16 + i % 16;
     if (d >= p.v_dim) continue;
+    float gate = 0;
+    if (p.gate != nullptr)
+      gate = __ldcg(p.gate + row * p.gate_stride + static_cast<int64_t>(head) * p.v_dim + d);
     const WorkerSums* parts = &shared.parts[i / 16 * workers];
     const float sink = p.sinks != nullptr ? shared.sinks[unit / kUnits] * kLog2e : -INFINITY;
     float largest = sink, sum = 0;
@@ -274,10 +318,12 @@ __device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int
       denominator += rescale * parts[j].denominator, sum += rescale * parts[j].sums[i % 16];
     }
     const int64_t at = row * p.out_cols + static_cast<int64_t>(head) * p.v_dim + d;
+    const float y = sum * p.v_scale / denominator, factor = p.gate != nullptr ? 1 / (1 + expf(-gate)) : 1;
     if (p.out_f32)
-      static_cast<float*>(p.out)[at] = sum * p.v_scale / denominator;
-    else
-      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16_rn(sum * p.v_scale / denominator);
+      static_cast<float*>(p.out)[at] = y * factor;
+    else  // rounded twice, as by separate ops
+      static_cast<__nv_bfloat16*>(p.out)[at] =
+          __float2bfloat16_rn(__bfloat162float(__float2bfloat16_rn(y)) * factor);
   }
 }
 

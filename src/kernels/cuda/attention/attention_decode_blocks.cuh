@@ -51,10 +51,15 @@ struct KeyBlock {
   }
 };
 
+// Whether heads of D elements can be normed before they are rotated.
+template <int D>
+constexpr bool kHasNorms = D >= 128;
+
 template <class P, int D, int S, int W>
 struct Shared {
-  Turn turns[D / 2];       // for the row's position
-  float sinks[kMaxGroup];  // of the kv head's query heads
+  Turn turns[D / 2];                     // for the row's position
+  float norms[2][kHasNorms<D> ? D : 1];  // weights of the norms of queries and of keys
+  float sinks[kMaxGroup];                // of the kv head's query heads
   KeyBlock<P, D> keys[S][W];
   KeyBlock<P, D> values[S][W];
   WorkerSums parts[1];  // [units of this block][workers]

@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/attention/attention_page_types.cuh"
 #include "kernels/cuda/attention/attention_params.h"
+#include "kernels/cuda/ptx/block_norm.cuh"
 
 namespace fp4moe::cuda {
 
@@ -22,10 +23,16 @@ __device__ __forceinline__ void turn(float& low, float& high, const Turn& by) {
   high = high * by.cosine + x * by.sine;
 }
 
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
 // Whether heads of D elements can be rotated as a whole, or in their first 2 kPartHalf dims.
 template <int D>
-constexpr bool kRotatesAll = D <= 128,
-               kRotatesPart = D >= 128;
+constexpr bool kRotatesAll = D <= 128;
+template <int D>
+constexpr bool kRotatesPart = D >= 128;
 constexpr int kPartHalf = 32;
 
 // The row's own key and value, for heads of D elements: each lane has the chunks that it would multiply if
@@ -55,6 +62,19 @@ struct NewToken {
     for (int c = 0; c < D / 32; ++c) load_8(of_k + key_dim(c), k[c]);
 #pragma unroll
     for (int c = 0; c < D / 64; ++c) load_8(of_v + value_dim(c), v[c]);
+  }
+  // Norms the key. weights: [D], in shared memory.
+  __device__ __forceinline__ void norm(const float* weights, float eps) {
+    float sum = 0;
+#pragma unroll
+    for (int c = 0; c < D / 32; ++c)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum += k[c][i] * k[c][i];
+    const float inverse = inverse_rms(quad_sum(sum), D, eps);
+#pragma unroll
+    for (int c = 0; c < D / 32; ++c)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) k[c][i] *= inverse * weights[key_dim(c) + i];
   }
   // kHalf: half of the rotary dims, a multiple of 32.
   template <int kHalf>

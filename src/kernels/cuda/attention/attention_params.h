@@ -10,14 +10,15 @@
 
 namespace fp4moe::cuda {
 
-// If k is not null, a launch for decode first applies rope to queries and keys and writes the new keys and
-// values into their pages.
+// If k is not null, a launch for decode first applies the norms (if any) and rope to queries and keys, and
+// writes the new keys and values into their pages.
 struct RopeParams {
   const float *k, *v;  // [T, stride]: the new tokens' rows
   int64_t stride;
   const float* inv_freq;
   float factor;
   int half;  // of the rotary dims, which are a head's first ones
+  QkNorm norm;
 };
 
 // The arguments of one launch. G query heads share a kv head; positions, and row numbers within pages, fit in
@@ -40,7 +41,9 @@ struct AttentionParams {
   const float* sinks;
   void* out;
   bool out_f32;
-  RopeParams rope;  // decode only
+  RopeParams rope;    // decode only
+  const float* gate;  // decode only: RopeAttentionArgs::gate
+  int64_t gate_stride;
 };
 
 constexpr float kLog2e = 1.44269504f;

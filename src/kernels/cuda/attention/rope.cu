@@ -1,14 +1,16 @@
 // Rotary embedding, and storing new tokens' keys and values in their pages; both in one launch, or
 // separately.
 //
-// Computes:  rotates pairs (i, i + rotary_dim / 2) of each head by position * inv_freq[i]; writes queries in
-//            place, keys in place or to their page, values to their page, rounded to its type.
+// Computes:  norms each head (QkNorm), if wanted; rotates pairs (i, i + rotary_dim / 2) of each head by
+//            position * inv_freq[i]; writes queries in place, keys in place or to their page, values to their
+//            page, rounded to its type.
 // Shapes:    rows [T, row_stride] f32, heads contiguous.
 // Bytes:     8 per rotated element; 4 + 2 (bf16 pages) or 4 + 1 (E4M3) per stored element.
 // Bound:     HBM; at T = 1, latency.
 // Numerics:  the angle is rounded to f32, as in the models' training code, before sincosf; products and sums
 //            in f32.
 #include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_e4m3.cuh"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
@@ -24,7 +26,8 @@ struct Heads {
   int num_heads = 0, head_dim = 0;
   bool is_turned = false, is_stored = false;  // is_stored: written to `pages` instead of in place
   KvPages pages;
-  float inverse = 1;  // of pages.scale
+  float inverse = 1;                   // of pages.scale
+  const float* norm_weight = nullptr;  // [head_dim], or null: no norm
 };
 
 struct RopeKernelArgs {
@@ -32,7 +35,8 @@ struct RopeKernelArgs {
   const int64_t* positions;
   const float* inv_freq;
   float attention_factor;
-  int half;  // rotary_dim / 2
+  int half;        // rotary_dim / 2
+  float norm_eps;  // of the heads' norms
   // Where rows are stored; the pages of keys and of values have the same page_size:
   const int32_t* row_sequence;
   const int32_t* page_table;
@@ -71,8 +75,8 @@ struct Row {
   Turn turn;     // for pair threadIdx.x
 };
 
-// Processes one head of one row: pairs threadIdx.x, threadIdx.x + 32, ..., then the elements that are not
-// rotated.
+// Processes one head of one row by one warp: the norm, pairs threadIdx.x, threadIdx.x + 32, ..., then the
+// elements that are not rotated.
 __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, const Row& row) {
   float* x = heads.x + row.t * heads.row_stride + static_cast<int64_t>(head) * heads.head_dim;
   if (heads.is_stored && row.page < 0) return;
@@ -84,16 +88,27 @@ __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, c
     else
       x[i] = value;
   };
+  const float* const weight = heads.norm_weight;
+  float inverse = 1;
+  if (weight != nullptr) {
+    float sum = 0;
+    for (int i = static_cast<int>(threadIdx.x); i < heads.head_dim; i += kPairLanes)
+      sum += __ldcg(x + i) * __ldcg(x + i);
+    inverse = inverse_rms(warp_sum(sum), heads.head_dim, a.norm_eps);
+  }
+  const auto element = [&](int i) {
+    return weight == nullptr ? __ldcg(x + i) : __ldcg(x + i) * inverse * __ldg(weight + i);
+  };
   const int half = heads.is_turned ? a.half : 0;
   for (int i = static_cast<int>(threadIdx.x); i < half; i += kPairLanes) {
     const Turn turn = i < kPairLanes ? row.turn : turn_of(a, row.position, i);
-    const float low = __ldcg(x + i), high = __ldcg(x + i + half);
+    const float low = element(i), high = element(i + half);
     put(i, low * turn.cosine - high * turn.sine);
     put(i + half, high * turn.cosine + low * turn.sine);
   }
-  if (!heads.is_stored) return;
+  if (!heads.is_stored && weight == nullptr) return;
   for (int i = 2 * half + static_cast<int>(threadIdx.x); i < heads.head_dim; i += kPairLanes)
-    put(i, __ldcg(x + i));
+    put(i, element(i));
 }
 
 // Positions and page tables are read before the wait: no kernel writes them (DeviceBatch).
@@ -152,6 +167,7 @@ RopeKernelArgs rope_args(const RopeArgs& r) {
           .inv_freq = r.inv_freq,
           .attention_factor = r.attention_factor,
           .half = r.rotary_dim / 2,
+          .norm_eps = 0,
           .row_sequence = nullptr,
           .page_table = nullptr,
           .max_pages = 0,
@@ -188,6 +204,8 @@ void rope_kv(const RopeKvArgs& args, ThreadPool&) {
   kernel_args.parts[0] = turned_heads(args.q);
   kernel_args.parts[1] = stored_heads(args.kv.k, args.kv.row_stride, args.kv.k_pages);
   kernel_args.parts[1].is_turned = true;
+  kernel_args.parts[0].norm_weight = args.norm.q, kernel_args.parts[1].norm_weight = args.norm.k;
+  kernel_args.norm_eps = args.norm.eps;
   kernel_args.parts[2] = stored_heads(args.kv.v, args.kv.row_stride, args.kv.v_pages);
   set_batch(kernel_args, args.kv);
   launch_rope("rope_kv", kernel_args, args.kv.device_batch->num_rows);

@@ -24,9 +24,11 @@ struct Case {
   int64_t padding = 0;
   DType kv = DType::kBF16;
   bool shares_pages = false;  // the new tokens are presented as sequences of one row with the same pages
+  bool norms = false, gate = false;
 
   int64_t rows() const { return std::ssize(contexts) * new_tokens; }
-  int64_t stride() const { return (num_q + 2 * num_kv) * head_dim + 2; }
+  int64_t gate_column() const { return (num_q + 2 * num_kv) * head_dim; }
+  int64_t stride() const { return gate_column() + (gate ? num_q * head_dim : 0) + 2; }
   int64_t max_pages() const {
     int64_t most = 0;
     for (int64_t context : contexts) most = std::max(most, context);
@@ -35,8 +37,8 @@ struct Case {
 };
 
 struct Data {
-  std::vector<float> qkv, inv_freq, sinks;
-  std::vector<uint8_t> k, v;  // pages
+  std::vector<float> qkv, inv_freq, sinks, norms;  // norms: of q, then of k
+  std::vector<uint8_t> k, v;                       // pages
   std::vector<int64_t> positions;
   std::vector<int32_t> page_table, row_sequence, first_row, first_position;
 
@@ -45,6 +47,7 @@ struct Data {
     const int64_t padded = c.rows() + c.padding, columns = std::ssize(c.contexts) + c.padding;
     qkv = random.normal(padded * c.stride());
     sinks = random.normal(c.num_q);
+    norms = random.normal(2 * c.head_dim);
     for (int i = 0; i < c.rotary_dim / 2; ++i)
       inv_freq.push_back(
           std::pow(10000.0f, -2.0f * static_cast<float>(i) / static_cast<float>(c.rotary_dim)));
@@ -96,10 +99,10 @@ struct Data {
     void *keys, *values, *out;
     DType dtype;  // of out
     int64_t rows;
-    const float* sink;
+    const float *sink, *norms;
   };
   RopeAttentionArgs args(const Case& c, const Operands& operands) const {
-    const auto [x, at, freq, keys, values, out, dtype, rows, sink] = operands;
+    const auto [x, at, freq, keys, values, out, dtype, rows, sink, norms] = operands;
     const RopeArgs q{x, at, freq, 1.25f, rows, c.stride(), c.num_q, c.head_dim, c.rotary_dim};
     RopeArgs key = q;
     key.x = x + c.num_q * c.head_dim, key.num_heads = c.num_kv;
@@ -118,6 +121,8 @@ struct Data {
     args.attention.scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
     args.attention.window = c.window, args.attention.sinks = sink;
     args.attention.out = {out, dtype, rows, int64_t{c.num_q} * c.head_dim};
+    if (c.norms) args.rope.norm = {norms, norms + c.head_dim, 1e-5f};
+    if (c.gate) args.gate = x + c.gate_column(), args.gate_stride = c.stride();
     return args;
   }
 
@@ -148,7 +153,8 @@ class RopeAttention : public testing::TestWithParam<DType> {
   void expect_matches_ref(Case c) {
     c.kv = GetParam();
     SCOPED_TRACE(std::to_string(c.num_q) + "/" + std::to_string(c.num_kv) + " heads of " +
-                 std::to_string(c.head_dim) + ", window " + std::to_string(c.window));
+                 std::to_string(c.head_dim) + ", window " + std::to_string(c.window) +
+                 (c.norms ? ", norms" : "") + (c.gate ? ", gate" : ""));
     Data in(c);
     const int64_t cols = int64_t{c.num_q} * c.head_dim, padded = c.rows() + c.padding;
     std::vector<float> x = in.qkv, expected(static_cast<size_t>(padded * cols));
@@ -159,12 +165,12 @@ class RopeAttention : public testing::TestWithParam<DType> {
                            std::span(in.page_table).subspan(static_cast<size_t>(s * c.max_pages()))});
     RopeAttentionArgs args =
         in.args(c, {x.data(), in.positions.data(), in.inv_freq.data(), k.data(), v.data(), expected.data(),
-                    DType::kF32, c.rows(), c.sinks ? in.sinks.data() : nullptr});
+                    DType::kF32, c.rows(), c.sinks ? in.sinks.data() : nullptr, in.norms.data()});
     args.rope.kv.sequences = args.attention.sequences = sequences;
     ref_dense_ops().rope_attention(args, pool_);
     if (c.shares_pages) in.split_sequences(c);
 
-    const DeviceArray<float> qkv(in.qkv), freq(in.inv_freq), sinks(in.sinks);
+    const DeviceArray<float> qkv(in.qkv), freq(in.inv_freq), sinks(in.sinks), norms(in.norms);
     const DeviceArray<uint8_t> device_k(in.k), device_v(in.v);
     const DeviceArray<bf16> out(poisoned<bf16>(padded * cols));
     const DeviceArray<int64_t> positions(in.positions);
@@ -181,7 +187,7 @@ class RopeAttention : public testing::TestWithParam<DType> {
                             .first_position = first_position.data(),
                             .page_table = table.data()};
     args = in.args(c, {qkv.data(), positions.data(), freq.data(), device_k.data(), device_v.data(),
-                       out.data(), DType::kBF16, padded, c.sinks ? sinks.data() : nullptr});
+                       out.data(), DType::kBF16, padded, c.sinks ? sinks.data() : nullptr, norms.data()});
     args.rope.kv.device_batch = args.attention.device_batch = &batch;
     {
       const StreamScope scope(stream_);
@@ -240,6 +246,18 @@ TEST_P(RopeAttention, DecodeOfLongContexts) {
   expect_matches_ref({12, 1, 128, 64, {4095, 1, 2048}, 1, 0, true});
   expect_matches_ref({8, 1, 256, 64, {4095, 1, 2048}, 1, 0, true});
   expect_matches_ref({16, 2, 256, 64, {4095, 1, 2048}, 1, 1000, false, 2});
+}
+
+TEST_P(RopeAttention, NormsAndGate) {
+  for (const auto& [dim, rotary] :
+       {std::pair{64, 64}, {128, 128}, {128, 64}, {128, 32}, {256, 64}, {256, 256}, {96, 96}})
+    for (const int group : {1, 8, 16})
+      for (const int64_t new_tokens : {1, 3})
+        for (const int which : {1, 2, 3}) {
+          Case c{2 * group, 2, dim, rotary, {0, 7, 20, 133, 700}, new_tokens};
+          c.norms = which % 2 == 1, c.gate = which >= 2, c.padding = which - 1;
+          expect_matches_ref(c);
+        }
 }
 
 TEST_P(RopeAttention, SeveralTokensOfASequence) {
