@@ -102,7 +102,7 @@ struct Data {
     const float *sink, *norms;
   };
   RopeAttentionArgs args(const Case& c, const Operands& operands) const {
-    const auto [x, at, freq, keys, values, out, dtype, rows, sink, norms] = operands;
+    const auto [x, at, freq, keys, values, out, dtype, rows, sink, norm_weights] = operands;
     const RopeArgs q{x, at, freq, 1.25f, rows, c.stride(), c.num_q, c.head_dim, c.rotary_dim};
     RopeArgs key = q;
     key.x = x + c.num_q * c.head_dim, key.num_heads = c.num_kv;
@@ -121,7 +121,7 @@ struct Data {
     args.attention.scale = 1 / std::sqrt(static_cast<float>(c.head_dim));
     args.attention.window = c.window, args.attention.sinks = sink;
     args.attention.out = {out, dtype, rows, int64_t{c.num_q} * c.head_dim};
-    if (c.norms) args.rope.norm = {norms, norms + c.head_dim, 1e-5f};
+    if (c.norms) args.rope.norm = {norm_weights, norm_weights + c.head_dim, 1e-5f};
     if (c.gate) args.gate = x + c.gate_column(), args.gate_stride = c.stride();
     return args;
   }
