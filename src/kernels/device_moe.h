@@ -83,12 +83,16 @@ struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t,
   bf16* out_bf16 = nullptr;  // [T, H], or null
 };
 
-// A shared expert that is one more expert of every token, added after its topk experts. Its tiles, biases and
-// scales follow those of the L experts.
+// A shared expert that is one more expert of every token, added after its topk experts.
 struct SharedSlot {
   bool exists = false;
   const float* gate = nullptr;  // [H] or null: the expert's weight is sigmoid(gate . x[t]); null: 1
   const float* x = nullptr;     // [T, H]: the tokens before rounding
+  // A gated MLP with bf16 weights, row-major, and silu; null: its tiles, biases and scales follow those of
+  // the L experts.
+  const bf16* gate_up = nullptr;  // [2 I, H]: gate, then up
+  const bf16* down = nullptr;     // [H, I]
+  int64_t intermediate_size = 0;  // I
 };
 
 struct A2aRound;  // kernels/device_a2a.h

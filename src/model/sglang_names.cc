@@ -48,7 +48,7 @@ constexpr SglangFlag kFlags[] = {
     {"--skip-server-warmup", 0, kMoot, "skips the warm-up request; none is sent here"},
     {"--log-level-http", 1, kMoot, "configures Python's HTTP server; use --log-level"},
     {"--disable-shared-experts-fusion", 0, kMoot,
-     "keeps the shared expert separate from the routed ones, as it always is here"},
+     "keeps the shared expert separate from the routed ones; here its format and width decide"},
     {"--moe-dense-tp-size", 1, kMoot, "shards dense MLPs differently; results are the same"},
     {"--enable-single-batch-overlap", 0, kMoot, kOverlap},
     {"--enable-two-batch-overlap", 0, kMoot, kOverlap},

@@ -68,6 +68,12 @@ class GemmMlp final : public DenseMlp {
            Arena::padded(max_tokens * intermediate_ * dtype_bits(act_dtype_) / 8);
   }
   int64_t weight_bytes() const override { return gate_up_.num_bytes() + down_.num_bytes(); }
+  RowMajor row_major() const override {
+    if (ops_.linear_layout != LinearLayout::kRowMajor || amax_ != nullptr) return {};
+    const bf16 *gate_up = gate_up_.bf16_values(), *down = down_.bf16_values();
+    if (gate_up == nullptr || down == nullptr) return {};
+    return {gate_up, down, intermediate_};
+  }
   void forward_mlp(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const override {
     float* gate_up = scratch.take<float>(x.rows * 2 * intermediate_);
     const ActRows h = {scratch.take<uint8_t>(x.rows * intermediate_ * dtype_bits(act_dtype_) / 8), act_dtype_,

@@ -31,6 +31,12 @@ class DenseMlp {
                                                 const MlpWeightsView& weights, Shard intermediate,
                                                 ThreadPool& pool);
   virtual ~DenseMlp() = default;
+  // bf16 weights, row-major, in the ops' memory; null: other weights, or all runs must pass forward_mlp().
+  struct RowMajor {
+    const bf16 *gate_up = nullptr, *down = nullptr;  // [2 I, H]: gate, then up; [H, I]
+    int64_t intermediate_size = 0;                   // I
+  };
+  virtual RowMajor row_major() const { return {}; }
   virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
   virtual int64_t weight_bytes() const = 0;
   // out [T, H] f32 = this shard's part of the MLP's output for x [T, H]. T = 0 is allowed.

@@ -50,6 +50,8 @@ class DenseWeight {
 
   int64_t n() const { return n_; }
   int64_t k() const { return k_; }
+  // Null if the weight is FP8 or Q8.
+  const bf16* bf16_values() const { return format_ == LinearFormat::kBf16 ? bf16_.as<bf16>() : nullptr; }
   int64_t num_bytes() const { return bf16_.num_bytes() + fp8_.storage.num_bytes(); }
   // Arguments for out [T, N] (+)= x W^T + bias.
   LinearArgs args(const ActRows& x, const float* bias, float* out, bool accumulate) const;

@@ -29,7 +29,8 @@ class SharedExpert {
                                  int64_t hidden_size);
 
   bool exists() const { return mlp_ != nullptr; }
-  const float* gate() const { return gate_.as<float>(); }  // [H] in the ops' memory, or null
+  const float* gate() const { return gate_.as<float>(); }             // [H] in the ops' memory, or null
+  DenseMlp::RowMajor row_major() const { return mlp_->row_major(); }  // precondition: exists()
   int64_t scratch_bytes(int64_t max_tokens) const { return exists() ? mlp_->scratch_bytes(max_tokens) : 0; }
   int64_t weight_bytes() const { return exists() ? mlp_->weight_bytes() : 0; }
   // out [T, H] f32 = the output for x [T, H]; router_x [T, H] f32: the gate's input. Precondition: exists().

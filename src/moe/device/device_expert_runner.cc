@@ -52,9 +52,8 @@ DeviceMoeArgs DeviceExpertRunner::layer_args(const ActRows& x, const DeviceSlots
   return args;
 }
 
-bool DeviceExpertRunner::runs_shared(DeviceSlots slots) const {
+bool DeviceExpertRunner::runs_shared(const DeviceSlots& slots) const {
   if (is_w4a4()) return false;
-  slots.shared.exists = true;
   const DeviceMoeArgs sizes = layer_sizes(slots);
   return tactic(sizes).fits(sizes);
 }

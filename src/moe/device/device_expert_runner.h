@@ -25,8 +25,8 @@ class DeviceExpertRunner {
   // arrays are in device memory; the work is enqueued on the current stream.
   void run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out,
                           bool accumulate, Arena& scratch) const;
-  // Whether the tactic for slots without slots.shared also runs a shared expert.
-  bool runs_shared(DeviceSlots slots) const;
+  // Whether the tactic for slots without slots.shared also runs slots.shared.
+  bool runs_shared(const DeviceSlots& slots) const;
   // Waits for a round's rows, runs the experts on them (slots.ids and num_tokens are taken from the round),
   // and combines the results into out (DeviceExchange::combine). Takes up to scratch_bytes() and
   // lane_batch_bytes() for the batch, plus returned_sums_bytes(), from scratch.

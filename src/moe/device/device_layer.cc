@@ -126,12 +126,13 @@ class DeviceLayer final : public MoeLayer {
     DeviceSlots slots = local_slots();
     slots.ids = routes.ids;
     slots.num_tokens = args.x.rows;
-    if (shared_follows_ && experts_.runs_shared(slots)) {
-      slots.shared = {true, shared_.gate(), args.router_x};
+    slots.shared = shared_slot(args);
+    if (slots.shared.exists && experts_.runs_shared(slots)) {
       experts_.run_device_experts(args.x, slots, routes.weights, sum, /*accumulate=*/args.partial == nullptr,
                                   scratch);
       return {};
     }
+    slots.shared = {};
     Stream& main = current_stream();
     SideStream* const side = shared_.exists() && args.x.rows > 0 ? main.side() : nullptr;
     const SharedOutput shared = side == nullptr ? run_shared(args, {0, args.x.rows}, scratch, pool)
@@ -148,6 +149,18 @@ class DeviceLayer final : public MoeLayer {
     return {.topk = router_.rule.top_k,
             .first_expert = plan_.problem().local_experts().first,
             .num_routed_experts = plan_.problem().num_experts};
+  }
+
+  // The shared expert as a slot of the routed experts' launch; exists is false if it cannot be one.
+  SharedSlot shared_slot(const MoeForwardArgs& args) const {
+    if (!shared_.exists() || plan_.problem().layout.tp > 1) return {};
+    const DenseMlp::RowMajor weights = shared_.row_major();
+    return {.exists = shared_follows_ || weights.gate_up != nullptr,
+            .gate = shared_.gate(),
+            .x = args.router_x,
+            .gate_up = weights.gate_up,
+            .down = weights.down,
+            .intermediate_size = weights.intermediate_size};
   }
 
   // Each rank of a group dispatches its share of the group's rows. Without args.partial, only this share of

@@ -257,28 +257,37 @@ TEST_P(DeviceLayerTest, ASharedExpertOfEitherPrecisionIsAdded) {
   }
 }
 
-// With one rank, a shared expert as wide as the routed ones runs in their launch for a few tokens.
-TEST_P(DeviceLayerTest, ASharedExpertOfTheSameWidthIsAdded) {
-  for (const bool has_gate : {false, true})
-    for (const int tokens : {0, 1, 3, 7, 8, 100}) {
-      LayerCase c({512, 256, 32, 8}, format(), ActivationKind::kSilu);
-      const MlpCase mlp(fp4_format(), /*is_fp4=*/true, 512, 256);
-      const std::vector<bf16> gate = to_bf16(c.random.normal(512, 0.3f));
+// With one rank, a shared expert that is like the routed ones, or in bf16, runs in their launch for a few
+// tokens.
+TEST_P(DeviceLayerTest, ASharedExpertInTheLaunchOfTheOthersIsAdded) {
+  struct {
+    LayerSize size;
+    int64_t width;  // of the shared expert
+    bool is_fp4, has_gate;
+  } const cases[] = {{{512, 256, 32, 8}, 256, true, false}, {{512, 256, 32, 8}, 256, true, true},
+                     {{512, 256, 32, 8}, 256, false, true}, {{160, 96, 16, 4}, 32, false, false},
+                     {{96, 160, 16, 4}, 160, false, true},  {{2048, 512, 16, 8}, 512, false, true}};
+  for (const auto& [size, width, is_fp4, has_gate] : cases)
+    for (const int tokens : {0, 1, 3, 7, 8, 40}) {
+      LayerCase c(size, format(), ActivationKind::kSilu);
+      const MlpCase mlp(fp4_format(), is_fp4, size.hidden, width);
+      const std::vector<bf16> gate = to_bf16(c.random.normal(size.hidden, 0.3f));
       const SharedExpertWeights shared{mlp.view, has_gate ? gate.data() : nullptr};
       const std::vector<float> x = c.tokens(tokens), gpu = on_gpu(c, x, &shared);
-      EXPECT_TRUE(within_relative_l2(gpu, on_cpu(c, x, &shared), numerics().budget))
-          << (has_gate ? "gate, " : "no gate, ") << tokens << " tokens";
-      EXPECT_EQ(same_bits(gpu, on_gpu(c, x, nullptr)), tokens == 0) << tokens << " tokens";
+      SCOPED_TRACE(std::to_string(size.hidden) + " x " + std::to_string(width) + (is_fp4 ? " FP4" : " bf16") +
+                   (has_gate ? ", gate, " : ", ") + std::to_string(tokens) + " tokens");
+      EXPECT_TRUE(within_relative_l2(gpu, on_cpu(c, x, &shared), numerics().budget));
+      EXPECT_EQ(same_bits(gpu, on_gpu(c, x, nullptr)), tokens == 0);
     }
 }
 
-// The shared expert runs beside the routed experts if the stream has a side stream and its width differs from
-// theirs.
+// The shared expert runs beside the routed experts if the stream has a side stream and it is too wide for
+// their launch.
 TEST_P(DeviceLayerTest, ASideStreamChangesNoBits) {
   for (const bool fp4 : {false, true})
     for (const int tokens : {0, 1, 8, 100}) {
       LayerCase c({512, 256, 32, 8}, format(), ActivationKind::kSilu);
-      const MlpCase mlp(format(), fp4, 512, 128);
+      const MlpCase mlp(format(), fp4, 512, 640);
       const std::vector<bf16> gate = to_bf16(c.random.normal(512, 0.3f));
       const SharedExpertWeights shared{mlp.view, gate.data()};
       const std::vector<float> x = c.tokens(tokens);

@@ -1,7 +1,8 @@
 // Runs the whole MoE layer after the router for few tokens: one persistent kernel, one CTA per SM.
 //
 // Computes  out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k];
-//           a shared expert (SharedSlot) is the last of a token's experts.
+//           a shared expert (SharedSlot) is the last of a token's experts; a bf16 one:
+//           few_tokens_dense.cuh.
 // Shapes    as in DeviceMoeArgs; T <= 8, T * topk (with a shared expert, T * (topk + 1)) <= 64. Plan:
 //           kernels/cuda/experts/few_tokens_plan.h.
 // Bytes     the tiles of U active experts once: (gated ? 3 : 2) H I / 2 bytes of codes each, and their
@@ -30,6 +31,7 @@
 #include "device/stream.h"
 #include "kernels/cuda/experts/few_tokens.h"
 #include "kernels/cuda/experts/few_tokens_consume.cuh"
+#include "kernels/cuda/experts/few_tokens_dense.cuh"
 #include "kernels/cuda/experts/few_tokens_fp8.cuh"
 #include "kernels/cuda/ptx/launch.h"
 
@@ -105,17 +107,45 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
   }
 }
 
-template <class W, int kDepth>
+constexpr int shared_bytes(bool fp8, bool dense) {
+  return few::shared_bytes(fp8) + (dense ? few::padded(sizeof(few::DenseShared)) : 0);
+}
+
+// Copies to shared memory the h that this CTA's part of `down` needs, and does meanwhile what the shared
+// expert needs.
+template <class W, bool kDense>
+__device__ inline void exchange_h(const Args& a, Shared& s, uint8_t* act) {
+  few::DenseShared& dense = few::dense_of(s);
+  few::DenseDown dense_down;
+  if constexpr (kDense) {
+    dense_down.load(a);
+    few::put_dense_h(a, s, dense);
+  }
+  few::weigh_shared(a, s);
+  const Part down(a, s.num_experts, true, 0);
+  if constexpr (W::kFp8)
+    few::stage_fp8_h(a, s, down, act);
+  else
+    few::stage_h(a, s, down, act);
+  if constexpr (kDense) few::stage_dense_h(a, s, dense);
+  __syncthreads();
+  if constexpr (kDense) dense_down.multiply(a, s, dense);
+}
+
+// kDense: with a bf16 shared expert.
+template <class W, int kDepth, bool kDense>
 __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
-  uint8_t* act = memory + few::shared_bytes(W::kFp8);
+  uint8_t* act = memory + shared_bytes(W::kFp8, kDense);
   uint8_t* rings = act + a.plan.act_bytes;
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == few::kHelperWarp * 32) {
     ptx::mbarrier_init(&s.cleared, 1);
     ptx::mbarrier_init_fence();
   }
+  few::DenseUp dense_up;
+  if constexpr (kDense) dense_up.load(a);
   ptx::grid_dependency_wait();
   note_reached(a.mark);
   const bool is_helper = warp == few::kHelperWarp;
@@ -130,24 +160,21 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
   Ring<W, kDepth> ring(a, routing, rings);
   if (is_helper) {
     few::find_rows(a.token_slots, routing, slots.weight, s);
+    if constexpr (kDense) few::place_dense_rows(a, s);
   } else {
     ring.prefill();
+    if constexpr (kDense) dense_up.multiply(a, few::dense_of(s));
     if constexpr (W::kFp8) few::quantise_x<W::kFormat>(a, few::fp8_of(s), act);
   }
   __syncthreads();
 #pragma unroll 1
   for (int phase = 0; phase < 2; ++phase) {
-    if (is_helper && phase == 0) few::clear_words(a, s);
+    if (is_helper && phase == 0)
+      few::clear_words(a, s, few::dense_row(s, kDense ? static_cast<int>(a.moe.num_tokens) : 0));
     run_phase(a, s, act, phase != 0, is_helper, ring);
     if (phase != 0) break;
     ptx::grid_dependents_launch();  // if triggered at the start, a model's step would take 2.5 % longer
-    const Part down(a, s.num_experts, true, 0);
-    few::weigh_shared(a, s);  // while h is in flight
-    if constexpr (W::kFp8)
-      few::stage_fp8_h(a, s, down, act);
-    else
-      few::stage_h(a, s, down, act);
-    __syncthreads();
+    exchange_h<W, kDense>(a, s, act);
   }
   few::combine(a, s);
 }
@@ -158,8 +185,11 @@ using Kernel = void (*)(Args);
 constexpr int kDepths[] = {kFewMaxDepth, 2};  // of the rings; cp.async's group count is a compile-time
                                               // constant
 template <Fp4Format kFormat, bool kFp8>
-constexpr Kernel kKernels[] = {few_tokens_kernel<few::Weights<kFormat, kFp8>, kFewMaxDepth>,
-                               few_tokens_kernel<few::Weights<kFormat, kFp8>, 2>};
+constexpr Kernel kKernels[] = {few_tokens_kernel<few::Weights<kFormat, kFp8>, kFewMaxDepth, false>,
+                               few_tokens_kernel<few::Weights<kFormat, kFp8>, 2, false>};
+// The only instance with a bf16 shared expert.
+constexpr Fp4Format kDenseFormat = Fp4Format::kNvfp4;
+constexpr Kernel kDenseKernel = few_tokens_kernel<few::Weights<kDenseFormat, false>, kFewMaxDepth, true>;
 const Kernel* kernels_of(Fp4Format format, FewWeights weights) {
   constexpr Fp4Format kMx = Fp4Format::kMxfp4, kNv = Fp4Format::kNvfp4;
   if (weights == FewWeights::kFp8) return format == kMx ? kKernels<kMx, true> : kKernels<kNv, true>;
@@ -170,10 +200,27 @@ int token_slots(const DeviceMoeArgs& args) {
   return static_cast<int>(args.topk) + (args.shared.exists ? 1 : 0);
 }
 
+bool has_dense_shared(const DeviceMoeArgs& args) { return args.shared.gate_up != nullptr; }
+
+int fixed_bytes(const DeviceMoeArgs& args, FewWeights weights) {
+  return shared_bytes(weights == FewWeights::kFp8, has_dense_shared(args));
+}
+
 FewPlan plan_of(const DeviceMoeArgs& args, FewWeights weights) {
   const DeviceInfo& gpu = device_limits();
   return few_plan(args.experts, args.num_tokens, token_slots(args), gpu.num_sms,
-                  gpu.shared_bytes_per_block - few::shared_bytes(weights == FewWeights::kFp8));
+                  gpu.shared_bytes_per_block - fixed_bytes(args, weights));
+}
+
+// Whether every CTA has a warp for each of its rows of a bf16 shared expert, and h a row of a.h.
+bool dense_shared_fits(const DeviceMoeArgs& args, FewWeights weights) {
+  const int64_t h = args.experts.hidden_size, i = args.shared.intermediate_size,
+                ctas = device_limits().num_sms;
+  const FewPlan plan = plan_of(args, weights);
+  return weights == FewWeights::kBf16 && args.experts.format == kDenseFormat && plan.depth == kFewMaxDepth &&
+         h % 8 == 0 && h <= few::kMaxDenseH && i % 8 == 0 && i <= few::kMaxDenseI &&
+         2 * ceil_div(i / 2, ctas) <= few::kColumns && ceil_div(h, ctas) <= few::kWarps + 1 &&
+         i / 2 <= plan.down.row_words();
 }
 
 int64_t h_bytes(const TiledExperts& e) {
@@ -192,6 +239,7 @@ bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights) {
   if (gpu.compute_major() != 9 || gpu.num_sms < kFewMaxPairs || args.num_tokens > kFewMaxTokens ||
       pairs > kFewMaxPairs || args.exchange != nullptr)
     return false;
+  if (has_dense_shared(args) && !dense_shared_fits(args, weights)) return false;
   return plan_of(args, weights).depth >= kDepths[std::size(kDepths) - 1];
 }
 
@@ -216,7 +264,7 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   a.mark = current_stream().mark("few_tokens");
   size_t choice = 0;
   while (kDepths[choice] > a.plan.depth) ++choice;
-  const Kernel kernel = kernels_of(e.format, weights)[choice];
+  const Kernel kernel = has_dense_shared(args) ? kDenseKernel : kernels_of(e.format, weights)[choice];
   prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -226,9 +274,8 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(a.plan.num_ctas));
   config.blockDim = dim3(few::kThreads);
-  config.dynamicSmemBytes =
-      static_cast<size_t>(few::shared_bytes(weights == FewWeights::kFp8) + a.plan.act_bytes +
-                          kFewWarps * kDepths[choice] * few_slot_bytes(e.format));
+  config.dynamicSmemBytes = static_cast<size_t>(fixed_bytes(args, weights) + a.plan.act_bytes +
+                                                kFewWarps * kDepths[choice] * few_slot_bytes(e.format));
   config.stream = current_stream().handle();
   config.attrs = attributes;
   config.numAttrs = 2;

@@ -91,10 +91,10 @@ __device__ __forceinline__ void store_word(Word* p, uint32_t value) {
 // Number of words in a row of h.
 __device__ inline int h_words(const Args& a) { return a.plan.down.row_words(); }
 
-// Clears this CTA's share of h and y, waits until all CTAs have cleared theirs, and completes s.cleared.
-// Called by the helper warp.
-__device__ inline void clear_words(const Args& a, Shared& s) {
-  const int lane = threadIdx.x % 32, rows = s.first_row[s.num_experts];
+// Clears this CTA's share of the first `rows` rows of h and y, waits until all CTAs have cleared theirs, and
+// completes s.cleared. Called by the helper warp.
+__device__ inline void clear_words(const Args& a, Shared& s, int rows) {
+  const int lane = threadIdx.x % 32;
   const int num_h = rows * h_words(a), num_y = rows * static_cast<int>(a.moe.experts.hidden_size);
   const auto clear = [&](Word* words, int count) {
     const int end = few_cut(count / 2, blockIdx.x + 1, a.plan.num_ctas);
