@@ -3,7 +3,8 @@
 // page size and the placement of a sequence's pages, because a server's pool is larger than the L2 and its
 // pages are scattered.
 //
-//   attention_cuda_bench [gpt-oss|qwen3|mla|bf16|fp8]...      (default: all heads, both types of pages)
+//   attention_cuda_bench [gpt-oss|qwen3|qwen3.5|mla|bf16|fp8]...      (default: all heads, both types of
+//   pages)
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -39,8 +40,10 @@ struct Heads {
   const char* name;
   int query, kv, k_dim, v_dim;
 };
-constexpr Heads kHeads[] = {
-    {"gpt-oss", 64, 8, 64, 64}, {"qwen3", 32, 4, 128, 128}, {"mla", 128, 1, 576, 512}};
+constexpr Heads kHeads[] = {{"gpt-oss", 64, 8, 64, 64},
+                            {"qwen3", 32, 4, 128, 128},
+                            {"qwen3.5", 16, 2, 256, 256},
+                            {"mla", 128, 1, 576, 512}};
 
 struct Case {
   Heads heads;

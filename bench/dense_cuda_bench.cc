@@ -90,8 +90,14 @@ void run() {
   struct Shape {
     int64_t n, k;
   };
-  for (const Shape& s :
-       {Shape{5120, 2880}, {2880, 4096}, {201088, 2880}, {24576, 1536}, {576, 7168}, {2048, 4096}})
+  for (const Shape& s : {Shape{5120, 2880},
+                         {2880, 4096},
+                         {201088, 2880},
+                         {24576, 1536},
+                         {576, 7168},
+                         {2048, 4096},
+                         {12352, 2048},
+                         {9216, 2048}})
     for (int64_t t : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 8192})
       for (const LinearFormat format : {LinearFormat::kBf16, LinearFormat::kFp8})
         if (t <= 64 || s.n < 100000) bench_linear(stream, format, t, s.n, s.k);

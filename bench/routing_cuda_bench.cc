@@ -37,9 +37,10 @@ struct Sizes {
 RoutingRule rule_of(const Sizes& s) {
   RoutingRule rule = {.num_experts = s.experts, .top_k = s.topk};
   if (s.experts < 256) return rule;
+  rule.norm_top_k = true;
+  if (s.hidden < 7168) return rule;               // Qwen3.5
   rule.scoring = RouterScoring::kSigmoidGrouped;  // DeepSeek-V3
   rule.num_groups = 8, rule.top_k_groups = 4;
-  rule.norm_top_k = true;
   rule.scaling_factor = 2.5f;
   return rule;
 }
@@ -64,6 +65,8 @@ class Layer {
     const std::vector<uint64_t> zeros(static_cast<size_t>(s.experts));
     must(device_memory().upload(num_rows_.data(), &kAllRows, 4));
     must(device_memory().upload(counts_.data(), zeros.data(), counts_.num_bytes()));
+    const std::vector<uint32_t> no_arrivals(kRouterArrivals);
+    must(device_memory().upload(arrivals_.data(), no_arrivals.data(), arrivals_.num_bytes()));
     gate(), choose(), sort(), gather();
   }
 
@@ -116,7 +119,8 @@ class Layer {
             .ids = ids_.as<int32_t>(),
             .weights = weights_.as<float>(),
             .count = {counts_.as<uint64_t>(), num_rows_.as<int32_t>()},
-            .norm = norm};
+            .norm = norm,
+            .arrivals = arrivals_.as<uint32_t>()};
   }
   DeviceRows rows() const {
     return {.max_rows = sizes_.slots(),
@@ -138,7 +142,7 @@ class Layer {
          counts_ = device_buffer(sizes_.experts * 8), num_rows_ = device_buffer(4);
   Buffer offsets_ = device_buffer((sizes_.experts + 1) * 4), expert_rows_ = device_buffer(sizes_.experts * 4),
          slot_of_row_ = device_buffer(sizes_.slots() * 4), row_of_slot_ = device_buffer(sizes_.slots() * 4),
-         progress_ = device_buffer((sizes_.experts + 1) * 4),
+         progress_ = device_buffer((sizes_.experts + 1) * 4), arrivals_ = device_buffer(kRouterArrivals * 4),
          scratch_ = device_buffer(kSortBlocks * sizes_.experts * 4);
   Buffer slabs_ = device_buffer(slabs_bytes(sizes_.slab_rows(), sizes_.hidden * 2));
 };
@@ -197,6 +201,7 @@ int run(std::span<char*> names) {
   must(prepare_cuda_dense_ops());
   for (const int64_t tokens : {1, 8, 64, 512, 8192}) bench_sizes(stream, {tokens, 2880, 32, 4}, names);
   for (const int64_t tokens : {1, 8, 64, 512, 8192}) bench_sizes(stream, {tokens, 7168, 256, 8}, names);
+  for (const int64_t tokens : {1, 2, 4, 16, 64}) bench_sizes(stream, {tokens, 2048, 256, 8}, names);
   return 0;
 }
 

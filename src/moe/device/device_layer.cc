@@ -22,6 +22,7 @@ namespace {
 // The router's weights in device memory.
 struct DeviceRouter {
   Buffer weight, bias, correction_bias;  // [E, H] bf16, [E] f32 or empty, [E] f32 or empty
+  Buffer arrivals;                       // DeviceRouterArgs::arrivals
   RoutingRule rule;
   int64_t hidden_size = 0;
   bool batch_invariant = false;
@@ -53,7 +54,8 @@ struct DeviceRouter {
             .num_tokens = num_tokens,
             .hidden_size = hidden_size,
             .rule = rule,
-            .batch_invariant = batch_invariant};
+            .batch_invariant = batch_invariant,
+            .arrivals = arrivals.as<uint32_t>()};
   }
   static ExpertCountArgs counts(const MoeForwardArgs& args) {
     if (args.counters == nullptr || args.num_counted == nullptr) return {};
@@ -78,6 +80,8 @@ Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape
       Buffer::copy_of(weights.weight, shape.num_experts * shape.hidden_size * 2, ops.memory()));
   FP4MOE_ASSIGN_OR_RETURN(router.bias, Buffer::copy_of(weights.bias, ops.memory()));
   FP4MOE_ASSIGN_OR_RETURN(router.correction_bias, Buffer::copy_of(weights.correction_bias, ops.memory()));
+  FP4MOE_ASSIGN_OR_RETURN(router.arrivals, Buffer::copy_of(std::vector<uint32_t>(kRouterArrivals).data(),
+                                                           kRouterArrivals * 4, ops.memory()));
   return router;
 }
 

@@ -1,5 +1,5 @@
-// Normalises and routes tokens in one launch: a cluster of 8 blocks per token for few tokens, one to four
-// blocks per token for more.
+// Normalises and routes tokens in one launch: for few tokens a cluster of 8 blocks per token, or four that
+// share many experts; for more, one to four blocks per token.
 //
 // Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias); then
 //            choose_experts() for each token.
@@ -29,8 +29,8 @@ namespace {
 constexpr int kBlocks = 8;  // blocks in a cluster
 constexpr int kWarps = 8, kThreads = kWarps * 32;
 constexpr int kVector = 8;                            // columns that a lane reads at once
-constexpr int kVectors = 4;                           // vectors per lane, at most
-constexpr int64_t kMaxClusters = 16;                  // with more tokens, one block per token
+constexpr int kMaxVectors = 4;                        // vectors per lane
+constexpr int64_t kMaxClusters = kRouterArrivals;     // with more tokens, one to four blocks per token
 constexpr int kBlockThreads = 2 * kBlocks * 32;       // threads, with one block per token
 constexpr int kBlockVectors = 2, kExpertsAhead = 8;   // per lane, with one block per token
 constexpr int64_t kMaxBlockExperts = 512;             // with one block per token: experts that fit
@@ -38,6 +38,8 @@ constexpr int64_t kMaxBlockBytes = 24 * 1024 * 1024;  // with one block per toke
 constexpr int64_t kMaxWeightBytes = 128 * 1024;       // weights in one block of a cluster
 constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;   // with clusters: weights read in all
 constexpr int kExpertsAtOnce = 4;
+constexpr int64_t kMinSplitExperts = 128;  // with that many experts, kSplits clusters per token share them
+constexpr int kSplits = 4;
 
 struct NormRouteArgs {
   const float *x, *norm_weight;
@@ -50,6 +52,15 @@ struct NormRouteArgs {
   Choices out;
   float eps;
   int hidden_size, num_experts;
+  int cluster_experts;  // experts of a cluster; the last cluster can have fewer
+  uint32_t* arrivals;   // [T], with several clusters per token: those that have written their logits
+};
+
+// The experts [first, first + count) of a cluster.
+struct Experts {
+  int first, count;
+  __device__ Experts(const NormRouteArgs& a, int cluster)
+      : first(cluster * a.cluster_experts), count(min(a.cluster_experts, a.num_experts - first)) {}
 };
 
 // The vectors [begin, end) of a row that a block processes.
@@ -60,14 +71,15 @@ struct Part {
 };
 __host__ __device__ constexpr int max_part(int num_vectors) { return (num_vectors + kBlocks - 1) / kBlocks; }
 
-// A block's shared memory, in order: weights [E][max_part] vectors; the values that all blocks send to this
-// one: squares [kBlocks] and, in block 0, sums [kBlocks][E]; logits [E]; the memory for the choice.
-__host__ __device__ constexpr int weight_bytes(int num_experts, int num_vectors) {
-  return num_experts * max_part(num_vectors) * 16;
+// A block's shared memory, in order, for a cluster of C experts: weights [C][max_part] vectors; the values
+// that all blocks send to this one: squares [kBlocks] and, in block 0, sums [kBlocks][C]; logits [E]; the
+// memory for the choice.
+__host__ __device__ constexpr int weight_bytes(int cluster_experts, int num_vectors) {
+  return cluster_experts * max_part(num_vectors) * 16;
 }
-__host__ __device__ constexpr int shared_bytes(int num_experts, int num_vectors) {
-  return weight_bytes(num_experts, num_vectors) +
-         4 * (kBlocks + (kBlocks + 1) * num_experts + choice_words(num_experts));
+int shared_bytes(const NormRouteArgs& a) {
+  return weight_bytes(a.cluster_experts, a.hidden_size / kVector) +
+         4 * (kBlocks * (1 + a.cluster_experts) + a.num_experts + choice_words(a.num_experts));
 }
 
 __device__ __forceinline__ float warp_total(float sum) {
@@ -121,12 +133,14 @@ struct Columns {
 };
 
 // Copies the weights. Each lane copies those that it will multiply itself, so that no barrier is needed.
-__device__ __forceinline__ void copy_weights(const NormRouteArgs& a, const Part& part, uint4* weights) {
+template <int kVectors>
+__device__ __forceinline__ void copy_weights(const NormRouteArgs& a, const Experts& experts, const Part& part,
+                                             uint4* weights) {
   const int pitch = max_part(a.hidden_size / kVector);
-  for (int e = static_cast<int>(threadIdx.x) / 32; e < a.num_experts; e += kWarps)
+  for (int e = static_cast<int>(threadIdx.x) / 32; e < experts.count; e += kWarps)
     Columns<kVectors>::each(part, [&](int, int v) {
       ptx::cp_async16(ptx::shared_address(weights + e * pitch + v - part.begin),
-                      a.weight + static_cast<int64_t>(e) * a.hidden_size + v * kVector, 16);
+                      a.weight + static_cast<int64_t>(experts.first + e) * a.hidden_size + v * kVector, 16);
     });
   ptx::cp_async_commit();
 }
@@ -139,15 +153,17 @@ __device__ __forceinline__ float dot(const float (&x)[kVector], const uint4& w, 
   return sum;
 }
 
-// Computes this block's part of every expert's sum and sends it to block 0.
-__device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& part, const Columns<kVectors>& x,
-                                         const uint4* weights, const float* sums) {
+// Computes this block's part of the sums of its cluster's experts and sends it to block 0.
+template <int kVectors>
+__device__ __forceinline__ void multiply(const NormRouteArgs& a, int num_experts, const Part& part,
+                                         const Columns<kVectors>& x, const uint4* weights,
+                                         const float* sums) {
   const int warp = static_cast<int>(threadIdx.x) / 32, pitch = max_part(a.hidden_size / kVector);
-  for (int first = warp; first < a.num_experts; first += kWarps * kExpertsAtOnce) {
+  for (int first = warp; first < num_experts; first += kWarps * kExpertsAtOnce) {
     float sum[kExpertsAtOnce] = {};
 #pragma unroll
     for (int j = 0; j < kExpertsAtOnce; ++j) {
-      const int e = first + j * kWarps < a.num_experts ? first + j * kWarps : first;  // any valid expert
+      const int e = first + j * kWarps < num_experts ? first + j * kWarps : first;  // any valid expert
       Columns<kVectors>::each(part, [&](int i, int v) {
         sum[j] = dot(x.values[i], weights[e * pitch + v - part.begin], sum[j]);
       });
@@ -155,7 +171,7 @@ __device__ __forceinline__ void multiply(const NormRouteArgs& a, const Part& par
     constexpr int kLanes = 32 / kExpertsAtOnce;
     const float total = warp_totals(sum);
     const int lane = static_cast<int>(threadIdx.x) % 32, e = first + lane / kLanes * kWarps;
-    if (lane % kLanes == 0 && e < a.num_experts) send(sums + blockIdx.x * a.num_experts + e, 0, total);
+    if (lane % kLanes == 0 && e < num_experts) send(sums + blockIdx.x * a.cluster_experts + e, 0, total);
   }
 }
 
@@ -194,17 +210,35 @@ __device__ __forceinline__ float inverse_rms(const NormRouteArgs& a, const float
   return 1 / sqrtf(total / static_cast<float>(a.hidden_size) + a.eps);
 }
 
+// Writes the logits of a cluster's experts. Called by kCount threads.
 template <int kCount>
-__device__ __forceinline__ void put_logits(const NormRouteArgs& a, int64_t t, const float* sums,
+__device__ __forceinline__ void put_logits(const NormRouteArgs& a, const Experts& experts, const float* sums,
                                            float inverse, float* logits) {
-  for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kCount) {
+  for (int i = static_cast<int>(threadIdx.x); i < experts.count; i += kCount) {
+    const int e = experts.first + i;
     float sum = 0;
 #pragma unroll
-    for (int part = 0; part < kBlocks; ++part) sum += sums[part * a.num_experts + e];
+    for (int part = 0; part < kBlocks; ++part) sum += sums[part * a.cluster_experts + i];
     const float logit = sum * inverse + (a.bias != nullptr ? __ldg(a.bias + e) : 0);
     logits[e] = logit;
-    a.logits[t * a.num_experts + e] = logit;
+    a.logits[int64_t{blockIdx.y} * a.num_experts + e] = logit;
   }
+}
+
+// Returns in the last of a token's clusters whether it is the last, after its logits have been completed by
+// those of the others. Called by all threads of a cluster's first block.
+__device__ __forceinline__ bool completes_logits(const NormRouteArgs& a, float* logits) {
+  __shared__ bool is_last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0)  // the last arrival sets the counter to zero again
+    is_last = atomicInc(a.arrivals + blockIdx.y, gridDim.z - 1) == gridDim.z - 1;
+  __syncthreads();
+  if (!is_last) return false;
+  __threadfence();
+  for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kThreads)
+    logits[e] = __ldcg(a.logits + int64_t{blockIdx.y} * a.num_experts + e);
+  return true;
 }
 
 // Chooses the experts of token t. Called by one warp. The memory for the choice follows the logits.
@@ -215,18 +249,21 @@ __device__ __forceinline__ void choose(const NormRouteArgs& a, int64_t t, float*
   if (id >= 0 && count.counts != nullptr && t < *count.num_rows) add_count(count.counts, id, 1);
 }
 
-// Grid: (kBlocks, T).
+// Grid: (kBlocks, T, clusters per token). kVectors: vectors per lane, as many as a part needs, because those
+// past its end cost almost as much as others.
+template <int kVectors>
 __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
     norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];
   ptx::cluster_arrive();
   const int num_vectors = a.hidden_size / kVector, block = static_cast<int>(blockIdx.x);
   uint4* weights = reinterpret_cast<uint4*>(memory);
-  float* squares = reinterpret_cast<float*>(memory + weight_bytes(a.num_experts, num_vectors));
+  float* squares = reinterpret_cast<float*>(memory + weight_bytes(a.cluster_experts, num_vectors));
   float* sums = squares + kBlocks;
-  float* logits = sums + kBlocks * a.num_experts;
+  float* logits = sums + kBlocks * a.cluster_experts;
   const Part part(num_vectors, block);
-  copy_weights(a, part, weights);
+  const Experts experts(a, static_cast<int>(blockIdx.z));
+  copy_weights<kVectors>(a, experts, part, weights);
   Columns<kVectors> norm_weight, x;
   norm_weight.load(a.norm_weight, part);
   ptx::cluster_wait();  // all blocks have started: their shared memory can be written
@@ -237,14 +274,16 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
   const float square = square_and_weigh(norm_weight, x);
   if (threadIdx.x < kBlocks) send(squares + block, static_cast<int>(threadIdx.x), square);
   ptx::cp_async_wait<0>();
-  multiply(a, part, x, weights, sums);
+  multiply(a, experts.count, part, x, weights, sums);
   ptx::cluster_sync();
   const float inverse = inverse_rms(a, squares);
   if (block == 0) {
-    put_logits<kThreads>(a, blockIdx.y, sums, inverse, logits);
+    put_logits<kThreads>(a, experts, sums, inverse, logits);
+    const bool chooses = gridDim.z == 1 || completes_logits(a, logits);
     __syncthreads();
-    if (threadIdx.x < 32) choose(a, blockIdx.y, logits);
+    if (chooses && threadIdx.x < 32) choose(a, blockIdx.y, logits);
   }
+  if (blockIdx.z != 0) return;
   Columns<kVectors>::each(part, [&](int i, int v) {
     if (v % kWarps == static_cast<int>(threadIdx.x) / 32)
       write_vector(a, blockIdx.y, v, x.values[i], inverse);
@@ -314,7 +353,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
   const float inverse = inverse_rms(a, squares);
   if (block == 0) {
-    put_logits<kBlockThreads>(a, t, sums, inverse, logits);
+    put_logits<kBlockThreads>(a, Experts(a, 0), sums, inverse, logits);
     __syncthreads();
     if (warp == kBlocks) choose(a, t, logits);
   }
@@ -323,6 +362,19 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 }
 int block_shared_bytes(int num_experts) {
   return 4 * (kBlocks + (kBlocks + 1) * num_experts + choice_words(num_experts));
+}
+
+// Returns the kernel for parts of up to max_part vectors.
+void (*cluster_kernel(int max_part))(NormRouteArgs) {
+  return max_part <= 32 ? norm_route_kernel<1> : max_part <= 64 ? norm_route_kernel<2> : norm_route_kernel<4>;
+}
+
+// The clusters of a token.
+int num_splits(const DeviceRouterArgs& args) {
+  return args.arrivals != nullptr && args.rule.num_experts >= kMinSplitExperts ? kSplits : 1;
+}
+int64_t cluster_experts(const DeviceRouterArgs& args) {
+  return ceil_div(args.rule.num_experts, int64_t{num_splits(args)});
 }
 
 bool takes_clusters(const DeviceRouterArgs& args) { return args.num_tokens <= kMaxClusters; }
@@ -344,9 +396,10 @@ bool norm_route_fits(const DeviceRouterArgs& args) {
   if (!takes_clusters(args))
     return args.hidden_size % kVector == 0 && args.hidden_size <= kBlockVectors * 32 * kVector * kBlocks &&
            experts <= kMaxBlockExperts && bytes * args.num_tokens <= kMaxBlockBytes;
-  return args.hidden_size % kVector == 0 && args.hidden_size <= kVectors * 32 * kVector * kBlocks &&
+  return args.hidden_size % kVector == 0 && args.hidden_size <= kMaxVectors * 32 * kVector * kBlocks &&
          bytes * args.num_tokens <= kMaxBytesInAll &&
-         experts * max_part(static_cast<int>(args.hidden_size / kVector)) * 16 <= kMaxWeightBytes;
+         cluster_experts(args) * max_part(static_cast<int>(args.hidden_size / kVector)) * 16 <=
+             kMaxWeightBytes;
 }
 
 void norm_route(const DeviceRouterArgs& args) {
@@ -362,7 +415,9 @@ void norm_route(const DeviceRouterArgs& args) {
                      .out = {args.ids, args.weights, args.count},
                      .eps = norm.eps,
                      .hidden_size = static_cast<int>(args.hidden_size),
-                     .num_experts = static_cast<int>(args.rule.num_experts)};
+                     .num_experts = static_cast<int>(args.rule.num_experts),
+                     .cluster_experts = static_cast<int>(args.rule.num_experts),
+                     .arrivals = args.arrivals};
   a.rule.correction_bias = args.correction_bias;
   if (!takes_clusters(args)) {
     const unsigned blocks = blocks_per_token(args);
@@ -371,10 +426,12 @@ void norm_route(const DeviceRouterArgs& args) {
                    static_cast<size_t>(block_shared_bytes(a.num_experts)), blocks},
                   a);
   }
-  prepare_kernel(norm_route_kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
-  launch("norm_route", norm_route_kernel,
-         {dim3(kBlocks, static_cast<unsigned>(args.num_tokens)), dim3(kThreads),
-          static_cast<size_t>(shared_bytes(a.num_experts, a.hidden_size / kVector))},
+  a.cluster_experts = static_cast<int>(cluster_experts(args));
+  const auto kernel = cluster_kernel(max_part(a.hidden_size / kVector));
+  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
+  launch("norm_route", kernel,
+         {dim3(kBlocks, static_cast<unsigned>(args.num_tokens), static_cast<unsigned>(num_splits(args))),
+          dim3(kThreads), static_cast<size_t>(shared_bytes(a))},
          a);
 }
 

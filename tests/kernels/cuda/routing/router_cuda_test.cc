@@ -46,13 +46,15 @@ void check_counts(const Case& c, const Routed& routed, int times) {
   EXPECT_EQ(routed.counts, expected);
 }
 
-// Returns the result of the last of `times` identical calls; more than one call replays a graph.
-Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
+// Returns the result of the last of `times` identical calls; more than one call replays a graph. can_split:
+// several clusters may share a token's experts.
+Routed route(const Case& c, int times = 1, Norm* norm = nullptr, bool can_split = true) {
   const int64_t n = c.num_tokens, experts = c.rule.num_experts, k = c.rule.top_k;
   const Guarded x(c.x), weight(to_bf16(c.weight)), bias(c.bias), correction(c.correction);
   const Guarded logits(n * experts * 4), ids(n * k * 4), weights(n * k * 4);
   const Guarded counts(std::vector<uint64_t>(static_cast<size_t>(experts), kCountsBefore));
   const Guarded num_rows(std::vector<int32_t>{static_cast<int32_t>(n / 2)});
+  const Guarded arrivals{std::vector<uint32_t>(kRouterArrivals)};
   const Guarded norm_weight(norm == nullptr ? std::vector<float>() : norm->weight);
   const Guarded act(norm == nullptr ? 0 : n * c.hidden * 2), f32(norm == nullptr ? 0 : n * c.hidden * 4);
   const RmsNormArgs norm_args = {x.as<float>(),
@@ -71,7 +73,8 @@ Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
                                  .ids = ids.as<int32_t>(),
                                  .weights = weights.as<float>(),
                                  .count = {counts.as<uint64_t>(), num_rows.as<int32_t>()},
-                                 .norm = norm == nullptr ? nullptr : &norm_args};
+                                 .norm = norm == nullptr ? nullptr : &norm_args,
+                                 .arrivals = can_split ? arrivals.as<uint32_t>() : nullptr};
   Stream stream = Stream::make().value();
   StreamScope scope(stream);
   if (times == 1) {
@@ -85,6 +88,7 @@ Routed route(const Case& c, int times = 1, Norm* norm = nullptr) {
   }
   const Status status = stream.synchronize();
   EXPECT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(arrivals.values<uint32_t>(), std::vector<uint32_t>(kRouterArrivals)) << "not zero after a call";
   if (norm != nullptr) norm->f32 = f32.values<float>(), norm->act = act.values<bf16>();
   Routed routed = {logits.values<float>(), weights.values<float>(), ids.values<int32_t>(),
                    counts.values<uint64_t>()};
@@ -193,6 +197,9 @@ TEST(CudaRouter, NormComesFirst) {
                                         {32, 2880},
                                         {128, 2880},
                                         {256, 7168},
+                                        {256, 2048},
+                                        {77, 2048},
+                                        {100, 4096},
                                         {40, 8192}})
     for (int64_t t : {1, 2, 7, 20, 64, 130}) {
       const RouterScoring scoring = kScorings[++seed % 4];
@@ -240,6 +247,21 @@ TEST(CudaRouter, NormAndLogitsHaveTheSameBitsForEveryT) {
     EXPECT_TRUE(same_bits(few.weights, first(routed.weights, few.weights.size()))) << t << " tokens";
     EXPECT_TRUE(same_bits(part_norm.f32, first(norm.f32, part_norm.f32.size()))) << t << " tokens";
   }
+}
+
+TEST(CudaRouter, ClustersThatShareExpertsChangeNoBits) {
+  for (const auto& [experts, hidden] : {std::pair<int64_t, int64_t>{128, 2048}, {131, 96}, {256, 2048}})
+    for (const int64_t t : {1, 3, 5}) {
+      const Case c = random_case(
+          t, hidden, {.scoring = RouterScoring::kSoftmaxTopk, .num_experts = experts, .top_k = 8}, 11);
+      Norm norm{Random(4).normal(hidden), {}, {}}, one_norm = norm;
+      const Routed split = route(c, 50, &norm), one = route(c, 50, &one_norm, /*can_split=*/false);
+      SCOPED_TRACE(std::to_string(experts) + " experts, T " + std::to_string(t));
+      EXPECT_TRUE(same_bits(split.logits, one.logits) && same_bits(split.weights, one.weights));
+      EXPECT_TRUE(same_bits(norm.f32, one_norm.f32));
+      EXPECT_EQ(split.ids, one.ids);
+      EXPECT_EQ(split.counts, one.counts);
+    }
 }
 
 // Warps choose for several tokens each.
