@@ -187,6 +187,7 @@ Status DeviceCommunicator::failure() const {
   std::string what = "rank " + std::to_string(first_rank_ + rank()) + " waited " + seconds + " for rank " +
                      std::to_string(first_rank_ + static_cast<int>(verdict->peer)) + " in " +
                      reinterpret_cast<const char*>(verdict->op);
+  if (*of_model_ != '\0') what += std::string(" of ") + of_model_;
   if (verdict->layer >= 0) what += ", layer " + std::to_string(verdict->layer);
   what += ", epoch " + std::to_string(verdict->expected);
   if (verdict->seen != 0) what += ", seen " + std::to_string(verdict->seen);

@@ -69,6 +69,10 @@ class DeviceCommunicator {
   // From now on, ranks round the partials of sums to bf16 and send these: half of the bytes. All ranks of the
   // group call it before the first operation. n must then be a multiple of 8.
   void send_bf16_partials() { bf16_partials_ = true; }
+  // Adds `of_model`, a string literal such as "the draft model", to the operations in failure().
+  // Communicators of one region and stream are one group to its operations, whichever of them enqueues one;
+  // only the verdict of the one whose operation failed is set.
+  void name_model(const char* of_model) { of_model_ = of_model; }
 
   // Returns the group for an operation of kernels/device_a2a.h or device_sampler.h, which the caller enqueues
   // on the current stream.
@@ -96,6 +100,7 @@ class DeviceCommunicator {
   int first_rank_ = 0;
   CommGroup group_;
   bool rehearses_ = false, bf16_partials_ = false;
+  const char* of_model_ = "";
   StreamHandle stream_ = nullptr;
   Buffer verdict_;  // pinned
 };

@@ -148,10 +148,6 @@ class Resolver {
       flags().speculative_draft_model_path.clear();
       return {};
     }
-    if (device_ == DeviceKind::kCuda && algorithm != "NGRAM" && given_.dp_size > 1)
-      return unsupported(given + " is not supported with --dp-size " + std::to_string(given_.dp_size) +
-                         " on device=cuda; nearest legal choices: --dp-size 1, "
-                         "--speculative-algorithm NGRAM, --device cpu");
     return resolve_draft_steps();
   }
 

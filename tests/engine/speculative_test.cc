@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "engine/speculative_crowd.h"
 #include "engine/trained_drafts.h"
+#include "engine/uneven_crowd.h"
 #include "formats/bf16.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/safetensors.h"
@@ -28,6 +29,7 @@ struct Layout {
   const char* kv_dtype = "auto";
   int64_t max_total_tokens = 8192;  // few: some requests are retracted
   const char* a2a = "none";
+  bool deterministic = false;
   std::string text() const {
     return "tp " + std::to_string(tp) + " dp " + std::to_string(dp) + " KV " + kv_dtype + " pool " +
            std::to_string(max_total_tokens) + " a2a " + a2a;
@@ -43,6 +45,7 @@ EngineConfig layout_config(const std::string& model, const Layout& layout) {
   config.kv_cache_dtype = layout.kv_dtype;
   config.max_total_tokens = layout.max_total_tokens;
   config.moe_a2a_backend = layout.a2a;
+  config.enable_deterministic_inference = layout.deterministic;
   config.schedule_conservativeness = 0;
   return config;
 }
@@ -258,6 +261,17 @@ INSTANTIATE_TEST_SUITE_P(Demos, TrainedDrafts, ::testing::ValuesIn(kTrainedDraft
 TEST_P(TrainedDrafts, AreOftenRightAndChangeNoOutput) {
   for (const Layout& layout : {Layout{}, Layout{.tp = 2}})
     expect_trained_drafts(layout_config(GetParam().model, layout), GetParam(), layout.text());
+}
+
+TEST_P(TrainedDrafts, OfDataParallelGroupsHaveTheOutputsOfOneRank) {
+  const std::string model = GetParam().model;
+  for (const Layout& layout : {Layout{.tp = 2, .dp = 2, .deterministic = true},
+                               Layout{.tp = 2, .dp = 2, .a2a = "deepep", .deterministic = true},
+                               Layout{.tp = 4, .dp = 2, .a2a = "deepep", .deterministic = true},
+                               Layout{.tp = 2, .dp = 2, .a2a = "flashinfer", .deterministic = true},
+                               Layout{.tp = 4, .dp = 4, .deterministic = true}})
+    expect_uneven_outputs(layout_config(model, layout),
+                          layout_config(model, {.a2a = layout.a2a, .deterministic = true}), GetParam());
 }
 
 TEST(SpeculationFlags, WhatIsNotSupportedIsRefusedByName) {

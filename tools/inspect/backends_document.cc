@@ -60,8 +60,8 @@ std::string rules_section() {
   return text +
          "* a runner's name that contradicts the checkpoint's format or `--fp4-compute`, and w4a4 of MXFP4\n"
          "* `--quantization` that contradicts the checkpoint\n"
-         "* `--speculative-algorithm` other than NGRAM on a GPU with `--dp-size` above 1; DFLASH and DSPARK; "
-         "EAGLE and NEXTN without one layer for multi-token prediction in the checkpoint\n"
+         "* `--speculative-algorithm` DFLASH and DSPARK; EAGLE and NEXTN without one layer for multi-token "
+         "prediction in the checkpoint\n"
          "* `--speculative-draft-model-path` with another tokenizer than the model's\n";
 }
 

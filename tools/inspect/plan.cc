@@ -70,7 +70,8 @@ Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& con
 }
 
 // Returns the draft model and the memory that it adds to rank 0; null without one.
-Report draft_report(const ModelPlan& plan, const Checkpoint* checkpoint, const MemoryPlan& memory) {
+Report draft_report(const ModelPlan& plan, const Checkpoint* checkpoint, const CommMemory& comm,
+                    const MemoryPlan& memory) {
   if (plan.draft == nullptr) return nullptr;
   const DraftPlan& draft = *plan.draft;
   const KvCounts page_bytes = KvCache::bytes_per_page(draft.config, draft.plan.kv_dtype, plan.flags.page_size,
@@ -80,7 +81,8 @@ Report draft_report(const ModelPlan& plan, const Checkpoint* checkpoint, const M
       {"architecture", draft.config.architecture},
       {"moe", summary(draft.plan.moe)},
       {"weight_bytes", checkpoint == nullptr ? 0 : rank_weight_bytes(*checkpoint, draft.config, draft.plan)},
-      {"kv_bytes", memory.num_kv_pages * (page_bytes.full + page_bytes.window)}};
+      {"kv_bytes", memory.num_kv_pages * (page_bytes.full + page_bytes.window)},
+      {"a2a_bytes", comm.draft_a2a_bytes}};
 }
 
 // Opens the draft model's weights, or those that its configuration requires if its folder has none.
@@ -131,7 +133,7 @@ Result<Report> make_report(const EngineConfig& given, const GpuFlags& gpu) {
                 {"device", device_kind_name(plan.device())},
                 {"gpu", gpu.gpu},
                 {"ranks", ranks},
-                {"draft", draft_report(plan, draft_weights, memory)},
+                {"draft", draft_report(plan, draft_weights, comm, memory)},
                 {"work_bytes", problem.work_bytes},
                 {"available_bytes", memory.available_bytes},
                 {"budget_bytes", memory.budget_bytes},
@@ -159,10 +161,10 @@ void print_plan(const Report& r) {
                 size(rank["kv_bytes"]).c_str(), size(rank["comm_heap_bytes"]).c_str(),
                 size(rank["a2a_bytes"]).c_str());
   if (const Report& draft = r["draft"]; !draft.is_null())
-    std::printf("draft %s: %s, MoE %s; each rank: weights %s, KV pool %s\n",
+    std::printf("draft %s: %s, MoE %s; each rank: weights %s, KV pool %s, a2a %s\n",
                 draft["model"].get<std::string>().c_str(), draft["architecture"].get<std::string>().c_str(),
                 draft["moe"].get<std::string>().c_str(), size(draft["weight_bytes"]).c_str(),
-                size(draft["kv_bytes"]).c_str());
+                size(draft["kv_bytes"]).c_str(), size(draft["a2a_bytes"]).c_str());
   if (r["device"] == "cuda")
     std::printf("GPU %s: %s free, activations and workspaces %s\n", r["gpu"].get<std::string>().c_str(),
                 size(r["available_bytes"]).c_str(), size(r["work_bytes"]).c_str());

@@ -28,14 +28,15 @@ DeviceRegion attention_region(int num_ranks, const StepLimits& limits) {
 }
 
 // The bytes for rows that a GPU's ranks exchange; 0 if they exchange none.
-Result<int64_t> exchange_bytes(const MoePlan& plan, const StepLimits& limits) {
+Result<int64_t> exchange_bytes(const MoePlan& plan, int64_t max_group_rows) {
   if (!exchanges_rows(plan)) return int64_t{0};
-  FP4MOE_ASSIGN_OR_RETURN(const DeviceExchangeSize size, device_exchange_size(plan, limits.max_batch_tokens));
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceExchangeSize size, device_exchange_size(plan, max_group_rows));
   return size.area.num_bytes;
 }
 
-// A model's first exchange in a pass follows collective operations of its group, in which all ranks take part
-// only after the other model's last exchange.
+// The memory of an exchange is written again once all ranks have read it, as later operations of the same
+// exchange imply (kernels/device_a2a.h). Nothing else orders the ranks of different groups, one of which may
+// still read the target's results when another sends the draft model's rows: each model has its own region.
 Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limits, const MoePlan* draft) {
   const RankLayout& layout = plan.problem().layout;
   CommMemory memory;
@@ -43,16 +44,19 @@ Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limit
     memory.device_attention = attention_region(layout.attention_tp(), limits);
     memory.heap_bytes = memory.device_attention.num_bytes(layout.attention_tp());
   }
-  FP4MOE_ASSIGN_OR_RETURN(memory.a2a_bytes, exchange_bytes(plan, limits));
+  const auto add = [&](int64_t num_bytes, DeviceRegion& region) {
+    if (num_bytes == 0) return;
+    region = {.offset = memory.heap_bytes, .exchange_bytes = num_bytes};
+    memory.heap_bytes += region.num_bytes(layout.tp);
+    memory.a2a_bytes += num_bytes;
+  };
+  FP4MOE_ASSIGN_OR_RETURN(const int64_t of_target, exchange_bytes(plan, limits.max_batch_tokens));
+  add(of_target, memory.device_world);
   if (draft != nullptr) {
-    FP4MOE_CHECK(layout.dp == 1, "several data-parallel groups on GPUs, with a draft model");
-    FP4MOE_ASSIGN_OR_RETURN(const int64_t of_draft, exchange_bytes(*draft, limits));
-    memory.a2a_bytes = std::max(memory.a2a_bytes, of_draft);
-  }
-  if (memory.a2a_bytes > 0) {
-    memory.device_world = {.offset = memory.heap_bytes, .exchange_bytes = memory.a2a_bytes};
-    memory.a2a_offset = memory.heap_bytes + memory.device_world.layout(layout.tp).exchange;
-    memory.heap_bytes += memory.device_world.num_bytes(layout.tp);
+    const Result<int64_t> of_draft = exchange_bytes(*draft, limits.draft.max_batch_tokens);
+    if (!of_draft.ok()) return of_draft.status().with_context("draft model");
+    memory.draft_a2a_bytes = *of_draft;
+    add(*of_draft, memory.device_draft_world);
   }
   memory.communicator_bytes = memory.heap_bytes - memory.a2a_bytes;
   return memory;

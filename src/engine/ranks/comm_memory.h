@@ -15,19 +15,21 @@ constexpr int kWorldSlot = 0, kAttentionSlot = 4;
 
 struct CommMemory {
   CommRegion world, attention;  // attention: all zero if each group has one rank or there is only one group
-  int64_t a2a_offset = 0, a2a_bytes = 0;
+  int64_t a2a_offset = 0;       // on CPUs
+  int64_t a2a_bytes = 0;        // of both models
+  int64_t draft_a2a_bytes = 0;  // GPU: the part of it that is for a draft model's exchanges
   StepRegion step;
   int64_t communicator_bytes = 0;  // for `world` and `attention`
   int64_t step_bytes = 0;          // for steps and logits; 0 if all ranks are in one process
-  // For ranks on GPUs: one group's region, and the region of all ranks. A region that is not needed is empty,
-  // and unused members are 0.
-  DeviceRegion device_attention, device_world;
+  // For ranks on GPUs: one group's region, and the regions of all ranks for each model's exchanges. A region
+  // that is not needed is empty, and unused members are 0.
+  DeviceRegion device_attention, device_world, device_draft_world;
   int64_t heap_bytes = 0;  // the sum, per rank
 };
 
-// Returns an empty layout if there is only one rank. The exchanges of a draft model (null: none)
-// use the same region, because only one of the two models runs at a time. kDoesNotFit: --a2a-memory-budget is
-// too small for a plan's transport.
+// Returns an empty layout if there is only one rank. `draft`: of a draft model with experts, or null. On CPUs
+// its exchanges use the target's region, because only one of the two models runs at a time. kDoesNotFit:
+// --a2a-memory-budget is too small for a plan's transport.
 Result<CommMemory> comm_memory(const MoePlan& plan, const StepLimits& limits, const MoePlan* draft = nullptr);
 
 }  // namespace fp4moe

@@ -106,8 +106,9 @@ Status GpuRank::take_logits(int64_t num_rows) {
 
 // Not a part of a step, because rows that are all greedy do not need it.
 void GpuRank::gather_logits(int64_t num_rows) {
-  if (group_ != nullptr)
-    fp4moe::gather_logits(*group_, last_shape().vocab_size, part_.as<float>(), num_rows, logits_.as<float>());
+  if (shares_vocab())
+    fp4moe::gather_logits(last_group(), last_shape().vocab_size, part_.as<float>(), num_rows,
+                          logits_.as<float>());
 }
 
 // Waits for the step, then copies its routed experts to the batch; num_rows includes padding.
@@ -136,7 +137,7 @@ Status GpuRank::run_batch(const DeviceBatch& on_device, BatchModel model, bool c
   batch.model = model;
   batch.chains = chains;
   if (model == BatchModel::kTarget) batch.routed_experts = experts_.as<int32_t>();
-  const Buffer& logits = group_ != nullptr ? part_ : logits_;
+  const Buffer& logits = shares_vocab() ? part_ : logits_;
   const Status status = rank_.forward_on_rank(batch, logits.as<float>());
   stream_.end_layers();
   return status;
@@ -264,14 +265,14 @@ Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<co
 
 // The ranks of a group exchange the best ids of greedy rows, and otherwise all logits.
 void GpuRank::sample_rows(SampleRowsArgs args) {
-  if (group_ == nullptr || !args.all_greedy) {
+  if (!shares_vocab() || !args.all_greedy) {
     gather_logits(args.num_rows);
     return cuda_sample_rows()(args);
   }
   args.logits = part_.as<float>();
   const Shard& vocab = last_shape().vocab;
   args.vocab_size = args.row_stride = vocab.count;
-  const CommGroup group = group_->exchange_group();
+  const CommGroup group = last_group().exchange_group();
   cuda_sample_shards()(args, {.group = group, .op = {"greedy"}, .first_id = vocab.first});
 }
 

@@ -115,7 +115,16 @@ class GpuRank {
   Status rehearse_steps(BatchModel model, int64_t most);
   Status rehearse_sampling(int64_t num_rows);
   Status make_groups(const RankSetup& setup, const PeerHeap& heap);
-  bool has_peers() const { return group_ != nullptr || world_ != nullptr; }
+  Status make_groups_of(BatchModel model, const RankSetup& setup, const PeerHeap& heap);
+  // RankContext::device_group and device_world for a model.
+  struct Groups {
+    std::unique_ptr<DeviceCommunicator> attention, world;
+  };
+  const Groups& groups_of(BatchModel model) const { return groups_[static_cast<size_t>(model)]; }
+  const DeviceCommunicator& last_group() const { return *groups_of(last_model_).attention; }
+  // Whether each rank of a group computes the logits of a part of the vocabulary.
+  bool shares_vocab() const { return groups_of(BatchModel::kTarget).attention != nullptr; }
+  bool has_peers() const { return shares_vocab() || groups_of(BatchModel::kTarget).world != nullptr; }
   void rehearse_groups(bool on);
   DeviceBatch put(const Batch& batch, int64_t num_rows, bool shares_pages);
   int64_t padded_rows(const Batch& batch) const;
@@ -151,14 +160,14 @@ class GpuRank {
   Rank rank_;
   SideStream side_;  // of stream_; empty without a use for it
   Stream stream_;
-  std::unique_ptr<DeviceCommunicator> group_, world_;  // RankContext::device_group, device_world
+  Groups groups_[2];  // by BatchModel
   BatchStage stage_;
   DraftShape draft_shape_;
   ModelShape shapes_[2];                         // by BatchModel
   BatchModel last_model_ = BatchModel::kTarget;  // of the last step
   // Of the last step's model, with room for either.
-  Buffer logits_;       // device: [max_logit_rows, V] f32; with a group_, only after gather_logits()
-  Buffer part_;         // device: [max_logit_rows, ids of this rank] f32; only with a group_
+  Buffer logits_;  // device: [max_logit_rows, V] f32; if ranks share a vocabulary, only after gather_logits()
+  Buffer part_;    // device: [max_logit_rows, ids of this rank] f32; only if ranks share a vocabulary
   Buffer host_logits_;  // a pinned copy of logits_; only if wants_logits_, on the group's first rank
   Buffer sampled_;      // device: params, then rows, then 2 * most_drafts() rows of the draft model
   Buffer edits_;        // device: LogitEdits

@@ -45,39 +45,55 @@ Status GpuRank::load(const RankSetup& setup, const PeerHeap* heap, const Progres
 // rank's kernel could be in front of that kernel. The bits are the same without a side stream.
 Status GpuRank::make_side_stream() {
   const bool fits = ranks_per_gpu() * kStreams <= kHardwareQueues;
-  if (config().shared_intermediate_size == 0 || world_ != nullptr || !fits) return {};
+  const bool exchanges = groups_of(BatchModel::kTarget).world != nullptr;
+  if (config().shared_intermediate_size == 0 || exchanges || !fits) return {};
   FP4MOE_ASSIGN_OR_RETURN(side_, SideStream::make());
   stream_.set_side(&side_);
   return {};
 }
 
 Status GpuRank::make_groups(const RankSetup& setup, const PeerHeap& heap) {
-  const RankLayout& layout = rank_.layout();
-  const CommMemory& memory = setup.memory;
-  const auto timeout = comm_timeout(setup.flags);
-  if (const int size = layout.attention_tp(); size > 1) {
-    FP4MOE_ASSIGN_OR_RETURN(
-        group_, DeviceCommunicator::make(heap, layout.dp_rank() * size, size, layout.attention_rank(),
-                                         memory.device_attention, timeout));
-    if (setup.flags.tp_reduce_dtype == "bfloat16") group_->send_bf16_partials();
-  }
-  if (memory.a2a_bytes > 0) {
-    FP4MOE_ASSIGN_OR_RETURN(
-        world_, DeviceCommunicator::make(heap, 0, layout.tp, layout.rank, memory.device_world, timeout));
-  }
-  rank_.set_device_groups(group_.get(), world_.get());
+  FP4MOE_RETURN_IF_ERROR(make_groups_of(BatchModel::kTarget, setup, heap));
+  if (setup.plan.draft != nullptr) FP4MOE_RETURN_IF_ERROR(make_groups_of(BatchModel::kDraft, setup, heap));
   stream_.set_has_peers();
   return {};
 }
 
+// The two models' collectives of a group have one region: their operations follow each other on the group's
+// streams, in the same order on all of its ranks.
+Status GpuRank::make_groups_of(BatchModel model, const RankSetup& setup, const PeerHeap& heap) {
+  const RankLayout& layout = rank_.layout();
+  const CommMemory& memory = setup.memory;
+  const auto timeout = comm_timeout(setup.flags);
+  const bool is_draft = model == BatchModel::kDraft;
+  const DeviceRegion& world = is_draft ? memory.device_draft_world : memory.device_world;
+  Groups& groups = groups_[static_cast<size_t>(model)];
+  if (const int size = layout.attention_tp(); size > 1) {
+    FP4MOE_ASSIGN_OR_RETURN(groups.attention, DeviceCommunicator::make(heap, layout.dp_rank() * size, size,
+                                                                       layout.attention_rank(),
+                                                                       memory.device_attention, timeout));
+    if (setup.flags.tp_reduce_dtype == "bfloat16") groups.attention->send_bf16_partials();
+  }
+  if (world.exchange_bytes > 0) {
+    FP4MOE_ASSIGN_OR_RETURN(groups.world,
+                            DeviceCommunicator::make(heap, 0, layout.tp, layout.rank, world, timeout));
+  }
+  for (DeviceCommunicator* group : {groups.attention.get(), groups.world.get()})
+    if (group != nullptr && is_draft) group->name_model("the draft model");
+  rank_.set_device_groups(model, groups.attention.get(), groups.world.get());
+  return {};
+}
+
 void GpuRank::rehearse_groups(bool on) {
-  for (DeviceCommunicator* group : {group_.get(), world_.get()})
-    if (group != nullptr) group->rehearse(on);
+  for (const Groups& groups : groups_)
+    for (DeviceCommunicator* group : {groups.attention.get(), groups.world.get()})
+      if (group != nullptr) group->rehearse(on);
 }
 
 Status GpuRank::group_failure() const {
-  for (const DeviceCommunicator* group : {group_.get(), world_.get()})
-    if (group != nullptr) FP4MOE_RETURN_IF_ERROR(group->failure());
+  for (const Groups& groups : groups_)
+    for (const DeviceCommunicator* group : {groups.attention.get(), groups.world.get()})
+      if (group != nullptr) FP4MOE_RETURN_IF_ERROR(group->failure());
   return {};
 }
 
@@ -143,7 +159,7 @@ Status GpuRank::allocate_logits(const RankSetup& setup) {
   }
   const int64_t logit_bytes = max_logit_rows_ * most * int64_t{sizeof(float)};
   FP4MOE_ASSIGN_OR_RETURN(logits_, Buffer::make(logit_bytes, device_memory()));
-  if (group_ != nullptr) {
+  if (shares_vocab()) {
     const int64_t part_bytes = max_logit_rows_ * most_of_rank * int64_t{sizeof(float)};
     FP4MOE_ASSIGN_OR_RETURN(part_, Buffer::make(part_bytes, device_memory()));
   }

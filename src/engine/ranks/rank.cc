@@ -9,7 +9,6 @@
 #include "model/draft_models.h"
 #include "model/plan_draft.h"
 #include "model/weight_loader.h"
-#include "moe/device/device_exchange.h"
 
 namespace fp4moe {
 namespace {
@@ -37,10 +36,10 @@ Rank::Rank(const RankSetup& setup, int rank, Endpoint* endpoint)
       &attention_.emplace(*endpoint, first_rank, layout_.attention_tp(), setup.memory.attention, options);
 }
 
-// GPU: a model whose layers exchange no rows must not expect the others' part in an exchange.
-ModelOptions Rank::model_options(const RankSetup& setup, const ModelPlan& plan) const {
+ModelOptions Rank::model_options(const RankSetup& setup, BatchModel model, const ModelPlan& plan) const {
   RankContext context = context_;
-  if (!exchanges_rows(plan.moe)) context.device_world = nullptr;
+  context.device_group = device_groups_[static_cast<size_t>(model)].group;
+  context.device_world = device_groups_[static_cast<size_t>(model)].world;
   return {
       .act_dtype = plan.act_dtype,
       .kv_dtype = plan.kv_dtype,
@@ -58,7 +57,7 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
   FP4MOE_ASSIGN_OR_RETURN(
       const KvCounts num_kv_pages,
       agree_on_pages({setup.options.num_kv_pages, setup.options.num_window_pages, setup.options.num_slots}));
-  ModelOptions options = model_options(setup, setup.plan);
+  ModelOptions options = model_options(setup, BatchModel::kTarget, setup.plan);
   if (setup.plan.draft != nullptr) options.features = setup.plan.draft->features;
   FP4MOE_RETURN_IF_ERROR(load_model(setup, options, progress));
   FP4MOE_ASSIGN_OR_RETURN(
@@ -80,7 +79,8 @@ Status Rank::load_model(const RankSetup& setup, const ModelOptions& options, con
 Status Rank::load_draft(const RankSetup& setup, int64_t num_kv_pages) {
   const DraftPlan& draft = *setup.plan.draft;
   const Checkpoint& checkpoint = setup.draft == nullptr ? setup.checkpoint : *setup.draft;
-  const DraftModelOptions options{draft.algorithm, draft.config, model_options(setup, draft.plan)};
+  const DraftModelOptions options{draft.algorithm, draft.config,
+                                  model_options(setup, BatchModel::kDraft, draft.plan)};
   const auto load = [&]() -> Status {
     FP4MOE_ASSIGN_OR_RETURN(draft_, load_draft_model(checkpoint, options, *model_, pool_, {}));
     return {};

@@ -43,10 +43,9 @@ class Rank {
   Status load(const RankSetup& setup, const ProgressSink& progress);
   Status forward_on_rank(const Batch& batch, float* logits);
 
-  // GPU: sets RankContext's device_group and device_world. Call before load().
-  void set_device_groups(const DeviceCommunicator* group, const DeviceCommunicator* world) {
-    context_.device_group = group;
-    context_.device_world = world;
+  // GPU: sets RankContext's device_group and device_world for a model. Call before load().
+  void set_device_groups(BatchModel model, const DeviceCommunicator* group, const DeviceCommunicator* world) {
+    device_groups_[static_cast<size_t>(model)] = {group, world};
   }
 
   const RankLayout& layout() const { return layout_; }
@@ -84,7 +83,8 @@ class Rank {
   }
 
  private:
-  ModelOptions model_options(const RankSetup& setup, const ModelPlan& plan) const;
+  // `plan`: of `model`.
+  ModelOptions model_options(const RankSetup& setup, BatchModel model, const ModelPlan& plan) const;
   Status load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress);
   Status load_draft(const RankSetup& setup, int64_t num_kv_pages);
   Status load_with_cache(const WeightCachePlace& place, const std::function<Status()>& load,
@@ -95,6 +95,10 @@ class Rank {
   ThreadPool pool_;
   std::optional<Communicator> world_, attention_;
   RankContext context_;
+  struct DeviceGroups {
+    const DeviceCommunicator *group = nullptr, *world = nullptr;
+  };
+  DeviceGroups device_groups_[2];         // by BatchModel
   std::unique_ptr<WeightStore> weights_;  // the model may borrow from it
   std::unique_ptr<Model> model_;
   KvCache kv_;

@@ -82,7 +82,7 @@ DraftShape draft_shape(const ModelPlan& plan, const RankGroupOptions& options) {
 }
 
 const MoePlan* draft_moe(const ModelPlan& plan) {
-  return plan.draft == nullptr ? nullptr : &plan.draft->plan.moe;
+  return plan.draft == nullptr || plan.draft->config.num_experts == 0 ? nullptr : &plan.draft->plan.moe;
 }
 
 namespace {

@@ -30,7 +30,7 @@ StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const E
 // Returns the sizes of the plan's draft model; all 0 without one.
 DraftShape draft_shape(const ModelPlan& plan, const RankGroupOptions& options);
 
-// Returns the experts' plan of the plan's draft model, or null.
+// Returns the experts' plan of the plan's draft model; null without one, or if it has no experts.
 const MoePlan* draft_moe(const ModelPlan& plan);
 
 // Returns, as text, everything that must be identical in all processes: the checkpoint's identity, sizes,

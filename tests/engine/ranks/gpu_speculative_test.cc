@@ -9,6 +9,7 @@
 #include "device/device_info.h"
 #include "engine/speculative_crowd.h"
 #include "engine/trained_drafts.h"
+#include "engine/uneven_crowd.h"
 
 namespace fp4moe {
 namespace {
@@ -111,6 +112,31 @@ TEST_P(GpuSpeculation, ADraftModelChangesNoOutput) {
   }
 }
 
+// Data-parallel groups of one rank and of two.
+constexpr Layout kGroupLayouts[] = {
+    {.tp = 2, .ep = 1, .dp = 2},
+    {.tp = 2, .ep = 2, .dp = 2, .a2a = "deepep"},
+    {.tp = 4, .ep = 4, .dp = 2},
+    {.tp = 4, .ep = 4, .dp = 2, .a2a = "deepep"},
+    {.tp = 2, .ep = 2, .dp = 2, .a2a = "flashinfer"},
+    {.tp = 4, .ep = 4, .dp = 4, .a2a = "flashinfer"},
+    {.tp = 4, .ep = 4, .dp = 4, .a2a = "deepep", .disable_cuda_graph = true},
+};
+
+TEST_P(GpuSpeculation, ADraftModelOfDataParallelGroupsHasTheOutputsOfOneRank) {
+  const std::string model = GetParam();
+  const Crowd plain = run_crowd(config_for(model, {}));
+  for (Layout layout : kGroupLayouts) {
+    if (!has_ranks(layout.tp)) continue;
+    EngineConfig config = config_for(model, layout);
+    config.speculative_algorithm = "STANDALONE";
+    config.speculative_num_steps = 3;
+    config.speculative_draft_model_path = FP4MOE_MODELS "/" + model;
+    expect_plain(run_crowd(config), plain,
+                 "tp " + std::to_string(layout.tp) + ", dp " + std::to_string(layout.dp) + ", " + layout.a2a);
+  }
+}
+
 class GpuTrainedDrafts : public ::testing::TestWithParam<TrainedDraft> {};
 INSTANTIATE_TEST_SUITE_P(Demos, GpuTrainedDrafts, ::testing::ValuesIn(kTrainedDrafts), trained_name);
 
@@ -126,6 +152,21 @@ TEST_P(GpuTrainedDrafts, AreSoOnSeveralRanks) {
   const std::string model = GetParam().model;
   expect_trained_drafts(config_for(model, {.tp = 2}), GetParam(), "tp 2");
   expect_trained_drafts(config_for(model, {.tp = 4, .ep = 4, .a2a = "deepep"}), GetParam(), "deepep");
+}
+
+TEST_P(GpuTrainedDrafts, OfDataParallelGroupsHaveTheOutputsOfOneRank) {
+  if (!has_ranks(2)) GTEST_SKIP() << "2 ranks need GPU " << gpu_of_rank(1);
+  const std::string model = GetParam().model;
+  for (const Layout& layout : kGroupLayouts)
+    if (has_ranks(layout.tp))
+      expect_uneven_outputs(config_for(model, layout), config_for(model, {}), GetParam());
+}
+
+TEST_P(GpuTrainedDrafts, OfDataParallelGroupsAreOftenRight) {
+  if (!has_ranks(4)) GTEST_SKIP() << "4 ranks need GPU " << gpu_of_rank(3);
+  const std::string model = GetParam().model;
+  expect_trained_drafts(config_for(model, {.tp = 4, .ep = 4, .dp = 4, .a2a = "flashinfer"}), GetParam(),
+                        "flashinfer, dp 4");
 }
 
 }  // namespace

@@ -3,8 +3,8 @@
 #include <gtest/gtest.h>
 
 #include "device/absent_gpu.h"
+#include "io/tiny_config.h"
 #include "io/write/dummy_checkpoint.h"
-#include "io/write/make_tiny_files.h"
 #include "kernels/device_sampler.h"
 #include "model/mtp_head.h"
 #include "model/plan_draft.h"
@@ -313,14 +313,6 @@ TEST(MemoryPlan, AnAbsurdPoolIsRefused) {
   EngineConfig absurd = flags();
   absurd.max_total_tokens = INT64_MAX;
   EXPECT_EQ(plan_memory(problem(), absurd).status().code(), StatusCode::kDoesNotFit);
-}
-
-ModelConfig config_of(const MakeTinyOptions& options) {
-  const auto files = make_tiny_files(options);
-  EXPECT_TRUE(files.ok());
-  auto config = parse_model_config(files->config.dump(), "", "");
-  EXPECT_TRUE(config.ok()) << config.status().message();
-  return std::move(*config);
 }
 
 // gpt-oss-20b with the defaults on GPUs of three sizes: the pool holds at least 1.8 times the tokens that it
