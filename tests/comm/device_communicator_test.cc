@@ -333,6 +333,40 @@ TEST_P(DeviceRanks, AMissingRankFailsTheGroupInTime) {
   EXPECT_LT(std::chrono::steady_clock::now() - again, std::chrono::milliseconds(200));
 }
 
+// As those of two models: the ranks enqueue the operations of both in one order on one stream each.
+TEST_P(DeviceRanks, TwoCommunicatorsOfARegionTakeTurnsAndNameTheirOperations) {
+  const DeviceRegion region{0, 64 << 10, 64 << 10};
+  const auto timeout = std::chrono::seconds(2);
+  TestGroup group(GetParam(), region, timeout);
+  std::vector<std::unique_ptr<DeviceCommunicator>> drafts;
+  std::vector<Sum> sums;
+  for (uint64_t turn = 0; turn < 7; ++turn) sums.emplace_back(group, 2880, 100 * turn + 1);
+  group.for_each([&](int r, DeviceCommunicator&) {
+    drafts.push_back(DeviceCommunicator::make(*group.heap, 0, group.size(), r, region, timeout).value());
+    drafts.back()->name_model("the draft model");
+  });
+  for (Sum& sum : sums) sum.upload(group);
+  group.synchronize();
+  const auto enqueue = [&](Sum& sum, bool is_draft, int missing) {
+    group.for_each([&](int r, DeviceCommunicator& rank) {
+      const auto i = static_cast<size_t>(r);
+      const DeviceCommunicator& from = is_draft ? *drafts[i] : rank;
+      if (r != missing)
+        from.add_all_reduced({"mlp", 3}, sum.partial[i].as<float>(), sum.out[i].as<float>(), sum.n());
+    });
+  };
+  for (size_t turn = 0; turn < sums.size(); ++turn) enqueue(sums[turn], turn % 3 != 0, -1);
+  group.expect_ok();
+  for (Sum& sum : sums) sum.check(group, "turns");
+  if (group.size() == 1) return;
+  enqueue(sums[0], /*is_draft=*/true, group.size() - 1);
+  group.expect_ok();  // of the other communicators
+  int num_named = 0;
+  for (const auto& draft : drafts)
+    num_named += draft->failure().message().find("in mlp of the draft model, layer 3") != std::string::npos;
+  EXPECT_GE(num_named, 1);
+}
+
 TEST(PeerHeap, IsOneAddressForAllRanksAndStartsWithZeros) {
   const auto heap = PeerHeap::make(gpus_of(3), 1000).value();
   EXPECT_EQ(heap->num_ranks(), 3);

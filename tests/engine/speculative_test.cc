@@ -82,6 +82,19 @@ TEST_P(Speculation, OutputsWithADraftModelAreThoseOfPlainDecoding) {
   }
 }
 
+TEST_P(Speculation, ADraftModelOfDataParallelGroupsHasTheOutputsOfOneRank) {
+  for (const Layout& layout : {Layout{.tp = 2, .dp = 2, .deterministic = true},
+                               Layout{.tp = 4, .dp = 2, .a2a = "deepep", .deterministic = true},
+                               Layout{.tp = 4, .dp = 4, .a2a = "flashinfer", .deterministic = true}}) {
+    const Crowd plain = run_crowd(layout_config(GetParam(), {.a2a = layout.a2a, .deterministic = true}));
+    EngineConfig config = layout_config(GetParam(), layout);
+    config.speculative_algorithm = "STANDALONE";
+    config.speculative_draft_model_path = config.model_path;
+    config.speculative_num_steps = 3;
+    expect_plain(run_crowd(config), plain, layout.text());
+  }
+}
+
 // The adaptive choice changes which drafts are verified, and nothing else.
 TEST_P(Speculation, OutputsWithTheAdaptiveChoiceAreThoseOfPlainDecoding) {
   EngineConfig config = layout_config(GetParam(), {});

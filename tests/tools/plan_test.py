@@ -83,6 +83,20 @@ class Plan(unittest.TestCase):
                 self.assertTrue(0 < rank["a2a_bytes"] <= budget, rank)
             self.assertEqual(report["flags"]["ep_size"], 4)
 
+    def test_a_draft_model_on_gpus_has_its_own_exchange(self):
+        layout = "--device cuda --gpu h200 --tp 2 --dp 2 --enable-dp-attention --moe-a2a-backend deepep".split()
+        head = ["EAGLE3", "--speculative-draft-model-path", os.path.join(os.path.dirname(MODEL), "demo-gptoss-eagle3")]
+        for model, drafts, exchanges in [(NVFP4, ["EAGLE"], True), (MODEL, head, False),
+                                         (NVFP4, ["STANDALONE", "--speculative-draft-model-path", MODEL], True)]:
+            with self.subTest(drafts):
+                plain = plan(model, *layout, "--speculative-algorithm", "NGRAM")
+                report = plan(model, *layout, "--speculative-algorithm", *drafts)
+                self.assertEqual(report["draft"]["a2a_bytes"] > 0, exchanges, report["draft"])
+                for alone, both in zip(plain["ranks"], report["ranks"], strict=True):
+                    self.assertEqual(both["a2a_bytes"] - alone["a2a_bytes"], report["draft"]["a2a_bytes"])
+                    added = both["comm_heap_bytes"] - alone["comm_heap_bytes"] - report["draft"]["a2a_bytes"]
+                    self.assertTrue(0 < added < 2**16 if exchanges else added == 0, added)  # flags
+
     def test_refuses_what_a_start_refuses(self):
         for flags, code in [("--tp 4 --dp 3", 3), ("--moe-runner-backend flashinfer_mxfp4", 3), ("--tp zap", 2),
                             (f"--max-total-tokens {10**18}", 4)]:

@@ -21,14 +21,14 @@
 #include "device/device_info.h"
 #include "engine/ranks/rank_group.h"
 #include "io/file.h"
-#include "model/plan_model.h"
+#include "model/plan_draft.h"
 
 namespace fp4moe {
 namespace {
 
-std::string model() {
+std::string model(const char* name) {
   const std::string models = file_exists(FP4MOE_MODELS) ? FP4MOE_MODELS : "models";
-  return models + "/demo-gptoss-mxfp4";
+  return models + "/" + name;
 }
 
 enum class Steps { kLaunched, kWaitedFor, kRecorded };
@@ -36,20 +36,22 @@ enum class Steps { kLaunched, kWaitedFor, kRecorded };
 constexpr int32_t kNowhere =
     (1 << 26) - 1;  // a page far outside the GPU's memory, whose row numbers still fit in 32 bits
 
-// The ranks of the demo with these flags, and the checkpoint and plan to which the ranks refer.
+// The ranks of a demo with these flags, and the checkpoint and plan to which the ranks refer.
 struct DemoRanks {
-  explicit DemoRanks(EngineConfig flags)
-      : config(load_model_config(model()).value()),
-        plan(plan_model(config, with_model(std::move(flags))).value()),
-        checkpoint(Checkpoint::open(model()).value()),
+  explicit DemoRanks(EngineConfig flags, const char* name = "demo-gptoss-mxfp4")
+      : config(load_model_config(model(name)).value()),
+        plan(plan_with_draft(config, std::move(flags), name)),
+        checkpoint(Checkpoint::open(model(name)).value()),
         ranks(RankGroup::make(
                   checkpoint, config, plan, plan.flags,
-                  {.max_batch_tokens = 16, .max_logit_rows = 4, .num_kv_pages = 4, .wants_logits = true})
+                  {.max_batch_tokens = 16, .max_logit_rows = 16, .num_kv_pages = 4, .wants_logits = true})
                   .value()) {}
-  static EngineConfig with_model(EngineConfig flags) {
-    flags.model_path = model();
+  static ModelPlan plan_with_draft(const ModelConfig& config, EngineConfig flags, const char* name) {
+    flags.model_path = model(name);
     flags.device = "cuda";
-    return flags;
+    ModelPlan plan = plan_model(config, flags).value();
+    plan.draft = plan_draft(config, plan).value();
+    return plan;
   }
 
   // Ends the process after it has written the steps' results and the ranks' failure to stderr.
@@ -158,6 +160,33 @@ void delay_rank(int rank, std::chrono::milliseconds duration) {
   again.report(said);
 }
 
+// Runs a step of two groups and two passes of their draft model, of which rank 1 is late in the last; writes
+// each result to stderr.
+[[noreturn]] void delay_a_draft_pass() {
+  setenv("FP4MOE_RANKS_PER_GPU", "1", 1);
+  EngineConfig flags;
+  flags.tp_size = flags.dp_size = 2;
+  flags.enable_dp_attention = true;
+  flags.speculative_algorithm = "EAGLE";
+  flags.comm_timeout = 1;
+  const DemoRanks demo(flags, "demo-dsv3-nvfp4");
+  const std::vector<int32_t> ids = {5}, pages = {0};
+  const std::vector<int64_t> positions = {0}, rows = {0};
+  const std::vector<SequenceRows> sequences = {{0, 1, 0, pages}};
+  const Batch target{ids, positions, sequences, rows};
+  Batch draft = target;
+  draft.model = BatchModel::kDraft;
+  draft.feature_rows = rows;
+  std::string said;
+  for (int i = 0; i < 3; ++i) {
+    if (i == 1) demo.ranks->begin_drafts();
+    if (i == 2) delay_rank(1, std::chrono::milliseconds(2500));
+    const Batch& batch = i == 0 ? target : draft;
+    said += "[" + demo.ranks->execute_step(std::vector<Batch>{batch, batch}).to_string() + "]";
+  }
+  demo.report(said);
+}
+
 class DeviceFailure : public testing::Test {
  protected:
   DeviceFailure() { testing::FLAGS_gtest_death_test_style = "threadsafe"; }
@@ -190,6 +219,14 @@ TEST_F(DeviceFailure, OfALateRankNamesItAndTheOperation) {
         delay_one_of_two(a2a), testing::ExitedWithCode(0),
         "\\[ok\\]same\\[ok\\]same\\[.*rank 0 waited 1.0 s for rank 1 in [a-z_]+.*\\]\\[ok\\]same failure "
         "\\[ok\\]");
+}
+
+TEST_F(DeviceFailure, OfALateDraftPassOfTwoGpusNamesTheDraftModel) {
+  if (!device_info(1).ok()) GTEST_SKIP() << "needs two GPUs";
+  EXPECT_EXIT(
+      delay_a_draft_pass(), testing::ExitedWithCode(0),
+      "\\[ok\\]\\[ok\\]\\[.*rank 0 waited 1.0 s for rank 1 in dispatch of the draft model, layer 0.*\\] "
+      "failure \\[.*of the draft model");
 }
 
 TEST_F(DeviceFailure, OfARecordedStepSaysWhereItWasAndStays) {

@@ -126,7 +126,7 @@ constexpr Layout kGroupLayouts[] = {
 TEST_P(GpuSpeculation, ADraftModelOfDataParallelGroupsHasTheOutputsOfOneRank) {
   const std::string model = GetParam();
   const Crowd plain = run_crowd(config_for(model, {}));
-  for (Layout layout : kGroupLayouts) {
+  for (const Layout& layout : kGroupLayouts) {
     if (!has_ranks(layout.tp)) continue;
     EngineConfig config = config_for(model, layout);
     config.speculative_algorithm = "STANDALONE";
