@@ -19,7 +19,7 @@ struct EngineConfig;  // fp4moe/config.h
 struct ModelInfo {
   std::string name;                  // served model name, in responses
   std::vector<std::string> aliases;  // further names that requests may use
-  std::string path;                  // EngineConfig::model_path
+  std::string path;                  // EngineConfig::model_path; see Engine::weight_source()
   std::string tokenizer_path;        // EngineConfig::tokenizer_path, or else model_path
   std::string architecture;          // such as "GptOssForCausalLM"
   std::string quantization;          // such as "mxfp4"
@@ -83,7 +83,8 @@ struct EngineStats {
     const auto verified = static_cast<double>(spec_verify_calls_total);
     return verified == 0 ? 0 : 1 + static_cast<double>(spec_correct_drafts_total) / verified;
   }
-  double gen_throughput = 0;  // output tokens/s over the last 5 s
+  bool is_updating_weights = false;  // Engine::update_weights() is loading: no request makes progress
+  double gen_throughput = 0;         // output tokens/s over the last 5 s
   double load_seconds = 0, uptime_seconds = 0;
 };
 
@@ -96,6 +97,12 @@ struct ExpertLoad {
   std::vector<int64_t> tokens;  // [layers, E], row-major
   int counted_ranks = 0;        // ranks whose tokens are counted: those of this process
   int num_ranks = 1;            // ranks of the whole job
+};
+
+// Where the weights come from.
+struct WeightSource {
+  std::string model_path;
+  std::string version = "default";  // any text, chosen by the client that updated the weights
 };
 
 struct ChatTemplateOptions {
@@ -126,6 +133,16 @@ class Engine {
   virtual void cancel(const std::string& id) = 0;
   // Frees the cached KV pages. kUnavailable, without any effect, while a request is running or queued.
   virtual Status flush_cache() = 0;
+  // Replaces the weights by those of the checkpoint in source.model_path, which must have the same
+  // config.json and tensors of the same names, types and shapes; its tokenizer, chat template and
+  // generation_config.json are not read. Requests submitted before run to their end first (`aborts`: end with
+  // kAbort), and later ones wait, so each output comes from one checkpoint. Frees the cached KV pages.
+  // Returns the number of requests that waited. An error while failure() is OK: the checkpoint, or the
+  // engine's configuration, does not allow it (kUnavailable: another update has not ended, or the engine
+  // drains), and the old weights serve on.
+  virtual Result<int64_t> update_weights(const WeightSource& source, bool aborts) = 0;
+  // Returns the source of the last update, or of the weights loaded at start. Thread-safe, as all methods.
+  virtual WeightSource weight_source() const = 0;
   // Refuses new requests and waits for the running ones; those still running at the deadline are aborted.
   virtual void drain(double timeout_seconds) = 0;
 

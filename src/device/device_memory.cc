@@ -3,6 +3,7 @@
 #include <string>
 
 #include "device/device_context.h"
+#include "device/placed_memory.h"
 
 #ifdef FP4MOE_HAS_CUDA
 #include "base/check.h"
@@ -98,6 +99,7 @@ class NoMemory final : public MemoryResource {
 
 MemoryResource& device_memory() {
   static NoMemory none;
+  if (MemoryResource* const placed = DeviceMemoryScope::current(); placed != nullptr) return *placed;
   DeviceContext* const device = DeviceContext::current();
   return device == nullptr ? none : device->memory();
 }

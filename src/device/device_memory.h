@@ -10,7 +10,8 @@ namespace fp4moe {
 
 class DeviceContext;
 
-// Returns the memory of the thread's current GPU: cudaMalloc, 256-byte aligned. The result stays a resource
+// Returns the memory of the thread's DeviceMemoryScope (device/placed_memory.h) or, without one, of the
+// thread's current GPU: cudaMalloc, 256-byte aligned. The result stays a resource
 // of that GPU and is usable in any thread. upload() and download() do not wait for work on other streams:
 // synchronise those first. In a thread without a DeviceScope, and in a build without CUDA, all of its
 // operations fail with kUnsupported.

@@ -4,12 +4,14 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/seconds.h"
 #include "engine/disagg/kv_hello.h"
 #include "engine/disagg/node_link.h"
 #include "engine/disagg/prefill_node.h"
@@ -70,6 +72,7 @@ class EngineImpl final : public Engine {
 
   Status start(const StepLoopOptions& options, ModelInfo info, bool with_grammars, double load_seconds) {
     info_ = std::move(info);
+    source_.model_path = info_.path;
     info_.max_bytes_per_token = text_.tokenizer.max_bytes_per_token();
     if (text_.chat_template) info_.chat_template = text_.chat_template->source();
     std::unique_ptr<GrammarCompiler> compiler;
@@ -94,6 +97,11 @@ class EngineImpl final : public Engine {
   }
   void cancel(const std::string& id) override { loop_->cancel(id); }
   Status flush_cache() override { return loop_->flush_cache(); }
+  Result<int64_t> update_weights(const WeightSource& source, bool aborts) override;
+  WeightSource weight_source() const override {
+    std::lock_guard lock(source_mutex_);
+    return source_;
+  }
   void drain(double timeout_seconds) override { loop_->drain(timeout_seconds); }
   Status failure() const override { return loop_->failure(); }
   void abort() override { ranks_->abort(); }
@@ -104,7 +112,10 @@ class EngineImpl final : public Engine {
     if (prefill_node_ != nullptr) stats.kv_transfer_bytes_total = prefill_node_->page_bytes_sent();
     return stats;
   }
-  ExpertLoad expert_load() const override { return ranks_->expert_load(); }
+  ExpertLoad expert_load() const override {
+    std::lock_guard lock(ranks_mutex_);
+    return ranks_->expert_load();
+  }
 
   Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const override {
     return text_.tokenizer.encode(text, add_special_tokens);
@@ -129,11 +140,36 @@ class EngineImpl final : public Engine {
  private:
   TextTools text_;
   std::unique_ptr<RankGroup> ranks_;
+  mutable std::mutex ranks_mutex_;  // while weights are replaced, and for reading what they contain
+  mutable std::mutex source_mutex_;
+  WeightSource source_;
   ModelInfo info_;
   double load_seconds_ = 0;
   std::unique_ptr<StepLoop> loop_;             // borrows the members above
   std::unique_ptr<PrefillNode> prefill_node_;  // last: borrows the loop
 };
+
+// Compares the form of the checkpoints on the caller's thread first, while requests run on.
+Result<int64_t> EngineImpl::update_weights(const WeightSource& source, bool aborts) {
+  if (info_.disaggregation_mode != "null")
+    return unsupported("--disaggregation-mode " + info_.disaggregation_mode +
+                       ": the weights of a node are not updated, because its peers hold pages computed with "
+                       "them");
+  FP4MOE_RETURN_IF_ERROR(ranks_->check_reload(source.model_path));
+  const auto started = std::chrono::steady_clock::now();
+  const auto reload = [this, source]() -> Status {
+    std::lock_guard lock(ranks_mutex_);
+    FP4MOE_RETURN_IF_ERROR(ranks_->reload(source.model_path));
+    std::lock_guard source_lock(source_mutex_);
+    source_ = source;
+    return {};
+  };
+  const Result<int64_t> num_waited = loop_->update_weights(reload, aborts);
+  if (num_waited.ok())
+    log_info("weights    updated from '" + source.model_path + "' in " +
+             seconds_text(seconds_since(started)));
+  return num_waited;
+}
 
 SchedulerLimits scheduler_limits(const EngineConfig& flags) {
   return {.max_running_requests = flags.max_running_requests,

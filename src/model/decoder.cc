@@ -47,6 +47,7 @@ Status Decoder::load(WeightLoader& loader, LayerLoader load_layer) {
   FP4MOE_RETURN_IF_ERROR(check_features(stack_.options().features, config()));
   enter_weights_part("embedding");
   FP4MOE_ASSIGN_OR_RETURN(embedding_, loader.matrix("model.embed_tokens.weight", config().vocab_size, h));
+  if (stack_.options().checks_only) embedding_ = Buffer();
   FP4MOE_RETURN_IF_ERROR(stack_.load_layers(loader, load_layer, {0, config().num_layers}));
   enter_weights_part("head");
   FP4MOE_ASSIGN_OR_RETURN(Buffer final_norm, loader.norm("model.norm.weight", h));

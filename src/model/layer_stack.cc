@@ -25,13 +25,14 @@ Status LayerStack::load_layers(WeightLoader& loader, const LayerLoader& load_lay
     const int64_t ffn_bytes = layer.moe ? layer.moe->weight_bytes() : layer.mlp->weight_bytes();
     loader.count(ffn_bytes);
     weight_bytes_ += layer.attention->weight_bytes() + layer.attention_out.weight_bytes() + ffn_bytes;
-    layers_.push_back(std::move(layer));
+    if (!options_.checks_only) layers_.push_back(std::move(layer));
     loader.checkpoint().release_all(layer_prefix(i));
   }
   return {};
 }
 
 Status LayerStack::finish(const MoePlan& moe_plan, Buffer final_norm, const LmHead& lm_head) {
+  if (options_.checks_only) return {};
   FP4MOE_CHECK(std::ssize(layers_) == config_.num_layers, "all layers must have been loaded");
   final_norm_ = std::move(final_norm);
   lm_head_ = &lm_head;

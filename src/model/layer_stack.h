@@ -43,10 +43,10 @@ class LayerStack {
   LayerStack(const ModelConfig& config, const ModelOptions& options, const DenseOps& ops)
       : config_(config), options_(options), ops_(ops) {}
 
-  // Appends the checkpoint's layers `layers`.
+  // Appends the checkpoint's layers `layers`; with checks_only, drops each after loading it.
   Status load_layers(WeightLoader& loader, const LayerLoader& load_layer, Shard layers);
-  // Allocates the buffers, after all layers are loaded. moe_plan: this rank's. final_norm [H] f32; `lm_head`
-  // must outlive the stack.
+  // Allocates the buffers, after all layers are loaded; does nothing with checks_only. moe_plan: this rank's.
+  // final_norm [H] f32; `lm_head` must outlive the stack.
   Status finish(const MoePlan& moe_plan, Buffer final_norm, const LmHead& lm_head);
 
   const ModelConfig& config() const { return config_; }

@@ -55,6 +55,8 @@ struct ModelOptions {
   RankContext rank;
   DenseQuant dense_quant = DenseQuant::kNone;  // kQ8: CPU only
   FeatureOptions features;                     // of a target with a draft model
+  // Load each part, with all checks, and drop it: the result is good for nothing but its errors.
+  bool checks_only = false;
 };
 
 // The model that a batch is for.

@@ -15,7 +15,7 @@ size_t utf8_length(unsigned char lead) { return lead < 0x80 ? 1 : lead < 0xE0 ? 
 FakeEngine::FakeEngine(FakeOptions options) : options_(options) {
   info_.name = "fake";
   info_.aliases = options.aliases;
-  info_.path = "/models/fake";
+  info_.path = weights_.model_path = "/models/fake";
   info_.tokenizer_path = "/models/fake/tokenizer";
   info_.architecture = "FakeForCausalLM";
   info_.quantization = "mxfp4";
@@ -69,6 +69,28 @@ Result<std::string> FakeEngine::submit(Request request, DeltaCallback on_delta) 
 void FakeEngine::cancel(const std::string& id) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (const auto at = running_.find(id); at != running_.end()) at->second->cancelled = true;
+}
+
+Result<int64_t> FakeEngine::update_weights(const WeightSource& source, bool aborts) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (source.model_path.find("ABSENT") != std::string::npos)
+    return not_found("no '" + source.model_path + "'");
+  if (source.model_path.find("LOST") != std::string::npos) return failure_ = internal_error("rank 1: lost");
+  weights_ = source;
+  if (aborts)
+    for (auto& [id, r] : running_) r->cancelled = true;
+  changed_.notify_all();
+  return static_cast<int64_t>(running_.size());
+}
+
+WeightSource FakeEngine::weight_source() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return weights_;
+}
+
+Status FakeEngine::failure() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return failure_;
 }
 
 Status FakeEngine::flush_cache() {

@@ -40,6 +40,10 @@ class FakeEngine final : public Engine {
   Result<std::string> submit(Request request, DeltaCallback on_delta) override;
   void cancel(const std::string& id) override;
   Status flush_cache() override;
+  // A path with "ABSENT" is refused with kNotFound; one with "LOST" fails, and so does the engine.
+  Result<int64_t> update_weights(const WeightSource& source, bool aborts) override;
+  WeightSource weight_source() const override;
+  Status failure() const override;
   void drain(double timeout_seconds) override;
   const ModelInfo& info() const override { return info_; }
   EngineStats stats() const override;
@@ -82,6 +86,8 @@ class FakeEngine final : public Engine {
   std::map<std::string, std::shared_ptr<Running>> running_;
   Request last_;
   ExpertLoad load_;
+  WeightSource weights_;
+  Status failure_;
   mutable std::string last_messages_;
   mutable ChatTemplateOptions last_options_;
   std::atomic<int64_t> aborted_{0}, generated_{0}, submitted_{0}, flushes_{0};

@@ -38,7 +38,8 @@ void ServiceManager::tick(const EngineStats& stats) {
   const int64_t progress =
       stats.prompt_tokens_total + stats.generation_tokens_total + stats.num_requests_total;
   // The step loop has no work for requests that wait for their grammars.
-  const bool idle = stats.num_running_reqs + stats.num_queue_reqs <= stats.num_grammar_queue_reqs;
+  const bool idle = stats.num_running_reqs + stats.num_queue_reqs <= stats.num_grammar_queue_reqs ||
+                    stats.is_updating_weights;
   if (idle || progress != progress_) progressed_ = now;
   progress_ = progress;
   if (now - told_ < *period_ / 2 || now - progressed_ >= *period_) return;

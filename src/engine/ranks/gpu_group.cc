@@ -42,6 +42,8 @@ class GpuGroup final : public RankGroup {
   explicit GpuGroup(const RankSetup& setup)
       : layout_(setup.plan.moe.problem().layout),
         draft_shape_(fp4moe::draft_shape(setup.plan, setup.options)),
+        flags_(setup.flags),
+        form_(setup.form),
         threads_(layout_.tp),
         groups_(static_cast<size_t>(layout_.dp)) {
     for (int r = 0; r < layout_.tp; ++r) ranks_.push_back(std::make_unique<GpuRank>(setup, r));
@@ -128,6 +130,9 @@ class GpuGroup final : public RankGroup {
     return sum_expert_load(models, layout_.dp);
   }
 
+ protected:
+  Status reload_ranks(const std::string& folder) override;
+
  private:
   // One group's part of a step.
   struct Group {
@@ -170,6 +175,8 @@ class GpuGroup final : public RankGroup {
   std::vector<std::unique_ptr<GpuRank>> ranks_;
   const RankLayout layout_;
   const DraftShape draft_shape_;
+  const EngineConfig flags_;
+  const std::shared_ptr<const CheckpointForm> form_;
   RankThreads threads_;
   std::vector<Group> groups_;
   std::deque<std::vector<SampledCounts>> sampled_;  // [dp], for each start_sample() not yet taken
@@ -209,6 +216,15 @@ Status GpuGroup::load(const RankSetup& setup) {
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) { return ranks_[rank_index(r)]->rehearse(); }));
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) { return ranks_[rank_index(r)]->record_graphs(setup.flags); }));
   return failure();
+}
+
+Status GpuGroup::reload_ranks(const std::string& folder) {
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, form_->open_same(folder));
+  FP4MOE_RETURN_IF_ERROR(on_all([&](int r) { return ranks_[rank_index(r)]->check_weights(checkpoint); }));
+  SummedProgress progress(flags_.progress_sink, ranks_.size());
+  FP4MOE_RETURN_IF_ERROR(on_all(
+      [&](int r) { return ranks_[rank_index(r)]->replace_weights(checkpoint, progress.of(rank_index(r))); }));
+  return on_all([&](int r) { return ranks_[rank_index(r)]->replace_graphs(flags_); });
 }
 
 // Returns what the group's ranks take for an id: one that is known, or the place of one that is not among

@@ -24,6 +24,7 @@
 #include "device/event.h"
 #include "device/graph.h"
 #include "device/peer_heap.h"
+#include "device/placed_memory.h"
 #include "device/side_stream.h"
 #include "device/stream.h"
 #include "engine/ranks/batch_stage.h"
@@ -59,6 +60,12 @@ class GpuRank {
   // Records a graph for each decode size, largest first because all graphs share the model's scratch memory.
   // Call after load() has returned on all ranks; all of them must call it, in parallel.
   Status record_graphs(const EngineConfig& flags);
+
+  // Between steps: the three parts of RankGroup::reload(), each for all ranks before the next. The second and
+  // the third keep an error as failure(). The third records graphs whose arguments depend on weights.
+  Status check_weights(const Checkpoint& checkpoint);
+  Status replace_weights(const Checkpoint& checkpoint, const ProgressSink& progress);
+  Status replace_graphs(const EngineConfig& flags);
 
   Status execute_step(const Batch& batch, const GpuStep& step);
   // The rows that a batch has on the device, padded to a decode size if it decodes.
@@ -156,7 +163,9 @@ class GpuRank {
   ChosenTokens chosen() { return {&sampled_rows()->token_id, int64_t{sizeof(SampledRow) / sizeof(int32_t)}}; }
   Status wait(const std::string& what);
   Status keep_failure(const Status& status);
+  Status fail_if(const Status& status);
 
+  std::unique_ptr<PlacedMemory> places_;  // of the weights and the model's scratch memory
   Rank rank_;
   SideStream side_;  // of stream_; empty without a use for it
   Stream stream_;

@@ -1,4 +1,5 @@
-// What a GpuRank does before its first step: it loads its shards, allocates, and records its graphs.
+// What a GpuRank does before its first step: it loads its shards, allocates, and records its graphs. Reloads
+// of its weights.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -28,6 +29,8 @@ Status GpuRank::load(const RankSetup& setup, const PeerHeap* heap, const Progres
   FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(gpu_of_rank(rank_.layout().rank)));
   const DeviceScope on_gpu(*gpu);
   FP4MOE_ASSIGN_OR_RETURN(stream_, Stream::make());
+  places_ = std::make_unique<PlacedMemory>(gpu->memory());
+  rank_.set_weight_memory(places_.get());
   {
     const UploadScope uploads(rank_.pool());
     const StreamScope scope(stream_);
@@ -36,8 +39,41 @@ Status GpuRank::load(const RankSetup& setup, const PeerHeap* heap, const Progres
     FP4MOE_RETURN_IF_ERROR(rank_.load(setup, progress));
     FP4MOE_RETURN_IF_ERROR(wait("loading"));
   }
+  places_->seal();
   FP4MOE_RETURN_IF_ERROR(make_side_stream());
   return allocate(setup);
+}
+
+Status GpuRank::check_weights(const Checkpoint& checkpoint) {
+  FP4MOE_RETURN_IF_ERROR(wait("the last step"));
+  const DeviceScope on_gpu(stream_.device());
+  const UploadScope uploads(rank_.pool());
+  const StreamScope scope(stream_);
+  FP4MOE_RETURN_IF_ERROR(rank_.check_weights(checkpoint));
+  return wait("checking the weights");
+}
+
+// The weights keep their addresses, which the graphs hold.
+Status GpuRank::replace_weights(const Checkpoint& checkpoint, const ProgressSink& progress) {
+  const DeviceScope on_gpu(stream_.device());
+  const UploadScope uploads(rank_.pool());
+  const StreamScope scope(stream_);
+  Status status = rank_.replace_weights(checkpoint, progress);
+  if (status.ok()) status = wait("loading");
+  return fail_if(status);
+}
+
+// The scales of an FP8 KV cache are arguments of the recorded kernels.
+Status GpuRank::replace_graphs(const EngineConfig& flags) {
+  if (rank_.kv_dtype() != DType::kF8E4M3) return {};
+  graphs_.clear();
+  return fail_if(record_graphs(flags));
+}
+
+Status GpuRank::fail_if(const Status& status) {
+  if (status.ok()) return status;
+  std::lock_guard lock(mutex_);
+  return failure_ = status;
 }
 
 // Ranks that exchange rows run their shared experts while the rows are in flight and need no side stream. Nor

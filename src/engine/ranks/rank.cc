@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "model/draft_models.h"
 #include "model/plan_draft.h"
 #include "model/weight_loader.h"
 
@@ -54,48 +53,52 @@ ModelOptions Rank::model_options(const RankSetup& setup, BatchModel model, const
 }
 
 Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
+  config_ = setup.config;
+  plan_ = setup.plan;
+  form_ = setup.form;
   FP4MOE_ASSIGN_OR_RETURN(
       const KvCounts num_kv_pages,
       agree_on_pages({setup.options.num_kv_pages, setup.options.num_window_pages, setup.options.num_slots}));
-  ModelOptions options = model_options(setup, BatchModel::kTarget, setup.plan);
-  if (setup.plan.draft != nullptr) options.features = setup.plan.draft->features;
-  FP4MOE_RETURN_IF_ERROR(load_model(setup, options, progress));
+  options_ = model_options(setup, BatchModel::kTarget, plan_);
+  MemoryResource& memory = dense_ops_for(options_).memory();
+  if (plan_.draft != nullptr) options_.features = plan_.draft->features;
+  FP4MOE_RETURN_IF_ERROR(load_model(setup.checkpoint, progress));
   FP4MOE_ASSIGN_OR_RETURN(
-      kv_, KvCache::make(setup.config, setup.plan.kv_dtype, num_kv_pages, setup.flags.page_size, layout_,
-                         dense_ops_for(options).memory()));
-  return setup.plan.draft == nullptr ? Status() : load_draft(setup, num_kv_pages.full);
+      kv_, KvCache::make(config_, plan_.kv_dtype, num_kv_pages, setup.flags.page_size, layout_, memory));
+  if (plan_.draft == nullptr) return {};
+  const DraftPlan& draft = *plan_.draft;
+  draft_options_ = {draft.algorithm, draft.config, model_options(setup, BatchModel::kDraft, draft.plan)};
+  FP4MOE_RETURN_IF_ERROR(load_draft(setup.draft == nullptr ? setup.checkpoint : *setup.draft));
+  draft_takes_features_ = !draft.features.is_empty();
+  FP4MOE_ASSIGN_OR_RETURN(draft_kv_, KvCache::make(draft.config, draft.plan.kv_dtype, {num_kv_pages.full, 0},
+                                                   setup.flags.page_size, layout_,
+                                                   dense_ops_for(draft_options_->model).memory()));
+  return {};
 }
 
-Status Rank::load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress) {
+Status Rank::load_model(const Checkpoint& checkpoint, const ProgressSink& progress) {
   const auto load = [&]() -> Status {
-    FP4MOE_ASSIGN_OR_RETURN(model_, Model::load(setup.checkpoint, setup.config, options, pool_, progress));
+    const DeviceMemoryScope places(weight_memory_);
+    FP4MOE_ASSIGN_OR_RETURN(model_, Model::load(checkpoint, config_, options_, pool_, progress));
     return {};
   };
-  if (setup.plan.device() == DeviceKind::kCuda) return load();
-  return load_with_cache(weight_cache_place(setup.checkpoint, setup.plan, layout_), load, weights_);
+  if (plan_.device() == DeviceKind::kCuda) return load();
+  return load_with_cache(weight_cache_place(checkpoint, plan_, layout_), load, weights_);
 }
 
 // The progress is that of the target's weights alone.
-Status Rank::load_draft(const RankSetup& setup, int64_t num_kv_pages) {
-  const DraftPlan& draft = *setup.plan.draft;
-  const Checkpoint& checkpoint = setup.draft == nullptr ? setup.checkpoint : *setup.draft;
-  const DraftModelOptions options{draft.algorithm, draft.config,
-                                  model_options(setup, BatchModel::kDraft, draft.plan)};
+Status Rank::load_draft(const Checkpoint& checkpoint) {
   const auto load = [&]() -> Status {
-    FP4MOE_ASSIGN_OR_RETURN(draft_, load_draft_model(checkpoint, options, *model_, pool_, {}));
+    const DeviceMemoryScope places(weight_memory_);
+    FP4MOE_ASSIGN_OR_RETURN(draft_, load_draft_model(checkpoint, *draft_options_, *model_, pool_, {}));
     return {};
   };
-  const std::string& algorithm = setup.flags.speculative_algorithm;
-  const Status status = setup.plan.device() == DeviceKind::kCuda
+  const Status status = plan_.device() == DeviceKind::kCuda
                             ? load()
-                            : load_with_cache(weight_cache_place(checkpoint, draft.plan, layout_, algorithm),
+                            : load_with_cache(weight_cache_place(checkpoint, plan_.draft->plan, layout_,
+                                                                 plan_.flags.speculative_algorithm),
                                               load, draft_weights_);
-  if (!status.ok()) return status.with_context("draft model");
-  draft_takes_features_ = !draft.features.is_empty();
-  FP4MOE_ASSIGN_OR_RETURN(
-      draft_kv_, KvCache::make(draft.config, draft.plan.kv_dtype, {num_kv_pages, 0}, setup.flags.page_size,
-                               layout_, dense_ops_for(options.model).memory()));
-  return {};
+  return status.with_context("draft model");
 }
 
 // Runs `load` with a weight cache, from which the model may then borrow.
@@ -120,6 +123,57 @@ Result<KvCounts> Rank::agree_on_pages(KvCounts num_pages) {
     num_pages = {std::min(num_pages.full, other.full), std::min(num_pages.window, other.window),
                  std::min(num_pages.slots, other.slots)};
   return num_pages;
+}
+
+Status Rank::reload(const std::string& folder, const ProgressSink& progress, Status& refused) {
+  const Result<Checkpoint> checkpoint = form_->open_same(folder);
+  const Status own = checkpoint.ok() ? check_weights(*checkpoint) : checkpoint.status();
+  FP4MOE_RETURN_IF_ERROR(agree_on_reload(own, refused));
+  return refused.ok() ? replace_weights(*checkpoint, progress) : Status();
+}
+
+Status Rank::check_weights(const Checkpoint& checkpoint) {
+  ModelOptions options = options_;
+  options.checks_only = true;
+  FP4MOE_RETURN_IF_ERROR(Model::load(checkpoint, config_, options, pool_, {}).status());
+  if (!draft_options_) return {};
+  DraftModelOptions draft = *draft_options_;
+  draft.model.checks_only = true;
+  return load_draft_model(checkpoint, draft, *model_, pool_, {}).status().with_context("draft model");
+}
+
+Status Rank::replace_weights(const Checkpoint& checkpoint, const ProgressSink& progress) {
+  draft_.reset();
+  model_.reset();
+  draft_weights_.reset();
+  weights_.reset();
+  if (weight_memory_ != nullptr) weight_memory_->restart();
+  FP4MOE_RETURN_IF_ERROR(load_model(checkpoint, progress));
+  return draft_options_ ? load_draft(checkpoint) : Status();
+}
+
+// `refused` becomes the status of the first rank whose own status is not OK. Ranks may take very different
+// times to read their parts of a checkpoint.
+Status Rank::agree_on_reload(const Status& own, Status& refused) {
+  refused = own;
+  if (!world_) return {};
+  struct Refusal {
+    int32_t code;
+    char message[1020];
+  };
+  Refusal refusal{static_cast<int32_t>(own.code()), {}};
+  own.message().copy(refusal.message, sizeof refusal.message - 1);
+  std::vector<int32_t> codes(static_cast<size_t>(layout_.tp));
+  world_->set_timeout(kNoDeadline);
+  FP4MOE_RETURN_IF_ERROR(world_->exchange({"reload"}, &refusal.code, sizeof refusal.code, codes.data()));
+  world_->set_timeout(comm_timeout(plan_.flags));
+  const auto first = std::ranges::find_if(codes, [](int32_t code) { return code != 0; });
+  if (first == codes.end()) return {};
+  const auto rank = static_cast<int>(first - codes.begin());
+  FP4MOE_RETURN_IF_ERROR(world_->broadcast({"reload"}, rank, &refusal, sizeof refusal));
+  refused = Status(static_cast<StatusCode>(refusal.code), refusal.message)
+                .with_context("rank " + std::to_string(rank));
+  return {};
 }
 
 Status Rank::forward_on_rank(const Batch& batch, float* logits) {

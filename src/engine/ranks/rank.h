@@ -9,10 +9,13 @@
 #include "base/thread_pool.h"
 #include "base/weight_store.h"
 #include "comm/communicator.h"
+#include "device/placed_memory.h"
 #include "engine/ranks/comm_memory.h"
 #include "engine/ranks/rank_config.h"
 #include "engine/ranks/rank_group.h"
 #include "engine/startup/weight_cache.h"
+#include "io/checkpoint/checkpoint_form.h"
+#include "model/draft_models.h"
 #include "model/kv_cache.h"
 
 namespace fp4moe {
@@ -25,14 +28,16 @@ struct RankSetup {
   const EngineConfig& flags;
   const RankGroupOptions& options;
   const CommMemory& memory;
-  int num_threads = 1;                // per rank
-  const Checkpoint* draft = nullptr;  // of plan.draft; null: `checkpoint`
+  int num_threads = 1;                         // per rank
+  const Checkpoint* draft = nullptr;           // of plan.draft; null: `checkpoint`
+  std::shared_ptr<const CheckpointForm> form;  // of `checkpoint`
 };
 
 // Computes Engine::expert_load() from the ranks' counters. `ranks`: the models of this process's ranks, at
 // least one; num_ranks: the number of ranks in the whole job.
 ExpertLoad sum_expert_load(std::span<const Model* const> ranks, int num_ranks);
 
+// Large because a rank has a target and perhaps a draft model, each with its weights and pages.
 class Rank {
  public:
   // `endpoint` is borrowed; null if there is only one rank.
@@ -43,15 +48,27 @@ class Rank {
   Status load(const RankSetup& setup, const ProgressSink& progress);
   Status forward_on_rank(const Batch& batch, float* logits);
 
+  // Between steps: replaces the weights by those of the checkpoint `folder`. With several ranks on CPUs, all
+  // of them must call it. If any of them cannot open the checkpoint, or finds a wrong form or value in it,
+  // returns OK and the reason in `refused`, on all ranks, and the weights are as before. After any other
+  // error the weights are lost.
+  Status reload(const std::string& folder, const ProgressSink& progress, Status& refused);
+  // The two parts of reload(). check_weights() loads and drops one layer after another.
+  Status check_weights(const Checkpoint& checkpoint);
+  Status replace_weights(const Checkpoint& checkpoint, const ProgressSink& progress);
+
   // GPU: sets RankContext's device_group and device_world for a model. Call before load().
   void set_device_groups(BatchModel model, const DeviceCommunicator* group, const DeviceCommunicator* world) {
     device_groups_[static_cast<size_t>(model)] = {group, world};
   }
+  // GPU: the weights' memory, which must outlive this object. Call before load().
+  void set_weight_memory(PlacedMemory* memory) { weight_memory_ = memory; }
 
   const RankLayout& layout() const { return layout_; }
   ThreadPool& pool() { return pool_; }
   const Model& model() const { return *model_; }
   const KvCache& kv() const { return kv_; }
+  DType kv_dtype() const { return options_.kv_dtype; }
   // As Executor::kv_token_bytes(), read_page() and write_page().
   int64_t page_token_bytes(KvLayers layers) const {
     const KvCache* const draft = shared_draft_kv(layers);
@@ -85,14 +102,22 @@ class Rank {
  private:
   // `plan`: of `model`.
   ModelOptions model_options(const RankSetup& setup, BatchModel model, const ModelPlan& plan) const;
-  Status load_model(const RankSetup& setup, const ModelOptions& options, const ProgressSink& progress);
-  Status load_draft(const RankSetup& setup, int64_t num_kv_pages);
+  Status load_model(const Checkpoint& checkpoint, const ProgressSink& progress);
+  Status load_draft(const Checkpoint& checkpoint);
   Status load_with_cache(const WeightCachePlace& place, const std::function<Status()>& load,
                          std::unique_ptr<WeightStore>& weights);
   Result<KvCounts> agree_on_pages(KvCounts num_pages);
+  Status agree_on_reload(const Status& own, Status& refused);
 
   RankLayout layout_;
   ThreadPool pool_;
+  // As in the setup.
+  ModelConfig config_;
+  ModelPlan plan_;
+  std::shared_ptr<const CheckpointForm> form_;
+  ModelOptions options_;
+  std::optional<DraftModelOptions> draft_options_;
+  PlacedMemory* weight_memory_ = nullptr;  // null: weights have no fixed places
   std::optional<Communicator> world_, attention_;
   RankContext context_;
   struct DeviceGroups {

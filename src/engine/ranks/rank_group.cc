@@ -4,6 +4,7 @@
 #include <chrono>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -36,7 +37,8 @@ class SingleCpuGroup final : public SingleRankGroup {
   using SingleRankGroup::SingleRankGroup;
 
   Status load(const RankSetup& setup) {
-    FP4MOE_RETURN_IF_ERROR(rank_.load(setup, setup.flags.progress_sink));
+    progress_ = setup.flags.progress_sink;
+    FP4MOE_RETURN_IF_ERROR(rank_.load(setup, progress_));
     FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup));
     return {};
   }
@@ -47,10 +49,25 @@ class SingleCpuGroup final : public SingleRankGroup {
   }
   float* logits() override { return logits_.as<float>(); }
   Status supports_routed_experts() const override { return {}; }
-  Status failure() const override { return {}; }
+  Status failure() const override {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+ protected:
+  Status reload_ranks(const std::string& folder) override {
+    Status refused;
+    const Status status = rank_.reload(folder, progress_, refused);
+    if (status.ok()) return refused;
+    std::lock_guard lock(mutex_);
+    return failure_ = status.with_context("rank 0");
+  }
 
  private:
   Buffer logits_;  // [max_logit_rows, V] f32, of either model
+  ProgressSink progress_;
+  mutable std::mutex mutex_;
+  Status failure_;  // of reload_ranks()
 };
 
 // This process's ranks in a job of several ranks.
@@ -80,10 +97,13 @@ class MultiRankGroup final : public RankGroup {
                                     .limits = limits,
                                     .region = setup.memory.step,
                                     .timeout = comm_timeout(setup.flags)};
-    runner_ =
-        std::make_unique<StepRunner>(*job_, options, [this](int rank, const Batch& batch, float* logits) {
-          return ranks_[static_cast<size_t>(rank - job_->first_rank())]->forward_on_rank(batch, logits);
-        });
+    progress_sink_ = setup.flags.progress_sink;
+    runner_ = std::make_unique<StepRunner>(
+        *job_, options,
+        [this](int rank, const Batch& batch, float* logits) {
+          return local_rank(rank).forward_on_rank(batch, logits);
+        },
+        [this](int rank, const std::string& folder) { return reload_rank(rank, folder); });
     return job_->process() == 0 ? runner_->start() : Status();
   }
 
@@ -143,8 +163,25 @@ class MultiRankGroup final : public RankGroup {
     return sum_expert_load(models, layout_.tp);
   }
 
+ protected:
+  Status reload_ranks(const std::string& folder) override {
+    reload_progress_.emplace(progress_sink_, ranks_.size());
+    FP4MOE_RETURN_IF_ERROR(runner_->run_task(folder));
+    return std::exchange(refused_, {});
+  }
+
  private:
   Status load(const RankSetup& setup);
+  Rank& local_rank(int rank) { return *ranks_[static_cast<size_t>(rank - job_->first_rank())]; }
+  // Only rank 0 has progress and reports a refusal; it is the same on all ranks.
+  Status reload_rank(int rank, const std::string& folder) {
+    Status refused;
+    const bool reports = job_->process() == 0;
+    const Status status = local_rank(rank).reload(
+        folder, reports ? reload_progress_->of(static_cast<size_t>(rank)) : ProgressSink(), refused);
+    if (rank == 0) refused_ = refused;
+    return status;
+  }
   std::span<const std::unique_ptr<Rank>> ranks_of(int group) const {
     const auto size = static_cast<size_t>(layout_.attention_tp());
     return std::span(ranks_).subspan(static_cast<size_t>(group) * size, size);
@@ -156,8 +193,11 @@ class MultiRankGroup final : public RankGroup {
   RankLayout layout_;
   int64_t heap_bytes_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
-  Buffer logits_;                       // process 0: as in SingleCpuGroup
-  std::unique_ptr<StepRunner> runner_;  // last: its threads use the members above
+  Buffer logits_;  // process 0: as in SingleCpuGroup
+  ProgressSink progress_sink_;
+  std::optional<SummedProgress> reload_progress_;  // process 0
+  Status refused_;                                 // by the last reload
+  std::unique_ptr<StepRunner> runner_;             // last: its threads use the members above
 };
 
 // Loads all ranks in parallel, each on its own thread. A rank that fails ends the job.
@@ -192,16 +232,12 @@ Status MultiRankGroup::load(const RankSetup& setup) {
   return job_->endpoint(first).failure();
 }
 
-Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, const ModelConfig& config,
-                                              const ModelPlan& plan, const EngineConfig& flags,
-                                              const RankGroupOptions& options, const Checkpoint* draft) {
+Result<std::unique_ptr<RankGroup>> make_group(RankSetup setup, const StepLimits& limits) {
+  const ModelPlan& plan = setup.plan;
+  const EngineConfig& flags = setup.flags;
   const RankLayout& layout = plan.moe.problem().layout;
-  const StepLimits limits = step_limits(config, plan, flags, options);
-  FP4MOE_ASSIGN_OR_RETURN(const CommMemory memory, comm_memory(plan.moe, limits, draft_moe(plan)));
-  const int num_threads = flags.threads > 0 ? flags.threads : available_cores();
-  RankSetup setup{checkpoint, config, plan, flags, options, memory, num_threads, draft};
   if (plan.device() == DeviceKind::kCuda) {
-    setup.num_threads = std::max(1, num_threads / layout.tp);
+    setup.num_threads = std::max(1, setup.num_threads / layout.tp);
     return make_gpu_group(setup);
   }
   if (layout.tp == 1) {
@@ -212,12 +248,13 @@ Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, cons
   const JobOptions job_options{
       .fabric = plan.moe.fabric().name,
       .num_ranks = layout.tp,
-      .heap_bytes = memory.heap_bytes,
+      .heap_bytes = setup.memory.heap_bytes,
       .timeout_seconds = flags.comm_timeout,
-      .config_text = rank_config_text(checkpoint, config, plan, flags, options, draft),
+      .config_text =
+          rank_config_text(setup.checkpoint, setup.config, plan, flags, setup.options, setup.draft),
   };
   FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<Job> job, Job::open(job_options));
-  setup.num_threads = std::max(1, num_threads / job->num_local_ranks());
+  setup.num_threads = std::max(1, setup.num_threads / job->num_local_ranks());
   auto ranks = std::make_unique<MultiRankGroup>(std::move(job));
   FP4MOE_RETURN_IF_ERROR(ranks->start(setup, limits));
   return std::unique_ptr<RankGroup>(std::move(ranks));
@@ -228,11 +265,33 @@ Result<std::unique_ptr<RankGroup>> make_group(const Checkpoint& checkpoint, cons
 Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint, const ModelConfig& config,
                                                    const ModelPlan& plan, const EngineConfig& flags,
                                                    const RankGroupOptions& options, const Checkpoint* draft) {
+  const StepLimits limits = step_limits(config, plan, flags, options);
+  FP4MOE_ASSIGN_OR_RETURN(const CommMemory memory, comm_memory(plan.moe, limits, draft_moe(plan)));
+  FP4MOE_ASSIGN_OR_RETURN(CheckpointForm form, CheckpointForm::of(checkpoint));
+  const int num_threads = flags.threads > 0 ? flags.threads : available_cores();
+  RankSetup setup{checkpoint, config, plan, flags, options, memory, num_threads, draft, nullptr};
+  setup.form = std::make_shared<const CheckpointForm>(std::move(form));
   try {
-    return make_group(checkpoint, config, plan, flags, options, draft);
+    FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> group, make_group(setup, limits));
+    group->form_ = setup.form;
+    group->has_draft_checkpoint_ = draft != nullptr;
+    return group;
   } catch (const std::exception& error) {  // no memory or no threads
     return does_not_fit(std::string("the system has no memory or threads for the ranks: ") + error.what());
   }
+}
+
+Status RankGroup::check_reload(const std::string& folder) const {
+  if (has_draft_checkpoint_)
+    return unsupported(
+        "weights are not reloaded beside a draft model with a separate checkpoint "
+        "(--speculative-draft-model-path)");
+  return form_->open_same(folder).status();
+}
+
+Status RankGroup::reload(const std::string& folder) {
+  FP4MOE_RETURN_IF_ERROR(check_reload(folder));
+  return reload_ranks(folder);
 }
 
 }  // namespace fp4moe

@@ -5,12 +5,14 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "comm/job.h"
 #include "engine/ranks/executor.h"
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 #include "io/checkpoint/checkpoint.h"
+#include "io/checkpoint/checkpoint_form.h"
 #include "model/model.h"
 #include "model/plan_model.h"
 
@@ -46,6 +48,14 @@ class RankGroup : public Executor {
   // names the rank and the operation, and every later call returns it. With one rank there is no job, and an
   // error affects only its step (but a GPU's device error is permanent).
 
+  // Process 0, between steps: replaces the weights of all ranks by those of the checkpoint `folder`, on GPUs
+  // at the same addresses. An error while failure() is OK: the checkpoint was refused, and the weights are as
+  // before. kUnsupported: the draft model has a separate checkpoint. Otherwise as check_reload(), or a tensor
+  // has a wrong value. After any other error, failure() is permanent.
+  Status reload(const std::string& folder);
+  // Compares the checkpoint's form (io/checkpoint/checkpoint_form.h) with the loaded one's; thread-safe.
+  Status check_reload(const std::string& folder) const;
+
   // In other processes: runs the steps of process 0 until process 0 ends the job. OK after an orderly end.
   virtual Status follow() = 0;
 
@@ -59,6 +69,14 @@ class RankGroup : public Executor {
   virtual int64_t comm_bytes() const = 0;                // heaps of the same ranks
   // Returns the counters of the same ranks; thread-safe.
   virtual ExpertLoad expert_load() const = 0;
+
+ protected:
+  // reload() for a folder that has passed check_reload().
+  virtual Status reload_ranks(const std::string& folder) = 0;
+
+ private:
+  std::shared_ptr<const CheckpointForm> form_;
+  bool has_draft_checkpoint_ = false;
 };
 
 }  // namespace fp4moe

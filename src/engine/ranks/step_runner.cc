@@ -14,7 +14,8 @@ namespace fp4moe {
 namespace {
 
 constexpr int kStep = 12, kDone = 13, kLogits = 14, kTaken = 15;  // signal slots
-constexpr int64_t kLengthBytes = 64;  // for the length of the encoded step that follows; 0 ends the ranks
+// For the length of the encoded step that follows. Negative: that of a task's text; 0: the ranks end.
+constexpr int64_t kLengthBytes = 64;
 
 std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
 
@@ -24,10 +25,11 @@ int64_t StepRegion::step_bytes(const StepLimits& limits) {
   return kLengthBytes + StepBatches::max_bytes(limits);
 }
 
-StepRunner::StepRunner(Job& job, const StepRunnerOptions& options, RankForward forward)
+StepRunner::StepRunner(Job& job, const StepRunnerOptions& options, RankForward forward, RankTask task)
     : job_(job),
       options_(options),
       forward_(std::move(forward)),
+      task_(std::move(task)),
       last_step_(options.first_signal),
       pieces_(static_cast<size_t>(options.limits.num_groups), options.first_signal) {
   FP4MOE_CHECK(options.layout.dp == options.limits.num_groups,
@@ -96,10 +98,32 @@ Status StepRunner::failure() const {
 Status StepRunner::run_on_ranks(std::span<const Batch> groups, float* logits) {
   FP4MOE_CHECK(started_, "run_on_ranks() was called before start()");
   if (const Status failed = failure(); !failed.ok()) return failed;
-  const Status status = run_step(groups, logits);
+  return keep_failure("step", run_step(groups, logits));
+}
+
+Status StepRunner::keep_failure(const char* op, const Status& status) {
   if (status.ok()) return status;
   std::lock_guard lock(mutex_);
-  return step_failure_ = status.with_context("op step " + std::to_string(last_step_) + " on rank 0");
+  return step_failure_ =
+             status.with_context(std::string("op ") + op + " " + std::to_string(last_step_) + " on rank 0");
+}
+
+Status StepRunner::run_task(const std::string& text) {
+  FP4MOE_CHECK(started_, "run_task() was called before start()");
+  if (const Status failed = failure(); !failed.ok()) return failed;
+  const int64_t most = StepBatches::max_bytes(options_.limits);
+  if (std::ssize(text) > most)
+    return invalid_argument("a text of " + std::to_string(text.size()) + " bytes does not fit in the " +
+                            std::to_string(most) + " bytes of a step");
+  const uint32_t step = ++last_step_;
+  task_text_ = text;
+  encoded_.assign(text.begin(), text.end());
+  Status status = announce(step);
+  status = status.ok() ? task_guarded(0, text) : fail(status);
+  for (int rank = 1; rank < options_.layout.tp && status.ok(); ++rank)
+    if (const Status done = wait_done(rank, step, kNoDeadline); !done.ok()) status = fail(done);
+  if (status.ok()) task_text_.clear();  // after an error, a late rank may still read it
+  return keep_failure("task", status);
 }
 
 Status StepRunner::run_step(std::span<const Batch> groups, float* logits) {
@@ -119,7 +143,7 @@ Status StepRunner::run_step(std::span<const Batch> groups, float* logits) {
       return fail(status);
   }
   for (int rank = 1; rank < options_.layout.tp; ++rank)
-    if (const Status status = wait_done(rank, step); !status.ok()) return fail(status);
+    if (const Status status = wait_done(rank, step, options_.timeout); !status.ok()) return fail(status);
   return {};
 }
 
@@ -129,8 +153,9 @@ Status StepRunner::announce(uint32_t step) {
   for (int rank = 1; rank < options_.layout.tp; ++rank) {
     if (!is_local(rank)) {
       const int64_t length = ends_ ? 0 : static_cast<int64_t>(encoded_.size());
+      const int64_t sent = task_text_.empty() ? length : -length;
       const int64_t offset = options_.region.step_offset;
-      FP4MOE_RETURN_IF_ERROR(endpoint.put(rank, offset, &length, sizeof length));
+      FP4MOE_RETURN_IF_ERROR(endpoint.put(rank, offset, &sent, sizeof sent));
       if (length > 0)
         FP4MOE_RETURN_IF_ERROR(endpoint.put(rank, offset + kLengthBytes, encoded_.data(), length));
     }
@@ -139,24 +164,33 @@ Status StepRunner::announce(uint32_t step) {
   return {};
 }
 
-Status StepRunner::wait_done(int rank, uint32_t step) {
+Status StepRunner::wait_done(int rank, uint32_t step, std::chrono::nanoseconds timeout) {
   uint32_t seen = 0;
   Endpoint& endpoint = job_.endpoint(0);
-  const Status status = endpoint.wait(rank, kDone, step + 1, options_.timeout, &seen);
+  const Status status = endpoint.wait(rank, kDone, step + 1, timeout, &seen);
   if (status.ok() || !endpoint.failure().ok()) return status;
-  return {status.code(),
-          "rank 0 waited " + std::to_string(std::chrono::duration<double>(options_.timeout).count()) +
-              " s for " + rank_name(rank) + " at the end of step " + std::to_string(step) +
-              " (op step_end: expected " + std::to_string(step + 1) + ", seen " + std::to_string(seen) + ")"};
+  return {status.code(), "rank 0 waited " + std::to_string(std::chrono::duration<double>(timeout).count()) +
+                             " s for " + rank_name(rank) + " at the end of step " + std::to_string(step) +
+                             " (op step_end: expected " + std::to_string(step + 1) + ", seen " +
+                             std::to_string(seen) + ")"};
 }
 
 // ---- all ranks ------------------------------------------------------------------------------------
 
-// Runs one rank's part of the step. An error or exception fails the rank and therefore the job.
 Status StepRunner::forward_guarded(int rank, const Batch& batch, float* logits) {
+  return run_guarded(rank, [&] { return forward_(rank, batch, logits); });
+}
+
+Status StepRunner::task_guarded(int rank, const std::string& text) {
+  FP4MOE_CHECK(task_ != nullptr, "a task for ranks without tasks");
+  return run_guarded(rank, [&] { return task_(rank, text); });
+}
+
+// Runs one rank's part of a step or task. An error or exception fails the rank and therefore the job.
+Status StepRunner::run_guarded(int rank, const std::function<Status()>& part) {
   Status status;
   try {
-    status = forward_(rank, batch, logits);
+    status = part();
   } catch (const std::exception& error) {
     status = internal_error(std::string("forward: ") + error.what());
   }
@@ -182,19 +216,24 @@ void StepRunner::rank_loop(int rank) {
   for (uint32_t step = options_.first_signal + 1;; ++step) {
     uint32_t seen = 0;
     if (!endpoint.wait(0, kStep, step, kNoDeadline, &seen).ok()) return;
+    std::string text;
     if (job_.process() == 0) {
       if (ends_) return;
+      text = task_text_;
     } else {
       int64_t length = 0;
       const uint8_t* region = endpoint.heap() + options_.region.step_offset;
       std::memcpy(&length, region, sizeof length);
       if (length == 0) return;
-      length = std::clamp<int64_t>(length, 0, StepBatches::max_bytes(options_.limits));
-      const Status status =
-          received.decode({region + kLengthBytes, static_cast<size_t>(length)}, options_.limits);
+      const bool is_task = length < 0;
+      length = std::clamp<int64_t>(is_task ? -length : length, 0, StepBatches::max_bytes(options_.limits));
+      const std::span encoded(region + kLengthBytes, static_cast<size_t>(length));
+      if (is_task) text.assign(encoded.begin(), encoded.end());
+      const Status status = is_task ? Status() : received.decode(encoded, options_.limits);
       if (!status.ok()) return void(fail(status.with_context(rank_name(rank))));
     }
-    if (!run_rank(rank, job_.process() == 0 ? step_ : received).ok()) return;
+    const StepBatches& step_of = job_.process() == 0 ? step_ : received;
+    if (!(text.empty() ? run_rank(rank, step_of) : task_guarded(rank, text)).ok()) return;
     if (!endpoint.signal(0, kDone, step + 1).ok()) return;
   }
 }

@@ -41,6 +41,7 @@ struct Sequence {
   int64_t max_tokens = 0;          // prompt and output together
   std::vector<int32_t> token_ids;  // the prompt, then the output so far
   int64_t num_unknown = 0;         // number of tokens at the end that steps in flight will choose
+  bool awaits_idle_task = false;   // submitted after the inbox's idle task, and scheduled after its end
 
   SequenceRequest request;
   SequenceKv kv;

@@ -22,12 +22,6 @@ using Clock = std::chrono::steady_clock;
 // Packing smaller checkpoints takes no noticeable time; an explicit --weight-cache-dir is used for any size.
 constexpr int64_t kWorthKeeping = int64_t{256} << 20;
 
-std::string seconds_text(double seconds) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f s", seconds);
-  return text;
-}
-
 uint64_t hash_text(const std::string& text, uint64_t seed = 0) {
   return hash64(text.data(), std::ssize(text), seed);
 }

@@ -59,11 +59,33 @@ Status Inbox::flush_cache() {
   return {};
 }
 
+Result<int64_t> Inbox::run_when_idle(std::function<Status()> run, bool aborts) {
+  std::unique_lock lock(mutex_);
+  if (is_draining_) return unavailable("the engine is draining");
+  if (!input_.failure.ok()) return input_.failure;
+  if (input_.idle_task != nullptr) return unavailable("another update has not ended");
+  const auto task = std::make_shared<IdleTask>(IdleTask{.run = std::move(run), .aborts = aborts});
+  input_.idle_task = task;
+  changed_.notify_one();
+  idle_.wait(lock, [&] { return task->status.has_value() || is_stuck_; });
+  if (!task->status) return input_.failure;
+  if (!task->status->ok()) return *task->status;
+  return task->num_waited;
+}
+
+void Inbox::refuse_idle_task() {
+  if (input_.idle_task == nullptr || input_.idle_task->has_started) return;
+  input_.idle_task->status = unavailable("the engine is draining");
+  input_.idle_task = nullptr;
+  idle_.notify_all();
+}
+
 void Inbox::drain(double timeout_seconds) {
   constexpr double kLongest = 1e8;  // seconds; keeps the conversion to clock ticks in range
   const std::chrono::duration<double> timeout(timeout_seconds > 0 ? std::min(timeout_seconds, kLongest) : 0);
   std::unique_lock lock(mutex_);
   is_draining_ = true;
+  refuse_idle_task();
   const auto is_idle = [this] { return (active_.empty() && num_ending_ == 0) || is_stuck_; };
   if (idle_.wait_for(lock, timeout, is_idle)) return;
   input_.aborts = true;
@@ -74,6 +96,7 @@ void Inbox::drain(double timeout_seconds) {
 EngineStats Inbox::stats() const {
   std::lock_guard lock(mutex_);
   EngineStats stats = stats_;
+  stats.is_updating_weights = input_.idle_task != nullptr && input_.idle_task->has_started;
   const auto now = Clock::now();
   stats.uptime_seconds = std::chrono::duration<double>(now - started_).count();
   stats.gen_throughput = throughput_.rate(now, stats.uptime_seconds, stats.generation_tokens_total);
@@ -101,6 +124,7 @@ void Inbox::stop() {
   {
     std::lock_guard lock(mutex_);
     is_draining_ = input_.aborts = input_.stops = true;
+    refuse_idle_task();
   }
   changed_.notify_one();
 }
@@ -117,15 +141,32 @@ LoopInput Inbox::wait(bool can_step, bool has_requests) {
     changed_.wait(lock, is_ready);
   is_flushing_ = input_.flushes;
   LoopInput taken = std::exchange(input_, {});
-  input_.flushes = taken.flushes;  // until publish()
-  input_.failure = taken.failure;  // this and the next two are permanent
+  input_.flushes = taken.flushes;      // until publish()
+  input_.idle_task = taken.idle_task;  // until end_idle_task()
+  input_.failure = taken.failure;      // this and the next two are permanent
   input_.aborts = taken.aborts;
   input_.stops = taken.stops;
   return taken;
 }
 
+bool Inbox::start_idle_task() {
+  std::lock_guard lock(mutex_);
+  if (input_.idle_task == nullptr) return false;
+  return input_.idle_task->has_started = true;
+}
+
+void Inbox::end_idle_task(const Status& status, int64_t num_waited) {
+  std::lock_guard lock(mutex_);
+  if (input_.idle_task == nullptr) return;
+  input_.idle_task->status = status;
+  input_.idle_task->num_waited = num_waited;
+  input_.idle_task = nullptr;
+  idle_.notify_all();
+}
+
 bool Inbox::has_input(bool has_requests) const {
-  return input_.flushes || !input_.sequences.empty() || !input_.events.empty() || input_.has_grammar ||
+  return input_.flushes || (input_.idle_task != nullptr && (!has_requests || !input_.idle_task->is_known)) ||
+         !input_.sequences.empty() || !input_.events.empty() || input_.has_grammar ||
          !input_.cancelled_ids.empty() || !input_.released_ids.empty() || (input_.aborts && has_requests) ||
          input_.stops;
 }

@@ -1,10 +1,10 @@
 // Inbox: the state that the step loop shares with other threads, protected by one mutex.
 //
 //   thread            calls
-//   any               submit, cancel, release, flush_cache, drain, stats, failure
+//   any               submit, cancel, release, flush_cache, run_when_idle, drain, stats, failure
 //   a decode node's   add_event
 //   grammar threads   wake
-//   the loop's        wait, fail, release_id, publish
+//   the loop's        wait, start_idle_task, end_idle_task, fail, release_id, publish
 //   the watchdog's    abandon
 //   the destructor's  stop
 #pragma once
@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -28,9 +29,20 @@
 
 namespace fp4moe {
 
+// Work for the loop's thread when all requests submitted before it have ended; later ones wait for its end.
+struct IdleTask {
+  std::function<Status()> run;
+  bool aborts = false;    // end the requests before it at once
+  bool is_known = false;  // the loop has seen it: new requests are later ones
+  bool has_started = false;
+  std::optional<Status> status;  // of the ended task
+  int64_t num_waited = 0;        // requests that waited for its end
+};
+
 // Input for one iteration of the step loop, in the order in which the loop handles it.
 struct LoopInput {
-  bool flushes = false;  // free the cached pages
+  bool flushes = false;                 // free the cached pages
+  std::shared_ptr<IdleTask> idle_task;  // in each input until the task ends
   std::vector<std::unique_ptr<Sequence>> sequences;
   std::vector<KvEvent> events;
   bool has_grammar = false;  // a grammar or mask has become ready
@@ -57,6 +69,9 @@ class Inbox {
   void release(const std::string& id);
   // These work as in Engine.
   Status flush_cache();
+  // Runs the task and returns the number of requests that waited for its end, or its error. kUnavailable:
+  // another task has not ended, or the engine drains before the task has started.
+  Result<int64_t> run_when_idle(std::function<Status()> run, bool aborts);
   void drain(double timeout_seconds);
   EngineStats stats() const;
   Status failure() const;
@@ -69,6 +84,10 @@ class Inbox {
   // has not ended, so that the time limits of requests waiting for another node, a grammar or a held prompt's
   // release are checked.
   LoopInput wait(bool can_step, bool has_requests);
+  // Returns false if the input's task is to be dropped instead.
+  bool start_idle_task();
+  // Ends the task of the last input, whether or not it has started.
+  void end_idle_task(const Status& status, int64_t num_waited);
   // Records that no further step will run.
   void fail(const Status& failure);
   // Makes the id reusable; call before the final delta is delivered. Drops a pending cancel, which must not
@@ -84,13 +103,14 @@ class Inbox {
  private:
   using Clock = std::chrono::steady_clock;
   bool has_input(bool has_requests) const;
+  void refuse_idle_task();
 
   const Executor& executor_;
   const int64_t max_queued_requests_;
   const Clock::time_point started_ = Clock::now();
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // there is input, or the loop is to end
-  // Nothing is active or ending, the loop is stuck, or input_.flushes has become false.
+  // Nothing is active or ending, the loop is stuck, input_.flushes has become false, or a task has ended.
   std::condition_variable idle_;
   LoopInput input_;                                                     // not yet taken
   std::unordered_map<std::string, std::shared_ptr<DeltaSink>> active_;  // by id; these ids are in use

@@ -130,7 +130,11 @@ bool StepLoop::drain_inbox() {
   LoopInput input = inbox_.wait(can_step, /*has_requests=*/has_scheduled || !pending_.empty());
 
   if (input.flushes) scheduler_.flush();
-  for (auto& sequence : input.sequences) add_pending(std::move(sequence));
+  const bool awaits_task = input.idle_task != nullptr && input.idle_task->is_known;
+  for (auto& sequence : input.sequences) {
+    sequence->awaits_idle_task = awaits_task;
+    add_pending(std::move(sequence));
+  }
   for (KvEvent& event : input.events) take_event(std::move(event));
   schedule_ready(/*all=*/input.aborts || !input.failure.ok());
   for (const std::string& id : input.cancelled_ids)
@@ -143,7 +147,34 @@ bool StepLoop::drain_inbox() {
   if (!input.failure.ok())  // requests submitted before the failure was visible
     end_all({.finish_reason = FinishReason::kError, .error = input.failure.message()});
   if (input.aborts) end_all({.finish_reason = FinishReason::kAbort});
+  if (input.idle_task != nullptr) take_idle_task(*input.idle_task);
   return !input.stops;
+}
+
+// Runs the task once all requests submitted before it have ended.
+void StepLoop::take_idle_task(IdleTask& task) {
+  if (!std::exchange(task.is_known, true) && task.aborts) {
+    schedule_ready(/*all=*/true);
+    end_all({.finish_reason = FinishReason::kAbort});
+  }
+  const Status failure = inbox_.failure();
+  if (!failure.ok()) return inbox_.end_idle_task(failure, 0);
+  const bool is_idle = scheduler_.first() == nullptr && rows_.current().empty() &&
+                       std::ranges::all_of(pending_, [](const auto& s) { return s->awaits_idle_task; });
+  if (is_idle && inbox_.start_idle_task()) run_idle_task(task);
+}
+
+// The watchdog does not watch the task.
+void StepLoop::run_idle_task(IdleTask& task) {
+  const Status status = status_of([&] { return task.run(); });
+  const Status failure = executor_.failure();
+  if (status.ok()) scheduler_.flush();
+  if (!failure.ok()) inbox_.fail(failure);
+  const int64_t num_waited = std::ssize(pending_);
+  for (const auto& sequence : pending_) sequence->awaits_idle_task = false;
+  schedule_ready(/*all=*/!failure.ok());
+  if (!failure.ok()) end_all({.finish_reason = FinishReason::kError, .error = failure.message()});
+  inbox_.end_idle_task(failure.ok() ? status : failure, num_waited);
 }
 
 // Checks the requests only once per kInterval, because the queue may be long.
@@ -266,8 +297,8 @@ void StepLoop::take_event(KvEvent event) {
   if (!status.ok()) delivery_.fail(*find(sequence->id), status);
 }
 
-// Schedules the sequences whose grammar and first token are ready or not needed; with `all`, schedules all
-// sequences, so that they can be ended.
+// Schedules the sequences that await no task and whose grammar and first token are ready or not needed; with
+// `all`, schedules all sequences, so that they can be ended.
 void StepLoop::schedule_ready(bool all) {
   for (auto& sequence : pending_) {
     const GrammarTicket& ticket = sequence->grammar.ticket;
@@ -276,7 +307,7 @@ void StepLoop::schedule_ready(bool all) {
         sequence->disagg.prefill_node.empty() || sequence->disagg.first_token.has_value();
     if (all)
       scheduler_.enqueue(std::move(sequence));
-    else if (has_grammar && has_first_token)
+    else if (has_grammar && has_first_token && !sequence->awaits_idle_task)
       schedule(std::move(sequence));
   }
   std::erase(pending_, nullptr);

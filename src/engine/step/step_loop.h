@@ -58,6 +58,12 @@ class StepLoop {
   void release_prompt(const std::string& id) { inbox_.release(id); }
   void cancel(const std::string& id) { inbox_.cancel(id); }
   Status flush_cache() { return inbox_.flush_cache(); }
+  // Runs `update` on the loop's thread when all requests so far have ended (`aborts`: they end at once), and
+  // frees the cached pages. Requests that arrive meanwhile are computed after it; returns their number. An
+  // error of `update` is the result, and the cached pages stay, unless it is also the executor's failure().
+  Result<int64_t> update_weights(std::function<Status()> update, bool aborts) {
+    return inbox_.run_when_idle(std::move(update), aborts);
+  }
   void drain(double timeout_seconds) { inbox_.drain(timeout_seconds); }
   EngineStats stats() const { return inbox_.stats(); }
   Status failure() const { return inbox_.failure(); }
@@ -70,6 +76,8 @@ class StepLoop {
   // Called on the loop's thread.
   void run();
   bool drain_inbox();
+  void take_idle_task(IdleTask& task);
+  void run_idle_task(IdleTask& task);
   void add_pending(std::unique_ptr<Sequence> sequence);
   void take_event(KvEvent event);
   void schedule_ready(bool all);

@@ -13,8 +13,12 @@ namespace {
 
 json model_card(const RouteContext& context, const std::string& name) {
   const ModelInfo& info = context.engine.info();
-  return {{"id", name},           {"object", "model"}, {"created", context.started_at},
-          {"owned_by", "fp4moe"}, {"root", info.path}, {"max_model_len", info.context_length}};
+  return {{"id", name},
+          {"object", "model"},
+          {"created", context.started_at},
+          {"owned_by", "fp4moe"},
+          {"root", context.engine.weight_source().model_path},
+          {"max_model_len", info.context_length}};
 }
 
 // Such as "2026-01-31T23:59:59Z".
@@ -48,11 +52,12 @@ HttpResponse model_response(const RouteContext& context, const HttpRequest& requ
 
 HttpResponse model_info_response(const RouteContext& context, const HttpRequest&) {
   const ModelInfo& info = context.engine.info();
-  return json_response({{"model_path", info.path},
+  const WeightSource weights = context.engine.weight_source();
+  return json_response({{"model_path", weights.model_path},
                         {"tokenizer_path", info.tokenizer_path},
                         {"is_generation", true},
                         {"preferred_sampling_params", nullptr},
-                        {"weight_version", "default"},
+                        {"weight_version", weights.version},
                         {"has_image_understanding", false},
                         {"has_audio_understanding", false},
                         {"architectures", {info.architecture}}});
@@ -106,7 +111,7 @@ HttpResponse props_response(const RouteContext& context, const HttpRequest&) {
   return json_response({{"default_generation_settings", {{"params", params}, {"n_ctx", info.context_length}}},
                         {"total_slots", info.max_running_requests},
                         {"model_alias", info.name},
-                        {"model_path", info.path},
+                        {"model_path", context.engine.weight_source().model_path},
                         {"modalities", {{"vision", false}, {"video", false}, {"audio", false}}},
                         {"endpoint_slots", false},
                         {"endpoint_props", false},

@@ -7,6 +7,7 @@
 #include "server/api/openapi.h"
 #include "server/api/responses_api.h"
 #include "server/api/tokenize_api.h"
+#include "server/api/weights_api.h"
 #include "server/http/cors.h"
 #include "server/http/request_id.h"
 #include "server/http/route_path.h"
@@ -100,6 +101,7 @@ const std::vector<ServerRoutes::Route> ServerRoutes::kRoutes = {
     {"GET", "/openapi.json", Access::kClient, &ServerRoutes::openapi, nullptr},
     {"GET", "/health_generate", Access::kClient, nullptr, nullptr},
     {"POST", "/flush_cache", Access::kAdmin, &ServerRoutes::flush_cache, nullptr},
+    {"POST", "/update_weights_from_disk", Access::kAdmin, &ServerRoutes::update_weights, nullptr},
     {"GET", "/metrics", Access::kOpen, &ServerRoutes::metrics, nullptr},
     {"GET", "/expert_load", Access::kClient, &ServerRoutes::expert_load, nullptr},
     {"GET", "/expert_load.svg", Access::kClient, &ServerRoutes::expert_load_svg, nullptr},
@@ -279,11 +281,18 @@ HttpResponse ServerRoutes::flush_cache(Engine& engine, const HttpRequest&) {
   return response;
 }
 
+HttpResponse ServerRoutes::update_weights(Engine& engine, const HttpRequest& request) {
+  if (is_updating_.exchange(true)) return update_in_progress_response();
+  HttpResponse response = update_weights_response(engine, request);
+  is_updating_.store(false);
+  return response;
+}
+
 HttpResponse ServerRoutes::server_info(Engine& engine, const HttpRequest&) {
   const ModelInfo& info = engine.info();
   const EngineStats stats = engine.stats();
   return json_response(
-      {{"model_path", info.path},
+      {{"model_path", engine.weight_source().model_path},
        {"served_model_name", info.name},
        {"architecture", info.architecture},
        {"quantization", info.quantization},

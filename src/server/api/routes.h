@@ -90,6 +90,7 @@ class ServerRoutes {
   HttpResponse openapi(Engine& engine, const HttpRequest& request);
   HttpResponse metrics(Engine& engine, const HttpRequest& request);
   HttpResponse flush_cache(Engine& engine, const HttpRequest& request);
+  HttpResponse update_weights(Engine& engine, const HttpRequest& request);
   HttpResponse server_info(Engine& engine, const HttpRequest& request);
   HttpResponse expert_load(Engine& engine, const HttpRequest& request);
   HttpResponse expert_load_svg(Engine& engine, const HttpRequest& request);
@@ -100,6 +101,7 @@ class ServerRoutes {
   const std::function<HttpGauges()> gauges_;
   std::atomic<Engine*> engine_{nullptr};
   std::atomic<bool> draining_{false};
+  std::atomic<bool> is_updating_{false};  // in update_weights()
   const std::chrono::steady_clock::time_point made_ = std::chrono::steady_clock::now();
   const int64_t started_at_ = std::time(nullptr);
   Metrics metrics_;
