@@ -1,4 +1,4 @@
-"""Weights replaced while a server runs: update_weights_test.py BINARY [--device cuda]
+"""Weights replaced while a server runs: update_weights_test.py BINARY [cuda]
 
 Each output comes from one checkpoint, a checkpoint that cannot replace the loaded one is refused by name while the
 old weights serve on, and the server then computes what a fresh start computes.
@@ -28,7 +28,7 @@ FLAGS = ["--max-total-tokens", "4096", "--context-length", "128", "--disable-aut
 PLACE = ["--device", "cuda"] if ON_GPU else ["--device", "cpu", "--threads", "2", "--weight-cache-dir", "none"]
 TP4 = ["--tp", "4", "--ep", "4"]
 SHAPE = ["--num-hidden-layers", "2", "--hidden-size", "64", "--intermediate-size", "64", "--num-experts", "8", "--top-k",
-         "2", "--num-heads", "4", "--num-kv-heads", "4", "--head-dim", "16", "--vocab-size", "260"]
+         "2", "--num-heads", "4", "--vocab-size", "260"]
 
 
 def call(serve, path, body=None, timeout=300):
@@ -59,7 +59,9 @@ def generate(serve, i, stream=False):
 
 
 def make_tiny(folder, like, dialect, seed, *more):
-    sizes = [*SHAPE, *(["--num-groups", "2", "--top-k-groups", "1"] if "deepseek" in like else []), *more]
+    is_mla = "deepseek" in like
+    sizes = [*SHAPE, *(["--num-groups", "2", "--top-k-groups", "1"] if is_mla else
+                       ["--num-kv-heads", "4", "--head-dim", "16"]), *more]
     subprocess.run([BINARY, "make-tiny", folder, "--like", like, "--dialect", dialect, "--seed", str(seed), *sizes],
                    check=True, capture_output=True)
 
@@ -120,13 +122,14 @@ class UpdateWeights(unittest.TestCase):
             now = metrics(serve.url)
         self.assertEqual((now["num_failed_requests_total"], now["num_leaked_pages"]), (0, 0))
         self.assertTrue(all(seen.values()), seen)
-        self.assertEqual(serve.exit_code, 0)
+        if not launcher:  # mpirun exits with the signal's code
+            self.assertEqual(serve.exit_code, 0)
 
     def test_swaps_on_one_rank(self):
         self.make()
         self.check_swaps()
 
-    def test_swaps_of_nvfp4_with_states_of_drafts(self):
+    def test_swaps_with_a_draft_model_of_the_checkpoint(self):
         self.make("deepseek-v3-tiny", "modelopt", "--num-nextn-predict-layers", "1")
         self.check_swaps("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "2", swaps=6)
 
@@ -202,7 +205,7 @@ class Damaged:
     """Each method damages a copy of a checkpoint (a TinyModel) and returns words of the refusal. `m` is not yet written."""
 
     NORM = "model.layers.1.input_layernorm.weight"
-    CODES = "model.layers.0.mlp.experts.3.down_proj.weight"
+    CODES = "model.layers.1.mlp.experts.3.down_proj.weight"
 
     @staticmethod
     def rewrite(m, change):
@@ -395,6 +398,7 @@ class Damaged:
                 content += data[begin:end]
                 files[name] = f"model-0000{number}-of-00002.safetensors"
             text = json.dumps(shard).encode()
+            text += b" " * (-len(text) % 8)
             with open(os.path.join(m.folder, f"model-0000{number}-of-00002.safetensors"), "wb") as file:
                 file.write(struct.pack("<Q", len(text)) + text + content)
         change(m.folder, files)

@@ -51,7 +51,7 @@ class GpuGroup final : public RankGroup {
 
   Status load(const RankSetup& setup);
 
-  const ModelConfig& config() const override { return leader().model().config(); }
+  const ModelConfig& config() const override { return leader().config(); }
   int num_groups() const override { return layout_.dp; }
   int64_t num_kv_pages() const override { return leader().kv().num_pages(); }
   int64_t num_window_pages() const override { return leader().kv().num_pages(KvLayers::kWindow); }

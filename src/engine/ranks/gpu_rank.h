@@ -142,7 +142,7 @@ class GpuRank {
   bool has_draft() const { return draft_shape_.vocab_size > 0; }
   const ModelShape& shape_of(BatchModel model) const { return shapes_[static_cast<size_t>(model)]; }
   const ModelShape& last_shape() const { return shape_of(last_model_); }
-  const ModelConfig& config() const { return rank_.model().config(); }
+  const ModelConfig& config() const { return rank_.config(); }
   int64_t page_size() const { return rank_.kv().page_size(); }
   int64_t num_window_pages() const { return rank_.kv().num_pages(KvLayers::kWindow); }
   int64_t page_bytes(PageId page, int64_t num_tokens) const {

@@ -66,7 +66,8 @@ class Rank {
 
   const RankLayout& layout() const { return layout_; }
   ThreadPool& pool() { return pool_; }
-  const Model& model() const { return *model_; }
+  const ModelConfig& config() const { return config_; }
+  const Model& model() const { return *model_; }  // not while reload() replaces it
   const KvCache& kv() const { return kv_; }
   DType kv_dtype() const { return options_.kv_dtype; }
   // As Executor::kv_token_bytes(), read_page() and write_page().
@@ -140,7 +141,7 @@ class SingleRankGroup : public RankGroup {
   explicit SingleRankGroup(const RankSetup& setup)
       : rank_(setup, 0, nullptr), draft_shape_(fp4moe::draft_shape(setup.plan, setup.options)) {}
 
-  const ModelConfig& config() const override { return rank_.model().config(); }
+  const ModelConfig& config() const override { return rank_.config(); }
   int num_groups() const override { return 1; }
   int64_t num_kv_pages() const override { return rank_.kv().num_pages(); }
   int64_t num_window_pages() const override { return rank_.kv().num_pages(KvLayers::kWindow); }

@@ -159,7 +159,7 @@ void Inbox::end_idle_task(const Status& status, int64_t num_waited) {
   std::lock_guard lock(mutex_);
   if (input_.idle_task == nullptr) return;
   input_.idle_task->status = status;
-  input_.idle_task->num_waited = num_waited;
+  input_.idle_task->num_waited = num_waited + std::ssize(input_.sequences);
   input_.idle_task = nullptr;
   idle_.notify_all();
 }

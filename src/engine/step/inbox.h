@@ -86,7 +86,8 @@ class Inbox {
   LoopInput wait(bool can_step, bool has_requests);
   // Returns false if the input's task is to be dropped instead.
   bool start_idle_task();
-  // Ends the task of the last input, whether or not it has started.
+  // Ends the task of the last input, whether or not it has started. `num_waited`: requests that the loop has
+  // taken and that waited.
   void end_idle_task(const Status& status, int64_t num_waited);
   // Records that no further step will run.
   void fail(const Status& failure);

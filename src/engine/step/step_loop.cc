@@ -164,9 +164,11 @@ void StepLoop::take_idle_task(IdleTask& task) {
   if (is_idle && inbox_.start_idle_task()) run_idle_task(task);
 }
 
-// The watchdog does not watch the task.
+// The drafter first extends the rows of sequences that ended in the last step. The watchdog does not watch
+// the task.
 void StepLoop::run_idle_task(IdleTask& task) {
-  const Status status = status_of([&] { return task.run(); });
+  Status status = drafter_ == nullptr ? Status() : draft();
+  if (status.ok()) status = status_of([&] { return task.run(); });
   const Status failure = executor_.failure();
   if (status.ok()) scheduler_.flush();
   if (!failure.ok()) inbox_.fail(failure);
@@ -229,8 +231,7 @@ Status StepLoop::plan_and_start_step() {
   }
   if (drafter_ != nullptr) {
     watchdog_.enter("drafting");
-    Status drafted = std::exchange(ahead_, {});
-    if (drafted.ok()) drafted = status_of([this] { return drafter_->draft(scheduler_); });
+    const Status drafted = draft();
     delivery_.open_held_pages(drafted);
     FP4MOE_RETURN_IF_ERROR(drafted);
     watchdog_.enter("planning");
@@ -261,6 +262,11 @@ Status StepLoop::plan_and_start_step() {
     ahead_ = status_of([&] { return drafter_->run_ahead(num_sampled); });
   }
   return rows_.sample();
+}
+
+Status StepLoop::draft() {
+  const Status ahead = std::exchange(ahead_, {});
+  return ahead.ok() ? status_of([this] { return drafter_->draft(scheduler_); }) : ahead;
 }
 
 // Ends all running requests with the error. If no further step can run, ends all scheduled requests with the

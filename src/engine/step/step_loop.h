@@ -85,6 +85,7 @@ class StepLoop {
   void expire_requests();
   void run_step();
   Status plan_and_start_step();
+  Status draft();
   void fail_step(const std::string& error);
   Sequence* find(const std::string& id);
   void end_all(const Delta& last);
