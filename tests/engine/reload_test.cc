@@ -18,7 +18,7 @@ INSTANTIATE_TEST_SUITE_P(
                     ReloadCase{.like = "gpt-oss-tiny", .dialect = "bf16", .tp = 2, .ep = 2},
                     ReloadCase{.like = "deepseek-v3-tiny", .dialect = "modelopt", .has_mtp = true},
                     ReloadCase{"deepseek-v3-tiny", "modelopt", 4, 4, 4, "deepep"},
-                    ReloadCase{"deepseek-v3-tiny", "compressed-nvfp4", 4, 4, 2, "flashinfer"},
+                    ReloadCase{"deepseek-v3-tiny", "compressed-nvfp4", 4, 4, 1, "flashinfer"},
                     ReloadCase{.like = "qwen3-next-tiny"}),
     reload_name);
 

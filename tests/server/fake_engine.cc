@@ -72,6 +72,8 @@ void FakeEngine::cancel(const std::string& id) {
 }
 
 Result<int64_t> FakeEngine::update_weights(const WeightSource& source, bool aborts) {
+  ++num_updates_;
+  if (source.model_path.find("SLOW") != std::string::npos) may_end_update_.get_future().wait();
   std::lock_guard<std::mutex> lock(mutex_);
   if (source.model_path.find("ABSENT") != std::string::npos)
     return not_found("no '" + source.model_path + "'");

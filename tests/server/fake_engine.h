@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -40,7 +41,8 @@ class FakeEngine final : public Engine {
   Result<std::string> submit(Request request, DeltaCallback on_delta) override;
   void cancel(const std::string& id) override;
   Status flush_cache() override;
-  // A path with "ABSENT" is refused with kNotFound; one with "LOST" fails, and so does the engine.
+  // A path with "ABSENT" is refused with kNotFound; one with "LOST" fails, and so does the engine; one with
+  // "SLOW" waits for end_update().
   Result<int64_t> update_weights(const WeightSource& source, bool aborts) override;
   WeightSource weight_source() const override;
   Status failure() const override;
@@ -62,6 +64,8 @@ class FakeEngine final : public Engine {
   int64_t running() const;
   int64_t aborted() const { return aborted_.load(); }
   int64_t flushes() const { return flushes_.load(); }
+  int64_t num_updates() const { return num_updates_.load(); }
+  void end_update() { may_end_update_.set_value(); }
 
  private:
   struct Running {
@@ -87,6 +91,8 @@ class FakeEngine final : public Engine {
   Request last_;
   ExpertLoad load_;
   WeightSource weights_;
+  std::atomic<int64_t> num_updates_{0};
+  std::promise<void> may_end_update_;
   Status failure_;
   mutable std::string last_messages_;
   mutable ChatTemplateOptions last_options_;

@@ -26,6 +26,7 @@ VALID = {  # a minimal body for each route that takes one
     "/detokenize": {"tokens": [65, 66]},
     "/apply-template": {"messages": [{"role": "user", "content": "Hi"}]},
     "/abort_request": {"rid": "none"},
+    "/update_weights_from_disk": {"model_path": MODEL},
 }
 GENERATING = list(VALID)[:4]
 MORE = {  # further bodies whose responses must match the schema
@@ -56,6 +57,8 @@ MORE = {  # further bodies whose responses must match the schema
     "/detokenize": [{"tokens": 65}, {"tokens": [[65], [66]]}, {"tokens": None, "ids": [65]}, {"tokens": None, "prompt": []}],
     "/apply-template": [{"add_generation_prompt": False}],
     "/abort_request": [{"rid": None, "abort_all": True}],
+    "/update_weights_from_disk": [{"load_format": "safetensors", "abort_all_requests": True, "flush_cache": True,
+                                   "is_async": False, "token_step": 0, "manifest": None}],
 }
 HUGE = {"max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_tokens"}  # valid up to 2^31-1, clamped to the context
 

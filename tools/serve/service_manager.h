@@ -20,7 +20,8 @@ class ServiceManager {
   void ready(const std::string& status);
   void stopping();
   // Sends WATCHDOG=1 twice per watchdog period, unless requests are waiting or running and none of them has
-  // made progress for a whole period. Call it at least twice per period.
+  // made progress for a whole period in which weights were not being updated. Call it at least twice per
+  // period.
   void tick(const EngineStats& stats);
 
  private:

@@ -176,6 +176,7 @@ void StepLoop::run_idle_task(IdleTask& task) {
   for (const auto& sequence : pending_) sequence->awaits_idle_task = false;
   schedule_ready(/*all=*/!failure.ok());
   if (!failure.ok()) end_all({.finish_reason = FinishReason::kError, .error = failure.message()});
+  publish();
   inbox_.end_idle_task(failure.ok() ? status : failure, num_waited);
 }
 

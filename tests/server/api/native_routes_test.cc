@@ -1,4 +1,6 @@
 // SGLang's native routes and the operator routes.
+#include <future>
+
 #include "server/server_fixture.h"
 
 namespace fp4moe {
@@ -317,6 +319,44 @@ TEST(Operations, FlushCache) {
   ASSERT_TRUE(eventually([&] { return s.engine.running() == 1; }));
   EXPECT_EQ(http_post(s.port, "/flush_cache", "").status, 400);
   EXPECT_EQ(s.engine.flushes(), 1);
+}
+
+TEST(Operations, WeightsAreUpdatedFromDisk) {
+  TestServer s;
+  const auto update = [&](const std::string& body) {
+    const HttpAnswer answer = http_post(s.port, "/update_weights_from_disk", body);
+    const json parsed = json::parse(answer.body);
+    EXPECT_EQ(parsed["success"], answer.status == 200) << answer.body;
+    EXPECT_TRUE(parsed["message"].is_string() && parsed["num_paused_requests"].is_number()) << answer.body;
+    return answer;
+  };
+  EXPECT_EQ(update(R"({"model_path":"/models/new","weight_version":"7"})").status, 200);
+  const json info = json::parse(http_get(s.port, "/get_model_info").body);
+  EXPECT_EQ(info["model_path"], "/models/new");
+  EXPECT_EQ(info["weight_version"], "7");
+  EXPECT_EQ(json::parse(http_get(s.port, "/server_info").body)["model_path"], "/models/new");
+  EXPECT_EQ(update(R"({"model_path":"/models/new2"})").status, 200);
+  EXPECT_EQ(s.engine.weight_source().version, "7") << "a version stays until it is replaced";
+  for (const char* body : {R"({})", R"([])", R"({"model_path":1})", R"({"model_path":"/a","other":1})", "{",
+                           R"({"model_path":"/a","flush_cache":false})", R"({"model_path":"/ABSENT"})"})
+    EXPECT_EQ(update(body).status, 400) << body;
+  EXPECT_EQ(s.engine.weight_source().model_path, "/models/new2");
+  EXPECT_EQ(http_get(s.port, "/update_weights_from_disk").status, 405);
+  const HttpAnswer lost = update(R"({"model_path":"/LOST"})");
+  EXPECT_EQ(lost.status, 503);
+  EXPECT_EQ(json::parse(lost.body)["message"], "rank 1: lost");
+}
+
+TEST(Operations, OnlyOneUpdateOfWeightsRunsAtATime) {
+  TestServer s;
+  const std::string slow = R"({"model_path":"/SLOW"})";
+  auto first = std::async(std::launch::async,
+                          [&] { return http_post(s.port, "/update_weights_from_disk", slow).status; });
+  ASSERT_TRUE(eventually([&] { return s.engine.num_updates() == 1; }));
+  EXPECT_EQ(http_post(s.port, "/update_weights_from_disk", slow).status, 409);
+  s.engine.end_update();
+  EXPECT_EQ(first.get(), 200);
+  EXPECT_EQ(s.engine.num_updates(), 1);
 }
 
 TEST(Operations, ServerInfoAndItsOldName) {
