@@ -18,11 +18,14 @@ PlacedMemory::~PlacedMemory() {
 
 void PlacedMemory::seal() { is_sealed_ = true; }
 
-void PlacedMemory::restart() {
+Status PlacedMemory::restart() {
   FP4MOE_CHECK(is_sealed_, "restart() before seal()");
   for (size_t i = 0; i < allocations_.size(); ++i)
-    FP4MOE_CHECK(!allocations_[i].in_use, "allocation " + std::to_string(i) + " is still in use");
+    if (allocations_[i].in_use)
+      return internal_error("allocation " + std::to_string(i) + " of " + std::to_string(allocations_.size()) +
+                            " (" + std::to_string(allocations_[i].num_bytes) + " bytes) is still in use");
   next_ = 0;
+  return {};
 }
 
 Result<uint8_t*> PlacedMemory::allocate(int64_t num_bytes) {

@@ -21,10 +21,10 @@ class PlacedMemory final : public MemoryResource {
 
   // Ends the first load. The allocations that have not been released keep their places for good.
   void seal();
-  // After seal(), when all buffers have been released: the same sequence of allocations follows again.
-  void restart();
+  // After seal(): the same sequence of allocations follows again. kInternal if one of them is still in use.
+  Status restart();
 
-  // kInternal after restart() if the load makes another sequence of allocations than the first time.
+  // kInternal after seal() if the load makes another sequence of allocations than the first time.
   Result<uint8_t*> allocate(int64_t num_bytes) override;
   // Frees memory that has no place.
   void release(uint8_t* data) override;

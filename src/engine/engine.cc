@@ -114,6 +114,7 @@ class EngineImpl final : public Engine {
   }
   ExpertLoad expert_load() const override {
     std::lock_guard lock(ranks_mutex_);
+    if (const Status failure = ranks_->failure(); !failure.ok()) return {.failure = failure.message()};
     return ranks_->expert_load();
   }
 

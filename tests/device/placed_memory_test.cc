@@ -68,7 +68,7 @@ TEST(PlacedMemory, RepeatsAddressesAndFreesWhatWasTemporary) {
     for (int round = 0; round < 3; ++round) {
       model.reset();
       EXPECT_EQ(counted.num_bytes(), 1500) << "a place was given away";
-      memory.restart();
+      EXPECT_TRUE(memory.restart().ok());
       model = load(memory);
       EXPECT_EQ(counted.num_bytes(), 1500);
       for (size_t i = 0; i < places.size(); ++i) EXPECT_EQ(model->kept[i].data(), places[i]) << i;
@@ -79,12 +79,15 @@ TEST(PlacedMemory, RepeatsAddressesAndFreesWhatWasTemporary) {
 
 TEST(PlacedMemory, NamesAnAllocationOfAnotherSize) {
   PlacedMemory memory(host_memory());
-  load(memory);
+  std::optional<Loaded> model = load(memory);
   memory.seal();
-  memory.restart();
-  const Loaded other = load(memory, 501);
-  EXPECT_EQ(other.kept.size(), 4u);
-  memory.restart();
+  model.reset();
+  EXPECT_TRUE(memory.restart().ok());
+  model = load(memory, 501);
+  EXPECT_EQ(model->kept.size(), 4u);
+  EXPECT_FALSE(memory.restart().ok());
+  model.reset();
+  EXPECT_TRUE(memory.restart().ok());
 }
 
 TEST(PlacedMemory, RefusesMoreAllocationsThanTheFirstTime) {
@@ -92,11 +95,18 @@ TEST(PlacedMemory, RefusesMoreAllocationsThanTheFirstTime) {
   const auto one = [&] { return Buffer::make(64, memory); };
   EXPECT_TRUE(one().ok());
   memory.seal();
-  memory.restart();
+  EXPECT_TRUE(memory.restart().ok());
   EXPECT_TRUE(one().ok());
   const Status second = one().status();
   EXPECT_EQ(second.code(), StatusCode::kInternal);
   EXPECT_EQ(second.message(), "allocation 1 has 64 bytes; in the first load there were 1 allocations");
+}
+
+TEST(PlacedMemory, NamesABufferThatIsStillInUse) {
+  PlacedMemory memory(host_memory());
+  const auto buffer = Buffer::make(64, memory);
+  memory.seal();
+  EXPECT_EQ(memory.restart().message(), "allocation 0 of 1 (64 bytes) is still in use");
 }
 
 TEST(DeviceMemoryScope, ReplacesTheMemoryOfItsThread) {

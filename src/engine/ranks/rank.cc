@@ -147,7 +147,7 @@ Status Rank::replace_weights(const Checkpoint& checkpoint, const ProgressSink& p
   model_.reset();
   draft_weights_.reset();
   weights_.reset();
-  if (weight_memory_ != nullptr) weight_memory_->restart();
+  if (weight_memory_ != nullptr) FP4MOE_RETURN_IF_ERROR(weight_memory_->restart());
   FP4MOE_RETURN_IF_ERROR(load_model(checkpoint, progress));
   return draft_options_ ? load_draft(checkpoint) : Status();
 }

@@ -36,6 +36,8 @@ namespace fp4moe {
 // example, out of memory) fails all running requests, or all requests if the executor has failed permanently.
 // A row of logits with NaN fails only its own request. If the watchdog finds that a step is stuck, all
 // requests fail at once and the engine fails permanently; destruction still waits for the step.
+//
+// Large because it offers Engine's methods and has a function for each kind of input.
 class StepLoop {
  public:
   // Without a compiler, requests with a grammar are refused.
