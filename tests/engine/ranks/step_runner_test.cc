@@ -8,6 +8,7 @@
 #include <new>
 #include <numeric>
 #include <stdexcept>
+#include <thread>
 
 #include "comm/communicator.h"
 
@@ -103,9 +104,10 @@ class Ranks {
                                                .vocab_size = kVocab},
                                     .timeout = timeout,
                                     .first_signal = first_signal};
-    runner = std::make_unique<StepRunner>(*job_, options, [this](int rank, const Batch& batch, float* out) {
-      return model->forward(rank, batch, out);
-    });
+    runner = std::make_unique<StepRunner>(
+        *job_, options,
+        [this](int rank, const Batch& batch, float* out) { return model->forward(rank, batch, out); },
+        [this](int rank, const std::string& text) { return task(rank, text); });
   }
   ~Ranks() { runner.reset(); }
 
@@ -126,6 +128,7 @@ class Ranks {
  public:
   std::vector<float> logits;
   std::unique_ptr<SumModel> model;
+  std::function<Status(int rank, const std::string& text)> task;
   std::unique_ptr<StepRunner> runner;
 };
 
@@ -140,6 +143,42 @@ TEST(StepRunner, EveryRankRunsItsGroupsBatch) {
       const Step step(ids);
       EXPECT_EQ(ranks.run(step), step.want()) << tp << " ranks, " << dp << " groups, step " << i;
     }
+  }
+}
+
+// Rank 2 takes longer than the time limit of a step.
+TEST(StepRunner, ATaskRunsOnEveryRankBetweenSteps) {
+  Ranks ranks(4, 2, /*timeout_seconds=*/0.2);
+  std::atomic<int> sum{0};
+  ranks.task = [&](int rank, const std::string& text) -> Status {
+    if (rank == 2) std::this_thread::sleep_for(400ms);
+    EXPECT_EQ(text, "task");
+    sum += 1 + rank;
+    return {};
+  };
+  ASSERT_TRUE(ranks.runner->start().ok());
+  const Step step({{1, 2}, {3}});
+  for (int i = 1; i <= 2; ++i) {
+    EXPECT_EQ(ranks.run(step), step.want());
+    EXPECT_TRUE(ranks.runner->run_task("task").ok());
+    EXPECT_EQ(sum, i * (1 + 2 + 3 + 4));
+  }
+  EXPECT_EQ(ranks.run(step), step.want());
+  EXPECT_EQ(ranks.runner->run_task(std::string(1 << 20, 'a')).code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(ranks.run(step), step.want());
+}
+
+TEST(StepRunner, AFailedTaskEndsTheJobByName) {
+  for (const int failing : {0, 1, 3}) {
+    Ranks ranks(4, 2);
+    ranks.task = [&](int rank, const std::string&) -> Status {
+      return rank == failing ? data_loss("no weights") : Status();
+    };
+    ASSERT_TRUE(ranks.runner->start().ok());
+    const std::string name = "rank " + std::to_string(failing) + ": no weights";
+    for (const Status& status : {ranks.runner->run_task("task"), ranks.runner->run_task("task"),
+                                 ranks.try_run(Step({{1}, {1}})), ranks.runner->failure()})
+      EXPECT_NE(status.message().find(name), std::string::npos) << status.to_string();
   }
 }
 
