@@ -63,7 +63,7 @@ struct EngineStats {
   // Disaggregation. Prefill engine: requests whose pages are held until fetched. Decode engine: requests
   // waiting for the prefill engine's first token, and requests waiting for its pages.
   int64_t num_held_reqs = 0, num_awaited_reqs = 0, num_transferring_reqs = 0;
-  int64_t kv_transfer_bytes_total = 0;  // bytes of KV pages sent (prefill) or received (decode)
+  int64_t kv_transfer_bytes_total = 0;  // bytes of KV pages and states sent (prefill) or received (decode)
   int64_t num_prompts_total = 0;        // prompts prefilled
   // Tokens in these prompts, including cached ones; output tokens.
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0;

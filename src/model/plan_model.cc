@@ -332,8 +332,6 @@ Status check_states(const ModelConfig& model, const MoeProblem& problem, const E
                        "; nearest legal choice: --device cpu");
   if (flags.speculative_algorithm != "none" || flags.draft_source)
     return refuse("--speculative-algorithm " + flags.speculative_algorithm, "no speculative decoding");
-  if (flags.disaggregation_mode != "null")
-    return refuse("--disaggregation-mode " + flags.disaggregation_mode, "--disaggregation-mode null");
   if (const int ranks = problem.layout.attention_tp(); model.delta.num_key_heads % ranks != 0)
     return unsupported("the " + std::to_string(model.delta.num_key_heads) +
                        " key heads of the recurrent layers cannot be shared by the " + std::to_string(ranks) +

@@ -129,34 +129,39 @@ std::vector<StateCache::Range> StateCache::ranges() const {
   return ranges;
 }
 
-template <class CopyRange>
-void StateCache::for_ranges(int32_t slot, const CopyRange& copy_range) const {
+std::vector<StateCache::Piece> StateCache::pieces(int32_t slot, int64_t first, int64_t num_bytes) const {
   check_slot(slot);
-  const int64_t canonical_layer =
-      recurrent_elems(delta_, delta_.num_key_heads) + conv_elems(delta_, delta_.num_key_heads);
+  const int64_t layer_bytes = int64_t{sizeof(float)} * (recurrent_elems(delta_, delta_.num_key_heads) +
+                                                        conv_elems(delta_, delta_.num_key_heads));
+  FP4MOE_CHECK(first >= 0 && num_bytes >= 0 && first <= num_layers_ * layer_bytes - num_bytes,
+               std::to_string(num_bytes) + " bytes from " + std::to_string(first) + " of a state of " +
+                   std::to_string(num_layers_ * layer_bytes));
+  std::vector<Piece> pieces;
   for (size_t layer = 0; layer < places_.size(); ++layer) {
     const StateSlots slots = this->layer(static_cast<int64_t>(layer));
     if (slots.recurrent == nullptr) continue;
     for (const Range& range : ranges()) {
       float* const of_slot =
           range.is_conv ? slots.conv + slot * conv_elems_ : slots.recurrent + slot * recurrent_elems_;
-      copy_range(of_slot + range.first,
-                 (places_[layer] * canonical_layer + range.canonical) * int64_t{sizeof(float)},
-                 static_cast<size_t>(range.count) * sizeof(float));
+      const int64_t start = places_[layer] * layer_bytes + range.canonical * int64_t{sizeof(float)};
+      const int64_t begin = std::max(start, first);
+      const int64_t end = std::min(start + range.count * int64_t{sizeof(float)}, first + num_bytes);
+      if (begin >= end) continue;
+      pieces.push_back(
+          {reinterpret_cast<uint8_t*>(of_slot + range.first) + (begin - start), begin - first, end - begin});
     }
   }
+  return pieces;
 }
 
-void StateCache::read_slot(int32_t slot, uint8_t* canonical) const {
-  for_ranges(slot, [&](const float* range, int64_t offset, size_t num_bytes) {
-    std::memcpy(canonical + offset, range, num_bytes);
-  });
+void StateCache::read_slot(int32_t slot, int64_t first, std::span<uint8_t> canonical) const {
+  for (const Piece& piece : pieces(slot, first, std::ssize(canonical)))
+    std::memcpy(canonical.data() + piece.offset, piece.data, static_cast<size_t>(piece.num_bytes));
 }
 
-void StateCache::write_slot(int32_t slot, const uint8_t* canonical) const {
-  for_ranges(slot, [&](float* range, int64_t offset, size_t num_bytes) {
-    std::memcpy(range, canonical + offset, num_bytes);
-  });
+void StateCache::write_slot(int32_t slot, int64_t first, std::span<const uint8_t> canonical) const {
+  for (const Piece& piece : pieces(slot, first, std::ssize(canonical)))
+    std::memcpy(piece.data, canonical.data() + piece.offset, static_cast<size_t>(piece.num_bytes));
 }
 
 }  // namespace fp4moe

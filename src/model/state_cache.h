@@ -42,11 +42,18 @@ class StateCache {
   // Executes the copies in order. The slots must be in host memory, also for the functions below.
   void copy_slots(std::span<const StateCopy> copies) const;
 
-  // Copy a slot to and from canonical form, which does not depend on the sharding: per layer with a state
-  // [Hv, dk, dv], then [C, conv_width - 1] with the channels of all q heads, all k heads and all v heads; in
-  // all, bytes_per_slot() of a single rank. Only this rank's heads are copied.
-  void read_slot(int32_t slot, uint8_t* canonical) const;
-  void write_slot(int32_t slot, const uint8_t* canonical) const;
+  // Copy bytes from `first` on of a slot to and from canonical form, which does not depend on the sharding:
+  // per layer with a state [Hv, dk, dv], then [C, conv_width - 1] with the channels of all q heads, all k
+  // heads and all v heads; in all, bytes_per_slot() of a single rank. Only this rank's heads are copied.
+  void read_slot(int32_t slot, int64_t first, std::span<uint8_t> canonical) const;
+  void write_slot(int32_t slot, int64_t first, std::span<const uint8_t> canonical) const;
+  // Consecutive bytes of a slot, which are `offset` bytes after `first` in the canonical form.
+  struct Piece {
+    uint8_t* data = nullptr;
+    int64_t offset = 0, num_bytes = 0;
+  };
+  // Returns this rank's bytes among the num_bytes from `first` on of the canonical form.
+  std::vector<Piece> pieces(int32_t slot, int64_t first, int64_t num_bytes) const;
 
   int64_t num_slots() const { return num_slots_; }
   int64_t num_bytes() const { return buffer_.num_bytes(); }
@@ -60,8 +67,6 @@ class StateCache {
   };
   void check_slot(int32_t slot) const;
   std::vector<Range> ranges() const;
-  template <class CopyRange>
-  void for_ranges(int32_t slot, const CopyRange& copy_range) const;
   int64_t layer_elems() const { return num_slots_ * (recurrent_elems_ + conv_elems_); }
 
   Buffer buffer_;  // [layers with a state]: recurrent of all slots, then conv of all slots

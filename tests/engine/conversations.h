@@ -24,20 +24,24 @@ inline int below(std::mt19937& random, int n) {
 
 // Runs three turns of every conversation, all conversations together; some requests have a twin that is
 // cancelled. Each turn contains the previous turn's prompt and output. expected(prompt, num_tokens) returns
-// the tokens of a request that runs alone.
+// the tokens of a request that runs alone. `prefill_node`: as in Request.
 template <class Expected>
 void run_conversations(TestLoop& loop, std::vector<std::vector<int32_t>> histories, std::mt19937& random,
-                       const Expected& expected, const std::string& what) {
+                       const Expected& expected, const std::string& what,
+                       const std::string& prefill_node = "") {
   constexpr int64_t kTokens = 12;
   for (int turn = 0; turn < 3; ++turn) {
     std::vector<Collector> collectors(histories.size());
     for (size_t i = 0; i < histories.size(); ++i) {
       for (int n = 1 + below(random, 6); n > 0; --n) histories[i].push_back(below(random, 3));
       const std::string id = std::to_string(turn) + " " + std::to_string(i);
-      ASSERT_TRUE(loop->submit({id, histories[i], exactly(kTokens)}, collectors[i].callback()).ok());
+      Request request{id, histories[i], exactly(kTokens)};
+      request.prefill_node = prefill_node;
+      ASSERT_TRUE(loop->submit(request, collectors[i].callback()).ok());
       Collector twin;
       if (below(random, 3) == 0) {
-        ASSERT_TRUE(loop->submit({id + " twin", histories[i], exactly(kTokens)}, twin.callback()).ok());
+        request.id += " twin";
+        ASSERT_TRUE(loop->submit(request, twin.callback()).ok());
         loop->cancel(id + " twin");
         twin.wait();
       }

@@ -12,12 +12,13 @@
 #include <vector>
 
 #include "engine/fake_kept_drafts.h"
+#include "engine/fake_memory.h"
 #include "engine/loop_shape.h"
 
 namespace fp4moe {
 
 // One fake model with separate pages per group; `fail`: the next step fails. Large because Executor is large.
-class FakeExecutor : public Executor {
+class FakeExecutor : public FakeMemory {
  public:
   FakeExecutor(FakeModel& model, const LoopShape& shape)
       : model_(model),
@@ -41,11 +42,6 @@ class FakeExecutor : public Executor {
   }
 
   const ModelConfig& config() const override { return model_.config(); }
-  int num_groups() const override { return static_cast<int>(kv_.size()); }
-  int64_t num_kv_pages() const override { return kv_[0].num_pages(); }
-  int64_t num_window_pages() const override { return kv_[0].num_pages(KvLayers::kWindow); }
-  int page_size() const override { return kv_[0].page_size(); }
-  int64_t num_slots() const override { return kv_[0].state_cache().num_slots(); }
   Status execute_step(std::span<const Batch> groups) override {
     EXPECT_EQ(groups.size(), kv_.size());
     if (!failure().ok()) return failure();
@@ -83,19 +79,6 @@ class FakeExecutor : public Executor {
     return failure_;
   }
   ThreadPool& pool() override { return pool_; }
-  int64_t kv_token_bytes() const override { return kv_[0].token_bytes(); }
-  int64_t window_token_bytes() const override { return kv_[0].token_bytes(KvLayers::kWindow); }
-  Status read_page(int group, PageId page, int64_t num_tokens, uint8_t* canonical) override {
-    if (!page_failure.ok()) return page_failure;
-    kv_[static_cast<size_t>(group)].read_page(page, num_tokens, canonical);
-    return {};
-  }
-  Status write_page(int group, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
-    if (!page_failure.ok()) return page_failure;
-    kv_[static_cast<size_t>(group)].write_page(page, num_tokens, canonical);
-    return {};
-  }
-  Status page_failure;  // set before the first request
   Status finish_steps() override {
     ++num_finishes;
     return {};
@@ -237,7 +220,6 @@ class FakeExecutor : public Executor {
   int num_waiting_ = 0;           // number of last results that are not yet taken
   std::vector<int32_t> masked_ids_;
   FakeKeptDrafts kept_;
-  std::vector<KvCache> kv_;
   std::vector<float> logits_;
   Model* const draft_;
   const DraftShape draft_shape_;

@@ -48,7 +48,11 @@ void decode_payload(KvFrameType type, std::span<const uint8_t> payload) {
     case KvFrameType::kTake:
       return check(decode_take(payload).status());
     case KvFrameType::kPage:
-      return check(decode_page(payload, {.num_tokens = 37, .token_bytes = 4, .page_size = 16}).status());
+      for (const int64_t state_bytes : {int64_t{0}, int64_t{100}, kKvStatePieceBytes + 1})
+        check(decode_page(payload,
+                          {.num_tokens = 37, .token_bytes = 4, .page_size = 16, .state_bytes = state_bytes})
+                  .status());
+      return;
     case KvFrameType::kFailed:
       return check(decode_failure(payload));
     case KvFrameType::kChallenge:

@@ -47,11 +47,9 @@ TEST(PlanModel, StatesAreRefusedWhereTheyAreNotSupported) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
   EXPECT_EQ(refusal({}), "");
-  EngineConfig drafts, nodes, ranks;
+  EngineConfig drafts, ranks;
   drafts.speculative_algorithm = "NGRAM";
   expect_part(refusal(drafts), "--speculative-algorithm NGRAM does not support models with recurrent layers");
-  nodes.disaggregation_mode = "prefill";
-  expect_part(refusal(nodes), "--disaggregation-mode prefill does not support models with recurrent layers");
   ranks.tp_size = 4;
   expect_part(refusal(ranks), "the 6 key heads of the recurrent layers cannot be shared by the 4 ranks");
   MoeProblem problem;

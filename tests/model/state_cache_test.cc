@@ -2,7 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
+#include <span>
 #include <vector>
 
 #include "model/kv_cache.h"
@@ -80,6 +82,10 @@ TEST(StateCache, CopiesRunInOrder) {
   expect_filled(*states, 4, 400);
 }
 
+std::span<uint8_t> bytes_of(std::vector<float>& state) {
+  return {reinterpret_cast<uint8_t*>(state.data()), state.size() * sizeof(float)};
+}
+
 // The ranks of a group write disjoint parts of the canonical form, which are those that its definition names,
 // and read back what they wrote. The oracle indexes heads and channels one by one.
 TEST(StateCache, CanonicalFormDoesNotDependOnTheSharding) {
@@ -94,7 +100,7 @@ TEST(StateCache, CanonicalFormDoesNotDependOnTheSharding) {
       const auto states = StateCache::make(config, 3, layout);
       ASSERT_TRUE(states.ok());
       EXPECT_EQ(StateCache::bytes_per_slot(config, layout) * tp, static_cast<int64_t>(bytes));
-      states->write_slot(2, reinterpret_cast<const uint8_t*>(wanted.data()));
+      states->write_slot(2, 0, bytes_of(wanted));
       const int64_t keys = 4 / tp, values = 8 / tp, channels = 2 * keys * 3 + values * 5;
       for (const int64_t layer : {0, 1, 3}) {
         const float* const of_layer = wanted.data() + (layer == 3 ? 2 : layer) * (kRecurrent + kConv);
@@ -109,9 +115,47 @@ TEST(StateCache, CanonicalFormDoesNotDependOnTheSharding) {
             ASSERT_EQ(slots.conv[(2 * channels + c) * 3 + tap], of_layer[kRecurrent + all * 3 + tap]);
         }
       }
-      states->read_slot(2, reinterpret_cast<uint8_t*>(together.data()));
+      states->read_slot(2, 0, bytes_of(together));
     }
     EXPECT_EQ(together, wanted) << tp;
+  }
+}
+
+// In whatever pieces a state is read and written, at any byte and by any number of ranks, it is the whole
+// one, and no other slot changes.
+TEST(StateCache, PiecesMakeTheWholeState) {
+  const ModelConfig config = with_states();
+  std::vector<float> wanted(static_cast<size_t>(StateCache::bytes_per_slot(config)) / 4);
+  for (size_t i = 0; i < wanted.size(); ++i) wanted[i] = static_cast<float>(i + 1);
+  for (const int tp : {1, 2, 4}) {
+    std::vector<StateCache> ranks;
+    for (int rank = 0; rank < tp; ++rank) {
+      auto states = StateCache::make(config, 3, {.tp = tp, .ep = 1, .dp = 1, .rank = rank});
+      ASSERT_TRUE(states.ok());
+      ranks.push_back(std::move(*states));
+    }
+    std::vector<float> zeros(wanted.size());
+    for (const StateCache& states : ranks) states.write_slot(2, 0, bytes_of(zeros));
+    for (const size_t piece : {size_t{1}, size_t{3}, size_t{64}, size_t{1000}, wanted.size() * 4}) {
+      std::vector<float> together(wanted.size());
+      const auto for_pieces = [&](std::vector<float>& state, const auto& copy) {
+        const std::span<uint8_t> all = bytes_of(state);
+        for (size_t first = 0; first < all.size(); first += piece)
+          for (const StateCache& states : ranks)
+            copy(states, static_cast<int64_t>(first),
+                 all.subspan(first, std::min(piece, all.size() - first)));
+      };
+      for_pieces(wanted,
+                 [](const StateCache& s, int64_t first, auto bytes) { s.write_slot(1, first, bytes); });
+      for_pieces(together,
+                 [](const StateCache& s, int64_t first, auto bytes) { s.read_slot(1, first, bytes); });
+      EXPECT_EQ(together, wanted) << tp << " ranks, pieces of " << piece;
+      for_pieces(together,
+                 [](const StateCache& s, int64_t first, auto bytes) { s.read_slot(2, first, bytes); });
+      EXPECT_EQ(together, zeros) << tp;
+      for (const StateCache& states : ranks) states.write_slot(1, 0, bytes_of(zeros));
+    }
+    EXPECT_TRUE(ranks[0].pieces(1, static_cast<int64_t>(wanted.size()) * 4, 0).empty());
   }
 }
 

@@ -17,11 +17,12 @@ class Node(Serve):
         return copy.copy(self)  # the same command; entering it starts a new process
 
     def is_empty(self):
-        """Whether the node holds no requests and no pages."""
+        """Whether the node holds no requests, no pages and no slots of states."""
         now = metrics(self.url)
         return all(now[name] == 0 for name in
                    ("num_used_tokens", "num_leaked_pages", "num_prefill_inflight_queue_reqs", "num_running_reqs",
-                    "num_decode_prealloc_queue_reqs", "num_decode_transfer_queue_reqs", "num_queue_reqs"))
+                    "num_decode_prealloc_queue_reqs", "num_decode_transfer_queue_reqs", "num_queue_reqs",
+                    "mamba_num_used_slots"))
 
 
 class Router(Serve):

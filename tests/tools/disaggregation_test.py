@@ -24,6 +24,7 @@ from serve_process import Serve, eventually, exit_without_gpu, metric
 BINARY, MODELS = sys.argv[1:3]
 GRAMMARS, CUDA = ("grammars" in sys.argv[3:], "cuda" in sys.argv[3:])
 GPTOSS, DSV3 = f"{MODELS}/demo-gptoss-mxfp4", f"{MODELS}/demo-dsv3-nvfp4"
+QWEN35 = f"{MODELS}/demo-qwen35-nvfp4"  # with states
 POOL = ["--max-total-tokens", "4096"]
 LIMITS = ["--max-running-requests", "16", "--self-test", "off", "--disable-autotune",
           "--threads", "1"]  # for all nodes and servers
@@ -176,6 +177,10 @@ class Disaggregation(unittest.TestCase):
     def test_latents(self):
         self.check_model(DSV3, [], ["--disable-cuda-graph"])
 
+    def test_states(self):
+        self.check_model(QWEN35, [], ["--chunked-prefill-size", "32"])
+        self.check_model(QWEN35, ["--disable-radix-cache"], ["--max-mamba-cache-size", "3"])
+
     # Pages of 8-bit codes are handed over as they are, so every response is that of one server.
     def test_eight_bit_pages(self):
         fp8 = ["--kv-cache-dtype", "fp8_e4m3"]
@@ -194,7 +199,7 @@ class Disaggregation(unittest.TestCase):
     @unittest.skipUnless(CUDA, "needs a GPU")
     def test_a_gpu_and_a_cpu(self):
         prompts, devices = PROMPTS[2:], (["--device", "cpu"], ["--device", "cuda"])
-        for model in (GPTOSS, DSV3):
+        for model in (GPTOSS, DSV3, QWEN35):
             with Serve(BINARY, model, *LIMITS, *devices[0], *POOL) as one:
                 want = [generate(one.url, p)[1]["text"] for p in prompts]
             for first, second in (devices, devices[::-1]):

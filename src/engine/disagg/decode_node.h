@@ -53,13 +53,13 @@ class DecodeNode {
   // progress. Errors: those of check(); kDoesNotFit: the request is too large for a message; kUnavailable:
   // too many prefill nodes, too much data queued for this one, or no thread could be created.
   Result<uint64_t> ask(const Request& request);
-  // Call after kFirstToken. Requests the pages from index `first` on (that page must exist) and writes them
-  // to the lease. Reports kArrived when all have arrived; the room is then released.
+  // Call after kFirstToken. Requests the parts of the transfer (KvPageShape) from `first` on (that part must
+  // exist) and writes them to the lease. Reports kArrived when all have arrived; the room is then released.
   void take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
   // Ends the room: no further events except those already queued. No effect if it is already released.
   void release(uint64_t room);
 
-  int64_t page_bytes_received() const { return page_bytes_.load(); }
+  int64_t kv_bytes_received() const { return kv_bytes_.load(); }
   int num_peers() const { return static_cast<int>(peers_.size()); }  // call on ask()'s thread
 
  private:
@@ -74,7 +74,7 @@ class DecodeNode {
   const DecodeNodeOptions options_;
   const std::function<void(KvEvent)> on_event_;
   LogLimit log_limit_;
-  std::atomic<int64_t> page_bytes_{0};
+  std::atomic<int64_t> kv_bytes_{0};
   const std::shared_ptr<ByteBudget> budget_;
   uint64_t num_rooms_ = 0;
   Peers peers_;

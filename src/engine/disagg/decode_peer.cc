@@ -159,14 +159,14 @@ Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::span<c
   if (page.index != found.next_page)
     return data_loss("received page " + std::to_string(page.index) + ", expected page " +
                      std::to_string(found.next_page));
-  node_.page_bytes_.fetch_add(shape.bytes_of(page.index));
+  node_.kv_bytes_.fetch_add(shape.bytes_of(page.index));
   if (const Status status = found.pages->write(page.index, payload.subspan(sizeof page)); !status.ok()) {
     release(room);
     if (status.code() != StatusCode::kCancelled)
       node_.on_event_({.room = room, .id = found.id, .status = status});
     return {};
   }
-  const bool is_last = page.index + 1 == shape.num_pages();
+  const bool is_last = page.index + 1 == shape.num_parts();
   {
     std::lock_guard lock(mutex_);
     if (const auto it = rooms_.find(room); it != rooms_.end()) ++it->second.next_page;

@@ -37,6 +37,16 @@ std::string drafter_text(const DraftPlan& draft, const Checkpoint* checkpoint) {
   return checkpoint == nullptr ? text : text + ", fingerprint " + fingerprint(*checkpoint);
 }
 
+// The shape of a state in canonical form.
+std::string state_text(const ModelConfig& config, int64_t num_bytes) {
+  const DeltaConfig& delta = config.delta;
+  const auto num_layers = std::ranges::count(config.layer_has_state, true);
+  return std::to_string(num_layers) + " layers of " + std::to_string(delta.num_value_heads) + " x " +
+         std::to_string(delta.key_head_dim) + " x " + std::to_string(delta.value_head_dim) + " and " +
+         std::to_string(delta.conv_channels()) + " x " + std::to_string(delta.conv_width - 1) + ", " +
+         std::to_string(num_bytes) + " bytes";
+}
+
 }  // namespace
 
 KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
@@ -54,6 +64,8 @@ KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, cons
     hello.facts.emplace_back("KV window", std::to_string(executor.window().tokens) + " tokens, " +
                                               std::to_string(executor.window_token_bytes()) +
                                               " bytes of a token");
+  if (config.has_state())
+    hello.facts.emplace_back("state of a sequence", state_text(config, executor.state_bytes()));
   return hello;
 }
 

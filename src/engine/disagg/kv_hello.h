@@ -1,4 +1,4 @@
-// make_hello(): the facts that must match before one node can use another's KV pages.
+// make_hello(): the facts that must match before one node can use another's KV pages and states.
 #pragma once
 
 #include "engine/disagg/kv_wire.h"
@@ -9,8 +9,8 @@
 namespace fp4moe {
 
 // The facts are the protocol, the checkpoint's tensors (names, types, shapes, samples of their bytes) and the
-// format of KV pages, of a draft model that takes features too. Runners, threads and ranks can differ.
-// `draft`: the checkpoint of plan.draft; null: `checkpoint`.
+// format of KV pages, of a draft model that takes features too, and of states. Runners, threads and ranks can
+// differ. `draft`: the checkpoint of plan.draft; null: `checkpoint`.
 KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
                    const Executor& executor, const Checkpoint* draft);
 

@@ -1,4 +1,5 @@
-// KvLease: the KV pages of one sequence while a thread other than the engine's reads or fills them.
+// KvLease: the KV pages and the state of one sequence while a thread other than the engine's reads or fills
+// them.
 #pragma once
 
 #include <condition_variable>
@@ -15,21 +16,28 @@
 
 namespace fp4moe {
 
-// The engine's thread creates the lease and ends it before the pages return to the pool. Until then no step
-// writes to the pages or uses pages that are being filled. Any other thread can call read() and write().
+// The engine's thread creates the lease and ends it before the pages return to the pool, and the state's slot
+// with them. Until then no step writes to them or uses those that are being filled. Any other thread can call
+// read() and write().
 //
 // A lease can begin closed, while a draft model still has to write its part of the pages: read() then waits
 // until the engine's thread has opened or ended it.
 class KvLease {
  public:
-  KvLease(Executor& executor, int group, PageTables tables, int64_t num_tokens, bool is_open = true)
+  // `slot`: of the state; 0: the model has no states.
+  KvLease(Executor& executor, int group, PageTables tables, int32_t slot, int64_t num_tokens,
+          bool is_open = true)
       : executor_(executor),
         group_(group),
         tables_(std::move(tables)),
+        slot_(slot),
         num_tokens_(num_tokens),
         is_open_(is_open) {
     FP4MOE_CHECK(tables_.first_window <= shape().first_window_page,
                  "window page " + std::to_string(shape().first_window_page) + " has been released");
+    FP4MOE_CHECK((slot_ != 0) == (shape().state_bytes > 0),
+                 "slot " + std::to_string(slot_) + " for a state of " + std::to_string(shape().state_bytes) +
+                     " bytes");
   }
 
   KvPageShape shape() const {
@@ -37,16 +45,19 @@ class KvLease {
             .token_bytes = executor_.kv_token_bytes(),
             .page_size = executor_.page_size(),
             .window_token_bytes = executor_.window_token_bytes(),
-            .first_window_page = executor_.window().first_page(num_tokens_)};
+            .first_window_page = executor_.window().first_page(num_tokens_),
+            .state_bytes = executor_.state_bytes()};
   }
-  // Reads a page in canonical form: that of full layers and, from first_window_page on, that of window
-  // layers. kCancelled if the lease has ended (nothing was copied); otherwise the status of open() or the
-  // executor's errors.
+  // Reads a part of the transfer in canonical form: a page of full layers and, from first_window_page on,
+  // that of window layers, or a piece of the state. kCancelled if the lease has ended (nothing was copied);
+  // otherwise the status of open() or the executor's errors.
   Status read(int64_t index, std::span<uint8_t> canonical) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return is_open_ || ended_; });
     if (ended_) return cancelled("the lease has ended");
     FP4MOE_RETURN_IF_ERROR(status_);
+    if (const KvPageShape of = shape(); !of.is_page(index))
+      return executor_.read_state(group_, slot_, of.state_offset(index), canonical);
     return for_groups(index, [&](PageId page, int64_t num_tokens, int64_t offset) {
       return executor_.read_page(group_, page, num_tokens, canonical.data() + offset);
     });
@@ -54,6 +65,8 @@ class KvLease {
   Status write(int64_t index, std::span<const uint8_t> canonical) {
     std::lock_guard lock(mutex_);
     if (ended_) return cancelled("the lease has ended");
+    if (const KvPageShape of = shape(); !of.is_page(index))
+      return executor_.write_state(group_, slot_, of.state_offset(index), canonical);
     return for_groups(index, [&](PageId page, int64_t num_tokens, int64_t offset) {
       return executor_.write_page(group_, page, num_tokens, canonical.data() + offset);
     });
@@ -65,7 +78,7 @@ class KvLease {
     status_ = std::move(status);
     changed_.notify_all();
   }
-  // Waits for a page transfer in progress; later ones fail.
+  // Waits for a copy in progress; later ones fail.
   void end() {
     std::lock_guard lock(mutex_);
     ended_ = true;
@@ -87,6 +100,7 @@ class KvLease {
   Executor& executor_;
   const int group_;
   const PageTables tables_;
+  const int32_t slot_;
   const int64_t num_tokens_;
   std::mutex mutex_;
   std::condition_variable changed_;

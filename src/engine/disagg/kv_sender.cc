@@ -27,7 +27,7 @@ bool KvSender::post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t
   return push({.type = KvFrameType::kPage,
                .room = room,
                .pages = std::move(pages),
-               .first = first,
+               .next = first,
                .on_failure = std::move(on_failure)});
 }
 
@@ -50,33 +50,43 @@ bool KvSender::pop(Item& item) {
 
 void KvSender::run(KvSocket& socket, uint64_t epoch) noexcept {
   const Status status = guarded([&]() -> Status {
-    for (Item item; pop(item);) FP4MOE_RETURN_IF_ERROR(send(socket, epoch, item));
+    for (Item item; pop(item);) {
+      FP4MOE_RETURN_IF_ERROR(send(socket, epoch, item));
+      if (item.pages != nullptr) put_back(std::move(item));
+    }
     return {};
   });
   if (!status.ok()) socket.shut_down();
 }
 
-Status KvSender::send(KvSocket& socket, uint64_t epoch, const Item& item) {
-  if (item.pages != nullptr) return send_pages(socket, epoch, item);
+// Not subject to the queue's limits, which the item has passed before.
+void KvSender::put_back(Item item) {
+  std::lock_guard lock(mutex_);
+  items_.push_back(std::move(item));
+}
+
+Status KvSender::send(KvSocket& socket, uint64_t epoch, Item& item) {
+  if (item.pages != nullptr) return send_part(socket, epoch, item);
   return socket.send(kv_frame(item.type, epoch, item.room, std::string_view(item.payload)));
 }
 
-Status KvSender::send_pages(KvSocket& socket, uint64_t epoch, const Item& item) {
+// Clears item.pages at the end of the transfer.
+Status KvSender::send_part(KvSocket& socket, uint64_t epoch, Item& item) {
   const KvPageShape shape = item.pages->shape();
-  for (int64_t index = item.first; index < shape.num_pages(); ++index) {
-    const KvPageHeader page{index, shape.tokens_of(index)};
-    const int64_t num_bytes = shape.bytes_of(index);
-    std::vector<uint8_t> frame = open_kv_frame(item.type, epoch, item.room, int64_t{sizeof page} + num_bytes);
-    const std::span<uint8_t> payload = kv_payload(frame);
-    std::memcpy(payload.data(), &page, sizeof page);
-    if (const Status status = item.pages->read(index, payload.subspan(sizeof page)); !status.ok()) {
-      if (status.code() != StatusCode::kCancelled) item.on_failure(status);
-      return {};
-    }
-    seal_kv_frame(frame);
-    FP4MOE_RETURN_IF_ERROR(socket.send(frame));
-    page_bytes_.fetch_add(num_bytes);
+  const KvPageHeader part{item.next, shape.tokens_of(item.next)};
+  const int64_t num_bytes = shape.bytes_of(item.next);
+  std::vector<uint8_t> frame = open_kv_frame(item.type, epoch, item.room, int64_t{sizeof part} + num_bytes);
+  const std::span<uint8_t> payload = kv_payload(frame);
+  std::memcpy(payload.data(), &part, sizeof part);
+  if (const Status status = item.pages->read(item.next, payload.subspan(sizeof part)); !status.ok()) {
+    item.pages = nullptr;
+    if (status.code() != StatusCode::kCancelled) item.on_failure(status);
+    return {};
   }
+  seal_kv_frame(frame);
+  FP4MOE_RETURN_IF_ERROR(socket.send(frame));
+  kv_bytes_.fetch_add(num_bytes);
+  if (++item.next == shape.num_parts()) item.pages = nullptr;
   return {};
 }
 

@@ -1,4 +1,6 @@
-// KvSender: sends one node's frames on a connection, in order, on a dedicated thread.
+// KvSender: sends one node's frames on a connection, on a dedicated thread. Messages are sent in order; of
+// several transfers, each sends one part in turn, so that a long prompt or a large state delays neither the
+// messages nor the transfers of other requests for long.
 #pragma once
 
 #include <atomic>
@@ -26,8 +28,9 @@ class KvSender {
   // Thread-safe; never waits for the connection. Items posted before run() are sent once it runs. Returns
   // false and drops the item if a queue limit is reached because the other node receives too slowly.
   [[nodiscard]] bool post(KvFrameType type, uint64_t room, std::string payload);
-  // Sends the lease's pages from `first` on, read one by one as the connection accepts them. Stops when the
-  // lease ends, or at a page that cannot be read, which on_failure reports on run()'s thread.
+  // Sends the parts of the lease's transfer (KvPageShape) from `first` on, read one by one as the connection
+  // accepts them. Stops when the lease ends, or at a part that cannot be read, which on_failure reports on
+  // run()'s thread.
   [[nodiscard]] bool post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
                                 std::function<void(const Status&)> on_failure);
 
@@ -35,7 +38,7 @@ class KvSender {
   // receiver too.
   void run(KvSocket& socket, uint64_t epoch) noexcept;
   void stop();
-  int64_t page_bytes_sent() const { return page_bytes_.load(); }
+  int64_t kv_bytes_sent() const { return kv_bytes_.load(); }
 
  private:
   struct Item {
@@ -43,20 +46,21 @@ class KvSender {
     uint64_t room = 0;
     std::string payload;
     std::shared_ptr<KvLease> pages;  // if set, sent instead of the payload
-    int64_t first = 0;
+    int64_t next = 0;                // part to send
     std::function<void(const Status&)> on_failure;
   };
   bool push(Item item);
   bool pop(Item& item);
-  Status send(KvSocket& socket, uint64_t epoch, const Item& item);
-  Status send_pages(KvSocket& socket, uint64_t epoch, const Item& item);
+  void put_back(Item item);
+  Status send(KvSocket& socket, uint64_t epoch, Item& item);
+  Status send_part(KvSocket& socket, uint64_t epoch, Item& item);
 
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;
   int64_t queued_bytes_ = 0;  // payload bytes
   bool stopped_ = false;
-  std::atomic<int64_t> page_bytes_{0};
+  std::atomic<int64_t> kv_bytes_{0};
 };
 
 }  // namespace fp4moe

@@ -152,10 +152,13 @@ Result<int64_t> decode_take(std::span<const uint8_t> payload) {
 
 Result<KvPageHeader> decode_page(std::span<const uint8_t> payload, const KvPageShape& shape) {
   FP4MOE_ASSIGN_OR_RETURN(const KvPageHeader page, read_fixed<KvPageHeader>(payload, "a page"));
-  if (page.index < 0 || page.index >= shape.num_pages())
+  if (page.index < 0 || page.index >= shape.num_parts()) {
+    const std::string state =
+        shape.state_bytes == 0 ? "" : " and a state of " + std::to_string(shape.state_bytes) + " bytes";
     return data_loss("page " + std::to_string(page.index) + " of a prompt of " +
-                     std::to_string(shape.num_tokens) + " tokens; expected 0 to " +
-                     std::to_string(shape.num_pages() - 1));
+                     std::to_string(shape.num_tokens) + " tokens" + state + "; expected 0 to " +
+                     std::to_string(shape.num_parts() - 1));
+  }
   if (page.num_tokens != shape.tokens_of(page.index))
     return data_loss("page " + std::to_string(page.index) + " has " + std::to_string(page.num_tokens) +
                      " tokens, expected " + std::to_string(shape.tokens_of(page.index)));

@@ -13,8 +13,8 @@
 //
 //   kPrefill   room, Request      -> computes the prompt, samples the first token, holds the pages
 //                                 <- kFirstToken  room, FirstToken
-//   kTake      room, first page   -> (once the decode node has allocated pages)
-//                                 <- kPage        room, KvPageHeader and the page; one frame per page
+//   kTake      room, first part   -> (once the decode node has allocated pages, and a slot for a state)
+//                                 <- kPage        room, KvPageHeader and the part; one frame per part
 //   kRelease   room               -> frees the pages; sent at any time when the decode node leaves the room
 //                                 <- kFailed      room and error; room 0: the whole connection
 //
@@ -24,11 +24,16 @@
 // comes first; that of the window layers follows only for the last pages, which decode needs
 // (KvPageShape::first_window_page).
 //
+// The pages of a model with states are followed by pieces of the state after the prompt, in canonical form
+// (StateCache::read_slot): [layers, value heads, key_head_dim, value_head_dim], and of each layer [channels,
+// conv_width - 1] behind it, in float32. Pages and pieces are the parts of a transfer, numbered from 0 on.
+//
 // Every frame is a header and a payload under one checksum. It carries the epoch that the prefill node chose
 // at random for this connection, so that frames of another connection, or from before a node's restart, are
 // refused. Frames for a released room are dropped.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -45,15 +50,16 @@ namespace fp4moe {
 
 constexpr uint32_t kKvMagic = 0x44503446;  // "F4PD"
 constexpr uint32_t kKvProtocol = 3;
-constexpr int64_t kMaxKvMessageBytes = 64 << 20;  // of a kPrefill or kFirstToken payload
-constexpr int64_t kMaxKvHelloBytes = 16 << 10;    // of a kHello or kFailed payload
+constexpr int64_t kMaxKvMessageBytes = 64 << 20;   // of a kPrefill or kFirstToken payload
+constexpr int64_t kMaxKvHelloBytes = 16 << 10;     // of a kHello or kFailed payload
+constexpr int64_t kKvStatePieceBytes = 512 << 10;  // of a state; its last piece may have fewer
 
 enum class KvFrameType : uint32_t {
   kHello = 1,
   kPrefill = 2,
   kFirstToken = 3,
-  kTake = 4,  // int64_t: index of the first page to send
-  kPage = 5,
+  kTake = 4,     // int64_t: index of the first part to send
+  kPage = 5,     // or a piece of a state
   kRelease = 6,  // no payload
   kFailed = 7,
   kChallenge = 8,
@@ -79,8 +85,8 @@ struct KvFrameHeader {
 static_assert(sizeof(KvFrameHeader) == 40);
 
 struct KvPageHeader {
-  int64_t index = 0;       // in the sequence's page table
-  int64_t num_tokens = 0;  // page_size, or fewer in the last page
+  int64_t index = 0;       // of the part: that in the sequence's page table, or after all pages
+  int64_t num_tokens = 0;  // page_size, or fewer in the last page; 0 in a piece of a state
 };
 
 // Builds a whole frame.
@@ -152,23 +158,33 @@ std::string encode_failure(const Status& status);
 Status decode_failure(std::span<const uint8_t> payload);  // never OK
 
 Result<int64_t> decode_take(std::span<const uint8_t> payload);
+// The parts of a transfer: the pages of a prompt, then pieces of its state.
 struct KvPageShape {
   int64_t num_tokens = 0;   // of the prompt
   int64_t token_bytes = 0;  // of one token in a canonical page of full layers
   int page_size = 0;
   int64_t window_token_bytes = 0;  // of one token in a canonical page of window layers; 0: they have none
   int64_t first_window_page = 0;
+  int64_t state_bytes = 0;  // of a state in canonical form; 0: the model has none
   int64_t num_pages() const { return (num_tokens + page_size - 1) / page_size; }
-  int64_t tokens_of(int64_t page) const {
-    return page + 1 < num_pages() ? page_size : num_tokens - page * page_size;
+  int64_t num_parts() const {
+    return num_pages() + (state_bytes + kKvStatePieceBytes - 1) / kKvStatePieceBytes;
+  }
+  bool is_page(int64_t part) const { return part < num_pages(); }
+  // Returns where the bytes of a part that is not a page begin in the state.
+  int64_t state_offset(int64_t part) const { return (part - num_pages()) * kKvStatePieceBytes; }
+  int64_t tokens_of(int64_t part) const {
+    if (!is_page(part)) return 0;
+    return part + 1 < num_pages() ? page_size : num_tokens - part * page_size;
   }
   bool has_window_page(int64_t page) const { return window_token_bytes > 0 && page >= first_window_page; }
-  int64_t bytes_of(int64_t page) const {
-    return tokens_of(page) * (token_bytes + (has_window_page(page) ? window_token_bytes : 0));
+  int64_t bytes_of(int64_t part) const {
+    if (!is_page(part)) return std::min(kKvStatePieceBytes, state_bytes - state_offset(part));
+    return tokens_of(part) * (token_bytes + (has_window_page(part) ? window_token_bytes : 0));
   }
 };
-// Returns the header; the page's bytes follow it in `payload`. Checks that the index is valid, that the page
-// has the number of tokens that `shape` gives it, and that the number of bytes fits num_tokens.
+// Returns the header; the part's bytes follow it in `payload`. Checks that the index is valid, and that the
+// part has the numbers of tokens and bytes that `shape` gives it.
 Result<KvPageHeader> decode_page(std::span<const uint8_t> payload, const KvPageShape& shape);
 
 }  // namespace fp4moe

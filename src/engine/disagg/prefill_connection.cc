@@ -182,9 +182,9 @@ Status PrefillNode::Connection::send_pages(uint64_t room, std::span<const uint8_
   const std::shared_ptr<KvLease>& pages = found->second.pages;
   if (pages == nullptr) return data_loss("pages were requested before the first token was sent");
   if (std::exchange(found->second.is_taken, true)) return data_loss("pages were requested twice");
-  if (const int64_t num_pages = pages->shape().num_pages(); first < 0 || first >= num_pages)
+  if (const int64_t num_parts = pages->shape().num_parts(); first < 0 || first >= num_parts)
     return data_loss("page " + std::to_string(first) + " was requested; expected 0 to " +
-                     std::to_string(num_pages - 1));
+                     std::to_string(num_parts - 1));
   const auto on_failure = [weak = weak_from_this(), room](const Status& status) {
     const auto self = weak.lock();
     if (self == nullptr) return;

@@ -91,7 +91,7 @@ void PrefillNode::reap() {
   std::erase_if(connections_, [this](const auto& c) {
     if (c->state() != Connection::State::kEnded) return false;
     c->join();
-    ended_bytes_ += c->page_bytes_sent();
+    ended_bytes_ += c->kv_bytes_sent();
     return true;
   });
 }
@@ -131,10 +131,10 @@ Status PrefillNode::admit(Connection& connection) {
   return connection.open() ? Status() : unavailable("too many connections are exchanging their hello");
 }
 
-int64_t PrefillNode::page_bytes_sent() const {
+int64_t PrefillNode::kv_bytes_sent() const {
   std::lock_guard lock(mutex_);
   int64_t total = ended_bytes_;
-  for (const auto& connection : connections_) total += connection->page_bytes_sent();
+  for (const auto& connection : connections_) total += connection->kv_bytes_sent();
   return total;
 }
 

@@ -46,7 +46,7 @@ class PrefillNode {
   ~PrefillNode();
 
   int port() const { return listener_.port(); }
-  int64_t page_bytes_sent() const;
+  int64_t kv_bytes_sent() const;
   // Connections whose threads have not ended.
   int num_connections() const;
 

@@ -95,8 +95,24 @@ class Executor {
                             const uint8_t* /*canonical*/) {
     return unsupported("this executor cannot import KV pages");
   }
-  // Waits for the steps in flight, so that none of them writes to a page any more. Called on the thread that
-  // calls execute_step().
+  // Reads or writes bytes from `first` on of a state slot of a group in canonical form
+  // (StateCache::read_slot), which has state_bytes() in all; 0: the model has no states. The rules are those
+  // of pages.
+  int64_t state_bytes() const { return StateCache::bytes_per_slot(config()); }
+  virtual Status read_state(int /*group*/, int32_t /*slot*/, int64_t /*first*/,
+                            std::span<uint8_t> /*canonical*/) {
+    return unsupported("this executor cannot export states");
+  }
+  virtual Status write_state(int /*group*/, int32_t /*slot*/, int64_t /*first*/,
+                             std::span<const uint8_t> /*canonical*/) {
+    return unsupported("this executor cannot import states");
+  }
+  // Runs copies of a group's slots before the next step does. Called on the thread that calls execute_step().
+  virtual Status copy_states(int /*group*/, std::span<const StateCopy> /*copies*/) {
+    return unsupported("this executor cannot copy states between steps");
+  }
+  // Waits for the steps in flight, so that none of them writes to a page or a slot any more. Called on the
+  // thread that calls execute_step().
   virtual Status finish_steps() { return {}; }
 
   virtual ThreadPool& pool() = 0;  // for sampling between steps

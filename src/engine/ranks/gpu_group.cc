@@ -100,6 +100,18 @@ class GpuGroup final : public RankGroup {
     FP4MOE_CHECK(ranks_.size() == 1, "cannot write KV pages of several ranks");
     return ranks_[0]->write_page(page, num_tokens, canonical);
   }
+  Status read_state(int, int32_t slot, int64_t first, std::span<uint8_t> canonical) override {
+    FP4MOE_CHECK(ranks_.size() == 1, "cannot read states of several ranks");
+    return ranks_[0]->read_state(slot, first, canonical);
+  }
+  Status write_state(int, int32_t slot, int64_t first, std::span<const uint8_t> canonical) override {
+    FP4MOE_CHECK(ranks_.size() == 1, "cannot write states of several ranks");
+    return ranks_[0]->write_state(slot, first, canonical);
+  }
+  Status copy_states(int, std::span<const StateCopy> copies) override {
+    FP4MOE_CHECK(ranks_.size() == 1, "cannot copy states of several ranks between steps");
+    return ranks_[0]->copy_states(copies);
+  }
 
   Status follow() override { return internal_error("ranks on GPUs have no leader to follow"); }
   void abort() override {}

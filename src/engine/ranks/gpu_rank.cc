@@ -78,8 +78,7 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
   on_device.largest_logit_rows = step.logit_rows;
   host_buffers_[num_steps_++ % 2].staged.record(stream_);
   last_model_ = step.model;
-  for (const StateCopy& copy : batch.state_copies)
-    cuda_copy_state()(rank_.kv().state_cache().device_copy(copy));
+  run_copies(batch.state_copies);
   const std::string of_draft = step.model == BatchModel::kDraft ? " of the draft model" : "";
   if (const Graph* graph = graph_of(step); graph != nullptr) {
     step_ = "the graph of " + std::to_string(padded) + " decode rows" + of_draft;
@@ -94,6 +93,17 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
   }
   if (batch.routed_experts != nullptr) FP4MOE_RETURN_IF_ERROR(take_experts(batch, padded));
   return wants_logits_ ? take_logits(std::ssize(batch.logit_rows)) : Status();
+}
+
+void GpuRank::run_copies(std::span<const StateCopy> copies) {
+  for (const StateCopy& copy : copies) cuda_copy_state()(rank_.states().device_copy(copy));
+}
+
+Status GpuRank::copy_states(std::span<const StateCopy> copies) {
+  FP4MOE_RETURN_IF_ERROR(failure());
+  const StreamScope scope(stream_);
+  run_copies(copies);
+  return {};
 }
 
 Status GpuRank::take_logits(int64_t num_rows) {
@@ -157,7 +167,7 @@ Status GpuRank::keep_failure(const Status& status) {
   return status;
 }
 
-// ---- KV pages exchanged with other engines --------------------------------------------------------
+// ---- KV pages and states exchanged with other engines ----------------------------------------------
 
 Status GpuRank::read_page(PageId page, int64_t num_tokens, uint8_t* canonical) {
   std::lock_guard lock(page_mutex_);
@@ -185,9 +195,48 @@ Status GpuRank::copy_page(PageId page, int64_t num_tokens, bool to_device) {
     args.to_device = to_device;
     cuda_copy_kv_page()(args);
   }
+  return finish_copy(to_device, "a KV page");
+}
+
+Status GpuRank::finish_copy(bool to_device, const char* what) {
   const Status status = page_stream_.synchronize();
-  const std::string what = to_device ? "writing" : "reading";
-  return status.ok() ? status : keep_failure(status.with_context("GPU, in " + what + " a KV page"));
+  const std::string doing = to_device ? "writing " : "reading ";
+  return status.ok() ? status : keep_failure(status.with_context("GPU, in " + doing + what));
+}
+
+Status GpuRank::read_state(int32_t slot, int64_t first, std::span<uint8_t> canonical) {
+  std::lock_guard lock(page_mutex_);
+  while (!canonical.empty()) {
+    const auto count = std::min(canonical.size(), static_cast<size_t>(page_.num_bytes()));
+    FP4MOE_RETURN_IF_ERROR(copy_state(slot, first, static_cast<int64_t>(count), /*to_device=*/false));
+    std::copy_n(page_.data(), count, canonical.data());
+    canonical = canonical.subspan(count);
+    first += static_cast<int64_t>(count);
+  }
+  return {};
+}
+
+Status GpuRank::write_state(int32_t slot, int64_t first, std::span<const uint8_t> canonical) {
+  std::lock_guard lock(page_mutex_);
+  while (!canonical.empty()) {
+    const auto count = std::min(canonical.size(), static_cast<size_t>(page_.num_bytes()));
+    std::copy_n(canonical.data(), count, page_.data());
+    FP4MOE_RETURN_IF_ERROR(copy_state(slot, first, static_cast<int64_t>(count), /*to_device=*/true));
+    canonical = canonical.subspan(count);
+    first += static_cast<int64_t>(count);
+  }
+  return {};
+}
+
+// Copies part of a state between the slot and page_.
+Status GpuRank::copy_state(int32_t slot, int64_t first, int64_t num_bytes, bool to_device) {
+  FP4MOE_RETURN_IF_ERROR(failure());
+  const StreamScope scope(page_stream_);
+  for (const StateCache::Piece& piece : rank_.states().pieces(slot, first, num_bytes)) {
+    uint8_t* const staged = page_.data() + piece.offset;
+    copy_async(to_device ? piece.data : staged, to_device ? staged : piece.data, piece.num_bytes);
+  }
+  return finish_copy(to_device, "a state");
 }
 
 // ---- sampling -------------------------------------------------------------------------------------

@@ -96,6 +96,9 @@ class GpuRank {
   Status group_failure() const;
   Status read_page(PageId page, int64_t num_tokens, uint8_t* canonical);
   Status write_page(PageId page, int64_t num_tokens, const uint8_t* canonical);
+  Status read_state(int32_t slot, int64_t first, std::span<uint8_t> canonical);
+  Status write_state(int32_t slot, int64_t first, std::span<const uint8_t> canonical);
+  Status copy_states(std::span<const StateCopy> copies);
   Status finish_steps() { return wait(step_); }
 
   Rank& rank() { return rank_; }
@@ -158,6 +161,9 @@ class GpuRank {
   void choose_draft_ids(int64_t num_rows, const GpuStep& step);
   Status put_target_ids(std::span<const int32_t> masked);
   Status copy_page(PageId page, int64_t num_tokens, bool to_device);
+  Status copy_state(int32_t slot, int64_t first, int64_t num_bytes, bool to_device);
+  Status finish_copy(bool to_device, const char* what);
+  void run_copies(std::span<const StateCopy> copies);
   int64_t params_bytes() const { return max_logit_rows_ * int64_t{sizeof(SampleRowParams)}; }
   SampledRow* sampled_rows() { return reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes()); }
   ChosenTokens chosen() { return {&sampled_rows()->token_id, int64_t{sizeof(SampledRow) / sizeof(int32_t)}}; }
@@ -204,10 +210,11 @@ class GpuRank {
   std::map<GraphKey, Graph> graphs_;
   std::string step_ = "loading";  // description of the last step, for errors
   const bool wants_logits_;
-  // For KV pages that other threads read and write.
+  // For KV pages and states that other threads read and write.
   std::mutex page_mutex_;
   Stream page_stream_;
-  Buffer page_;  // pinned, in canonical form, a draft model's page behind the target's
+  Buffer
+      page_;  // pinned, in canonical form: a page, a draft model's behind the target's, or a piece of a state
   mutable std::mutex mutex_;
   Status failure_;
 };

@@ -21,7 +21,8 @@
 namespace fp4moe {
 namespace {
 
-constexpr int kStreams = 3;  // of a rank: stream_, page_stream_ and side_
+constexpr int64_t kStateStagingBytes = 1 << 20;  // of a state, which is copied piece by piece
+constexpr int kStreams = 3;                      // of a rank: stream_, page_stream_ and side_
 
 }  // namespace
 
@@ -165,7 +166,8 @@ Status GpuRank::allocate(const RankSetup& setup) {
   FP4MOE_ASSIGN_OR_RETURN(host_experts_, Buffer::make(experts_.num_bytes(), pinned_memory()));
   FP4MOE_ASSIGN_OR_RETURN(page_stream_, Stream::make());
   const int64_t most_bytes =
-      std::max(page_bytes(0, page_size()), page_bytes({0, KvLayers::kWindow}, page_size()));
+      std::max({page_bytes(0, page_size()), page_bytes({0, KvLayers::kWindow}, page_size()),
+                std::min(StateCache::bytes_per_slot(config(), rank_.layout()), kStateStagingBytes)});
   FP4MOE_ASSIGN_OR_RETURN(page_, Buffer::make(most_bytes, pinned_memory()));
   buckets_ = decode_buckets(std::max<int64_t>(max_logit_rows_ / per_request, 1), setup.flags.cuda_graph_bs,
                             per_request);

@@ -70,6 +70,7 @@ class Rank {
   const Model& model() const { return *model_; }  // not while reload() replaces it
   const KvCache& kv() const { return kv_; }
   DType kv_dtype() const { return options_.kv_dtype; }
+  const StateCache& states() const { return kv_.state_cache(); }
   // As Executor::kv_token_bytes(), read_page() and write_page().
   int64_t page_token_bytes(KvLayers layers) const {
     const KvCache* const draft = shared_draft_kv(layers);
@@ -155,6 +156,18 @@ class SingleRankGroup : public RankGroup {
   }
   Status write_page(int, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
     rank_.write_page(page, num_tokens, canonical);
+    return {};
+  }
+  Status read_state(int, int32_t slot, int64_t first, std::span<uint8_t> canonical) override {
+    rank_.states().read_slot(slot, first, canonical);
+    return {};
+  }
+  Status write_state(int, int32_t slot, int64_t first, std::span<const uint8_t> canonical) override {
+    rank_.states().write_slot(slot, first, canonical);
+    return {};
+  }
+  Status copy_states(int, std::span<const StateCopy> copies) override {
+    rank_.states().copy_slots(copies);
     return {};
   }
   DraftShape draft_shape() const override { return draft_shape_; }

@@ -124,6 +124,18 @@ class MultiRankGroup final : public RankGroup {
     for (const auto& rank : ranks_of(group)) rank->write_page(page, num_tokens, canonical);
     return {};
   }
+  Status read_state(int group, int32_t slot, int64_t first, std::span<uint8_t> canonical) override {
+    for (const auto& rank : ranks_of(group)) rank->states().read_slot(slot, first, canonical);
+    return {};
+  }
+  Status write_state(int group, int32_t slot, int64_t first, std::span<const uint8_t> canonical) override {
+    for (const auto& rank : ranks_of(group)) rank->states().write_slot(slot, first, canonical);
+    return {};
+  }
+  Status copy_states(int group, std::span<const StateCopy> copies) override {
+    for (const auto& rank : ranks_of(group)) rank->states().copy_slots(copies);
+    return {};
+  }
   Status execute_step(std::span<const Batch> groups) override {
     return runner_->run_on_ranks(groups, logits());
   }

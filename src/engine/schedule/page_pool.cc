@@ -111,7 +111,9 @@ std::span<const int32_t> PagePool::tokens_of(std::span<const int32_t> token_ids,
 }
 
 // Returns the pages of the prefix that find_prefix() describes, and its num_matched.
-std::vector<int32_t> PagePool::match(std::span<const int32_t> token_ids, int64_t* num_matched) const {
+std::vector<int32_t> PagePool::match(std::span<const int32_t> token_ids, bool needs_snapshot,
+                                     int64_t* num_matched) const {
+  needs_snapshot = needs_snapshot && states_.has_states();
   std::vector<int32_t> path;
   size_t usable = 0;
   int64_t first_present = 0;  // all pages of the path from here on have window pages
@@ -122,25 +124,25 @@ std::vector<int32_t> PagePool::match(std::span<const int32_t> token_ids, int64_t
     path.push_back(page);
     if (has_window() && window_pages_.page_of(page) == WindowPool::kNone) first_present = i + 1;
     if (first_present > window_.first_page((i + 1) * page_size())) continue;
-    if (!states_.has_states() || states_.has_snapshot(page)) usable = path.size();
+    if (!needs_snapshot || states_.has_snapshot(page)) usable = path.size();
   }
   if (num_matched != nullptr) *num_matched = std::ssize(path);
   path.resize(usable);
   return path;
 }
 
-PagePool::Prefix PagePool::find_prefix(std::span<const int32_t> token_ids) const {
+PagePool::Prefix PagePool::find_prefix(std::span<const int32_t> token_ids, bool needs_snapshot) const {
   Prefix prefix;
-  const std::vector<int32_t> path = match(token_ids, &prefix.num_matched);
+  const std::vector<int32_t> path = match(token_ids, needs_snapshot, &prefix.num_matched);
   prefix.num_pages = std::ssize(path);
   for (const int32_t page : path) prefix.num_cached += references_.count(page) == 0;
   return prefix;
 }
 
-void PagePool::take_prefix(std::span<const int32_t> token_ids, PageTables& tables) {
+void PagePool::take_prefix(std::span<const int32_t> token_ids, PageTables& tables, bool needs_snapshot) {
   FP4MOE_CHECK(tables.full.empty() && tables.window.empty(),
                "the tables already have " + std::to_string(tables.full.size()) + " pages");
-  tables.full = match(token_ids);
+  tables.full = match(token_ids, needs_snapshot);
   for (const int32_t page : tables.full) refer(page);
   if (!has_window()) return;
   tables.first_window = window_.first_page(std::ssize(tables.full) * page_size());

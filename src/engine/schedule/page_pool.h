@@ -52,15 +52,15 @@ class PagePool {
 
   // The longest prefix of `token_ids` from which a sequence can continue: all its pages are published, and
   // those before its end that window layers need still have their window pages, and the last one has a
-  // snapshot if the model has states.
+  // snapshot if the model has states and the sequence needs one.
   struct Prefix {
     int64_t num_pages = 0;
     int64_t num_cached = 0;   // cached pages among them; the rest are used
     int64_t num_matched = 0;  // pages with the same tokens, whether or not a sequence can continue from them
   };
-  Prefix find_prefix(std::span<const int32_t> token_ids) const;
+  Prefix find_prefix(std::span<const int32_t> token_ids, bool needs_snapshot = true) const;
   // Appends these pages to `tables`, which must be empty.
-  void take_prefix(std::span<const int32_t> token_ids, PageTables& tables);
+  void take_prefix(std::span<const int32_t> token_ids, PageTables& tables, bool needs_snapshot = true);
   // Publishes the pages of `tables` that `token_ids` fills completely; the first num_published pages are
   // already published. If another page already holds the same tokens, the table gets that page instead.
   // Returns the new number of published pages.
@@ -94,7 +94,8 @@ class PagePool {
   void refer(int32_t page);
   void release_page(int32_t page);
   int32_t evict();
-  std::vector<int32_t> match(std::span<const int32_t> token_ids, int64_t* num_matched = nullptr) const;
+  std::vector<int32_t> match(std::span<const int32_t> token_ids, bool needs_snapshot,
+                             int64_t* num_matched = nullptr) const;
   void publish_window(PageTables& tables, int64_t index);
   std::span<const int32_t> tokens_of(std::span<const int32_t> token_ids, int64_t page) const;
 

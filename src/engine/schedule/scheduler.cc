@@ -86,7 +86,7 @@ bool Scheduler::can_admit(const Sequence& sequence) const {
 bool Scheduler::has_room(const Sequence& sequence) const {
   if (!admits_ || num_running() >= limits_.max_running_requests) return false;
   if (pages_.states().has_states() && pages_.states().num_available() == 0) return false;
-  const PagePool::Prefix prefix = pages_.find_prefix(reusable_tokens(sequence));
+  const PagePool::Prefix prefix = find_prefix(sequence);
   if (window_room(sequence) < window_need(sequence)) return false;
   const int64_t num_pages = pages_.pages_for(sequence.num_tokens());
   const int64_t num_left = pages_.num_available() - prefix.num_cached - (num_pages - prefix.num_pages);
@@ -231,6 +231,7 @@ bool Scheduler::is_being_computed(size_t index) const {
     const int64_t num_there = std::max(sequence.kv.num_cached, other->kv.num_cached / page_size * page_size);
     int64_t end = num_common / page_size * page_size;
     if (pages_.states().has_states()) {  // only a snapshot that the other sequence will take helps
+      if (other->disagg.awaits_pages) return false;
       const int64_t cut = next_cut(*other, other->kv.num_cached);
       end = cut <= end ? cut : 0;
     }
@@ -355,16 +356,20 @@ std::span<const int32_t> Scheduler::reusable_tokens(const Sequence& sequence) co
   return std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens));
 }
 
+PagePool::Prefix Scheduler::find_prefix(const Sequence& sequence) const {
+  return pages_.find_prefix(reusable_tokens(sequence), /*needs_snapshot=*/!sequence.disagg.awaits_pages);
+}
+
 int64_t Scheduler::num_reusable_pages(const Sequence& sequence) const {
-  return pages_.find_prefix(reusable_tokens(sequence)).num_pages;
+  return find_prefix(sequence).num_pages;
 }
 
 // Allocates full pages for all tokens of the sequence, using published pages first. Admission has checked
 // that enough pages are available.
 void Scheduler::take_prefix(Sequence& sequence) {
-  const int64_t num_matched =
-      pages_.states().has_states() ? pages_.find_prefix(reusable_tokens(sequence)).num_matched : 0;
-  pages_.take_prefix(reusable_tokens(sequence), sequence.kv.tables);
+  const int64_t num_matched = pages_.states().has_states() ? find_prefix(sequence).num_matched : 0;
+  pages_.take_prefix(reusable_tokens(sequence), sequence.kv.tables,
+                     /*needs_snapshot=*/!sequence.disagg.awaits_pages);
   sequence.kv.num_published_pages = std::ssize(sequence.kv.tables.full);
   sequence.kv.num_cached = sequence.kv.num_published_pages * pages_.page_size();
   if (pages_.states().has_states()) start_state(sequence, num_matched);

@@ -69,11 +69,13 @@ struct ScheduledRows {
 // prompt end there. At the end of a request, a slot at a page boundary becomes a snapshot itself.
 //
 // A sequence whose prompt another engine computes (awaits_pages) is admitted like any other, but has no rows
-// until the prompt's pages are filled; if it is retracted, this engine computes the prompt. A held sequence
-// has no rows, counts as neither running nor waiting, and keeps its pages until it is removed. A sequence
-// that waits for its grammar's mask (awaits_mask) keeps its place and its pages but has no rows. If its masks
-// are slow to compute, it yields both to a sequence that needs them; in the queue, it is not admitted before
-// its mask is ready, but does not block the sequences behind it.
+// until the prompt's pages are filled; if it is retracted, this engine computes the prompt. Its state arrives
+// with the pages, so it needs no snapshot to start with cached pages; if all pages are cached, and a snapshot
+// at their end, nothing has to arrive. A held sequence has no rows, counts as neither running nor waiting,
+// and keeps its pages until it is removed. A sequence that waits for its grammar's mask (awaits_mask) keeps
+// its place and its pages but has no rows. If its masks are slow to compute, it yields both to a sequence
+// that needs them; in the queue, it is not admitted before its mask is ready, but does not block the
+// sequences behind it.
 //
 // Large because admission, retraction, the rows of prompts and prefix reuse change the same queues and page
 // tables within one step; half of the methods are one-line queries.
@@ -168,6 +170,7 @@ class Scheduler {
   void take_newer_prefix(Sequence& sequence);
   void commit_rows(Sequence& sequence, int64_t num_rows);
   std::span<const int32_t> reusable_tokens(const Sequence& sequence) const;
+  PagePool::Prefix find_prefix(const Sequence& sequence) const;
   void take_prefix(Sequence& sequence);
   void publish_prefix(Sequence& sequence);
   // States: where the rows of a prompt from `position` on must end.

@@ -6,10 +6,20 @@
 
 namespace fp4moe {
 
-// Gives the sequence a slot with the state at the end of its reused pages.
+// Gives the sequence a slot with the state at the end of its reused pages. If the state is to arrive from
+// another engine, the slot's content is undefined, so it counts as that of no tokens.
 void Scheduler::start_state(Sequence& sequence, int64_t num_matched) {
   SequenceKv& kv = sequence.kv;
-  kv.slot = pages_.states().allocate(kv.tables.full.empty() ? StatePool::kNone : kv.tables.full.back());
+  int32_t node = kv.tables.full.empty() ? StatePool::kNone : kv.tables.full.back();
+  if (sequence.disagg.awaits_pages) {
+    num_matched = 0;
+    const bool is_whole = kv.num_cached == sequence.num_prompt_tokens;
+    if (!is_whole || !pages_.states().has_snapshot(node)) {
+      node = StatePool::kNone;
+      kv.num_cached = 0;
+    }
+  }
+  kv.slot = pages_.states().allocate(node);
   kv.num_snapshot_tokens = kv.num_cached;
   const int64_t branch = num_matched * pages_.page_size();
   kv.branch = branch > kv.num_cached ? branch : 0;

@@ -156,8 +156,9 @@ void Delivery::hold(LogitRow& row) {
   if (parts_.grammars != nullptr) parts_.grammars->remove(sequence);
   sequence.times.held = Sequence::Clock::now();
   const bool is_complete = parts_.drafter == nullptr || !parts_.drafter->runs_model();
-  sequence.disagg.lease = std::make_shared<KvLease>(parts_.executor, sequence.kv.group, sequence.kv.tables,
-                                                    sequence.num_prompt_tokens, is_complete);
+  sequence.disagg.lease =
+      std::make_shared<KvLease>(parts_.executor, sequence.kv.group, sequence.kv.tables, sequence.kv.slot,
+                                sequence.num_prompt_tokens, is_complete);
   if (!is_complete) closed_.push_back(sequence.disagg.lease);
   sequence.disagg.on_held({{.token = std::move(row.token),
                             .experts = std::move(sequence.experts.ids),

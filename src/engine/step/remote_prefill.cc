@@ -1,8 +1,10 @@
 #include "engine/step/remote_prefill.h"
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 
@@ -10,10 +12,12 @@ namespace fp4moe {
 namespace {
 
 DecodeNodeOptions node_options(const Executor& executor, const StepLoopOptions& options) {
-  const int64_t max_page_bytes =
-      int64_t{sizeof(KvPageHeader)} +
+  const int64_t page_bytes =
       executor.page_size() * (executor.kv_token_bytes() + executor.window_token_bytes());
-  return {.hello = options.hello, .max_page_bytes = max_page_bytes, .link = options.link};
+  const int64_t part_bytes = std::max(page_bytes, std::min(executor.state_bytes(), kKvStatePieceBytes));
+  return {.hello = options.hello,
+          .max_page_bytes = int64_t{sizeof(KvPageHeader)} + part_bytes,
+          .link = options.link};
 }
 
 }  // namespace
@@ -66,9 +70,10 @@ Status RemotePrefill::take_event(Sequence& sequence, KvEvent event, bool is_pend
   return {};
 }
 
-// Requests the pages after the published ones, which this engine already has. Finishes the steps in flight
-// first, because they may still write to pages that belonged to an ended request and now belong to this one.
-Result<bool> RemotePrefill::fetch_pages(Sequence& sequence) {
+// Requests the pages after the published ones, which this engine already has, and the state. Finishes the
+// steps in flight first, because they may still write to pages or a slot that belonged to an ended request
+// and now belong to this one. So may copies of slots that were planned before the slot was allocated.
+Result<bool> RemotePrefill::fetch_pages(Sequence& sequence, DpScheduler& scheduler) {
   SequenceDisagg& disagg = sequence.disagg;
   if (disagg.room == 0) return false;
   if (!disagg.awaits_pages) {  // retracted
@@ -81,8 +86,11 @@ Result<bool> RemotePrefill::fetch_pages(Sequence& sequence) {
     start_decoding(sequence);
     return true;
   }
+  if (const std::vector<StateCopy> copies = scheduler.take_state_copies(kv.group); !copies.empty())
+    FP4MOE_RETURN_IF_ERROR(executor_.copy_states(kv.group, copies));
   FP4MOE_RETURN_IF_ERROR(executor_.finish_steps());
-  disagg.lease = std::make_shared<KvLease>(executor_, kv.group, kv.tables, sequence.num_prompt_tokens);
+  disagg.lease =
+      std::make_shared<KvLease>(executor_, kv.group, kv.tables, kv.slot, sequence.num_prompt_tokens);
   node_.take(disagg.room, disagg.lease, kv.num_published_pages);
   return false;
 }

@@ -4,7 +4,9 @@
 //   request()       sends the prompt; the sequence has a room and stays outside the scheduler
 //   take_event()    the first token has arrived; the sequence is then admitted like any other, and awaits its
 //                   prompt's pages
-//   fetch_pages()   the sequence has pages; a thread of the decode node fills them under a lease
+//   fetch_pages()   the sequence has pages and, of a model with states, a slot; a thread of the decode node
+//   fills
+//                   them under a lease
 //   take_event()    the pages have arrived; the sequence decodes and leaves its room
 //
 // A retracted sequence leaves its room, because this engine then computes its prompt.
@@ -16,6 +18,7 @@
 
 #include "engine/disagg/decode_node.h"
 #include "engine/ranks/executor.h"
+#include "engine/schedule/dp_scheduler.h"
 #include "engine/schedule/sequence.h"
 #include "engine/step/step_loop_options.h"
 
@@ -36,9 +39,9 @@ class RemotePrefill {
   // if the request has to end.
   Status take_event(Sequence& sequence, KvEvent event, bool is_pending);
   // Call after planning, for every scheduled sequence. Returns true if the sequence can decode now.
-  Result<bool> fetch_pages(Sequence& sequence);
+  Result<bool> fetch_pages(Sequence& sequence, DpScheduler& scheduler);
   void leave_room(Sequence& sequence);
-  int64_t page_bytes_received() const { return node_.page_bytes_received(); }
+  int64_t kv_bytes_received() const { return node_.kv_bytes_received(); }
 
  private:
   void start_decoding(Sequence& sequence);

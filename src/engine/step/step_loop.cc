@@ -244,7 +244,7 @@ Status StepLoop::plan_and_start_step() {
     listed_.clear();
     scheduler_.list(listed_);
     for (Sequence* sequence : listed_) {
-      FP4MOE_ASSIGN_OR_RETURN(const bool can_decode, remote_prefill_->fetch_pages(*sequence));
+      FP4MOE_ASSIGN_OR_RETURN(const bool can_decode, remote_prefill_->fetch_pages(*sequence, scheduler_));
       if (can_decode) is_stalled_ = false;
     }
   }
@@ -363,7 +363,7 @@ void StepLoop::publish() {
       pending_, [](const auto& s) { return s->grammar.ticket.valid() && !s->grammar.ticket.is_ready(); });
   if (grammars_ != nullptr) totals_.num_grammar_queue_reqs += grammars_->num_awaiting_masks();
   if (remote_prefill_ != nullptr) {
-    totals_.kv_transfer_bytes_total = remote_prefill_->page_bytes_received();
+    totals_.kv_transfer_bytes_total = remote_prefill_->kv_bytes_received();
     totals_.num_awaited_reqs = std::ranges::count_if(
         pending_, [](const auto& s) { return !s->disagg.prefill_node.empty() && !s->disagg.first_token; });
     listed_.clear();

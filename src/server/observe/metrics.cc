@@ -145,7 +145,7 @@ std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& sta
       {"num_decode_transfer_queue_reqs", "gauge", "Decode node: requests waiting for their KV pages.",
        real(stats.num_transferring_reqs)},
       {"kv_transfer_bytes_total", "counter",
-       "Bytes of KV pages sent to decode nodes or received from prefill nodes.",
+       "Bytes of KV pages and states sent to decode nodes or received from prefill nodes.",
        real(stats.kv_transfer_bytes_total)},
       {"new_token_ratio", "gauge",
        "Fraction of outstanding output tokens for which admission reserves KV pages.", stats.new_token_ratio},

@@ -329,6 +329,34 @@ TEST(KvWire, OnlyTheLastPagesHaveWindowRows) {
   expect_refused(page(2, 3, 3 * 6), "18 bytes, expected 30");
 }
 
+// Pieces of the state follow the pages, numbered after them; all but the last have the same size.
+TEST(KvWire, PiecesOfAStateFollowThePages) {
+  constexpr int64_t kPiece = kKvStatePieceBytes;
+  for (const int64_t rest : {int64_t{1}, int64_t{100}, kPiece}) {
+    const KvPageShape shape{
+        .num_tokens = 35, .token_bytes = 6, .page_size = 16, .state_bytes = 2 * kPiece + rest};
+    const auto part = [&](int64_t index, int64_t num_tokens, int64_t num_bytes) {
+      const KvPageHeader header{index, num_tokens};
+      std::vector<uint8_t> payload(sizeof header + static_cast<size_t>(num_bytes));
+      std::memcpy(payload.data(), &header, sizeof header);
+      return decode_page(payload, shape).status();
+    };
+    EXPECT_EQ(shape.num_parts(), 6);
+    EXPECT_TRUE(part(2, 3, 18).ok());
+    EXPECT_TRUE(part(3, 0, kPiece).ok());
+    EXPECT_TRUE(part(5, 0, rest).ok());
+    EXPECT_EQ(shape.state_offset(5) + shape.bytes_of(5), shape.state_bytes);
+    expect_refused(part(6, 0, rest), "expected 0 to 5");
+    expect_refused(part(INT64_MAX, 0, rest),
+                   "page 9223372036854775807 of a prompt of 35 tokens and a state of ");
+    expect_refused(part(INT64_MIN, 0, rest), "page -9223372036854775808");
+    expect_refused(part(3, 16, kPiece), "page 3 has 16 tokens, expected 0");
+    expect_refused(part(3, 0, kPiece - 1), "expected 524288");
+    expect_refused(part(5, 0, rest + 1), "bytes, expected " + std::to_string(rest));
+    expect_refused(part(5, 0, 0), "page 5 has 0 bytes");
+  }
+}
+
 TEST(KvWire, NodesThatServeDifferentThingsNameBoth) {
   const KvHello prefill{kEpoch, {{"protocol", "1"}, {"page size", "16"}}},
       same = prefill, other{0, {{"protocol", "1"}, {"page size", "32"}}}, less{0, {{"protocol", "1"}}};

@@ -1,0 +1,119 @@
+// A sender's transfers: states of several pieces arrive bit for bit, and none delays the others for long.
+#include "engine/disagg/kv_sender.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <thread>
+
+#include "engine/fake_executor.h"
+#include "engine/test_peer.h"
+
+namespace fp4moe {
+namespace {
+
+constexpr uint64_t kEpoch = 9;
+
+// A state of 3 pieces, the last one of which is small.
+ModelConfig with_large_state() {
+  ModelConfig config = fake_config(16, {}, 0, /*has_state=*/true);
+  config.delta = {
+      .num_key_heads = 2, .num_value_heads = 4, .key_head_dim = 256, .value_head_dim = 257, .conv_width = 4};
+  return config;
+}
+
+class KvSenderTest : public testing::Test {
+ protected:
+  KvSenderTest() {
+    auto client = connect_to(port_.port());
+    EXPECT_TRUE(client.ok()) << client.status().to_string();
+    sending_ = std::move(*client);
+    receiving_ = port_.accept();
+    uint32_t hash = 1;
+    for (const int32_t slot : {1, 2}) {
+      std::vector<uint8_t>& state = states_.emplace_back(static_cast<size_t>(from_.state_bytes()));
+      for (uint8_t& byte : state) byte = static_cast<uint8_t>((hash = hash * 2654435761u + 12345) >> 24);
+      EXPECT_TRUE(from_.write_state(0, slot, 0, state).ok());
+    }
+  }
+  ~KvSenderTest() override {
+    sender_.stop();
+    if (thread_.joinable()) thread_.join();
+  }
+  void run() {
+    thread_ = std::thread([this] { sender_.run(*sending_, kEpoch); });
+  }
+  static std::shared_ptr<KvLease> lease(FakeExecutor& executor, int32_t slot, int64_t num_tokens) {
+    const PageTables tables{.full = {slot * 3, slot * 3 + 1, slot * 3 + 2}};
+    return std::make_shared<KvLease>(executor, 0, tables, slot, num_tokens);
+  }
+  void post(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first) {
+    EXPECT_TRUE(sender_.post_pages(room, std::move(pages), first,
+                                   [this](const Status& status) { failure_ = status; }));
+  }
+  KvFrame receive() {
+    auto frame = receiving_->receive({.stage = KvStage::kToDecode,
+                                      .epoch = kEpoch,
+                                      .max_page_bytes = int64_t{sizeof(KvPageHeader)} + kKvStatePieceBytes},
+                                     in_seconds(20));
+    EXPECT_TRUE(frame.ok()) << frame.status().to_string();
+    return frame.ok() ? std::move(*frame) : KvFrame{};
+  }
+
+  FakeModel model_{with_large_state(), [](std::span<const int32_t>, std::span<float>) {}};
+  FakeExecutor from_{model_, LoopShape{.num_slots = 4}}, to_{model_, LoopShape{.num_slots = 4}};
+  std::vector<std::vector<uint8_t>> states_;  // of slots 1 and 2 of from_
+  TestPort port_;
+  std::unique_ptr<KvSocket> sending_, receiving_;
+  KvSender sender_;
+  std::thread thread_;
+  Status failure_;
+};
+
+TEST_F(KvSenderTest, TransfersTakeTurnsAndMessagesOvertakeThem) {
+  // 3 pages and 3 pieces; pieces alone, because the decode node has the pages.
+  post(1, lease(from_, 1, 9), 0);
+  post(2, lease(from_, 2, 8), 2);
+  EXPECT_TRUE(sender_.post(KvFrameType::kFirstToken, 3, "{}"));
+  run();
+  std::map<uint64_t, std::shared_ptr<KvLease>> leases{{1, lease(to_, 3, 9)}, {2, lease(to_, 1, 8)}};
+  std::vector<uint64_t> rooms;
+  std::map<uint64_t, int64_t> next{{1, 0}, {2, 2}};
+  for (int i = 0; i < 10; ++i) {
+    const KvFrame frame = receive();
+    rooms.push_back(frame.header.room);
+    if (frame.header.type != KvFrameType::kPage) continue;
+    KvLease& lease = *leases.at(frame.header.room);
+    const auto part = decode_page(frame.payload, lease.shape());
+    ASSERT_TRUE(part.ok()) << part.status().to_string();
+    EXPECT_EQ(part->index, next[frame.header.room]++);
+    ASSERT_TRUE(lease.write(part->index, std::span(frame.payload).subspan(sizeof *part)).ok());
+  }
+  EXPECT_EQ(rooms, (std::vector<uint64_t>{1, 2, 3, 1, 2, 1, 2, 1, 1, 1}));
+  for (const auto& [slot, state] : {std::pair(3, states_[0]), {1, states_[1]}}) {
+    std::vector<uint8_t> arrived(state.size());
+    ASSERT_TRUE(to_.read_state(0, slot, 0, arrived).ok());
+    EXPECT_EQ(arrived, state) << slot;
+  }
+  EXPECT_EQ(sender_.kv_bytes_sent(), 9 * from_.kv_token_bytes() + 2 * from_.state_bytes());
+}
+
+// A transfer whose lease ends, or whose state cannot be read, stops; the others go on.
+TEST_F(KvSenderTest, ATransferThatStopsLeavesTheOthers) {
+  const auto ended = lease(from_, 1, 9);
+  post(1, ended, 0);
+  post(2, lease(from_, 2, 8), 2);
+  int num_copies = 0;
+  from_.before_state_copy = [&] {
+    if (++num_copies == 2) from_.state_failure = internal_error("no such slot");
+  };
+  ended->end();
+  run();
+  EXPECT_EQ(receive().header.room, 2u);
+  EXPECT_TRUE(sender_.post(KvFrameType::kFirstToken, 3, "{}"));
+  EXPECT_EQ(receive().header.room, 3u);
+  EXPECT_EQ(failure_.message(), "no such slot");
+}
+
+}  // namespace
+}  // namespace fp4moe
