@@ -76,7 +76,14 @@ class Growing {
     });
     return all;
   }
-  // Continues from `other`'s state by copying its pages instead of computing rows.
+  // The states in canonical form, sequence by sequence; none if the model has none.
+  std::vector<std::vector<uint8_t>> states() {
+    std::vector<std::vector<uint8_t>> all;
+    if (config_.has_state()) all.resize(3, std::vector<uint8_t>(static_cast<size_t>(ranks_->state_bytes())));
+    for (size_t s = 0; s < all.size(); ++s) EXPECT_TRUE(ranks_->read_state(0, slot_of(s), 0, all[s]).ok());
+    return all;
+  }
+  // Continues from `other`'s pages and states by copying them instead of computing rows.
   void take_over(Growing& other) {
     for (size_t s = 0; s < 3; ++s) tokens_[s] = other.tokens_[s];
     const auto all = other.pages();
@@ -84,6 +91,9 @@ class Growing {
     each_page([&](int32_t page, int64_t num_tokens) {
       EXPECT_TRUE(ranks_->write_page(0, page, num_tokens, (next++)->data()).ok());
     });
+    const auto states = other.states();
+    for (size_t s = 0; s < states.size(); ++s)
+      EXPECT_TRUE(ranks_->write_state(0, slot_of(s), 0, states[s]).ok());
   }
 
   // Appends the tokens and runs them; experts() then returns this step's experts. Data-parallel group g of n
@@ -140,7 +150,8 @@ class Growing {
       if (all_logits || rows.ids.size() == static_cast<size_t>(first_row) + more.size())
         rows.logit_rows.push_back(std::ssize(rows.ids) - 1);
     }
-    rows.sequences.push_back({first_row, std::ssize(more), first, pages_[s]});
+    const int32_t slot = config_.has_state() ? slot_of(s) : 0;
+    rows.sequences.push_back({first_row, std::ssize(more), first, pages_[s], {}, slot});
   }
 
   void make(const std::string& model, EngineConfig flags, std::optional<uint8_t> tactic) {
@@ -154,12 +165,15 @@ class Growing {
     if (plan.moe.runner()->device_ops != nullptr) num_tactics_ = plan.moe.device_ops().tactics.size();
     RankGroupOptions options = kOptions;
     options.max_logit_rows *= rows_per_request(plan.flags);
+    options.num_slots = StateCache::slots_for(config_, 3);
     auto made = RankGroup::make(checkpoint, config_, plan, plan.flags, options);
     if (!made.ok()) throw std::runtime_error(made.status().to_string());
     ranks_ = std::move(*made);
     for (int32_t s = 0; s < 3; ++s)
       for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
   }
+
+  static int32_t slot_of(size_t s) { return static_cast<int32_t>(s) + 1; }
 
   // Calls function(page, number of tokens in it) for every page.
   template <class Function>
