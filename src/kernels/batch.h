@@ -19,17 +19,27 @@ struct SequenceRows {
   // and no kernel reads them. Empty: all layers use page_table. Never longer than page_table.
   std::span<const int32_t> window_page_table;
   int32_t slot = 0;  // of the sequence's state; 0: scrap (padding, or a model without states)
+  // States (StateSlots): the last num_replayed tokens before the first new one are in the slot's replay rows,
+  // and not yet in its state. The last num_tentative new rows are drafts.
+  int32_t num_replayed = 0, num_tentative = 0;
 };
 
 // One layer's slots, each with the state of one sequence: what a layer keeps of it besides pages. Null data:
 // the layer has no state. A sequence whose first_position is 0 starts from a state of zeros, so kernels never
 // read its slot. A forward pass reads the state after first_position tokens and leaves the one after
 // first_position + num_rows tokens in the same slot.
+//
+// Drafts may be wrong, so they never change a state. With drafts, a pass leaves the state after the tokens
+// before the first draft, and the inputs of the drafts in the slot's replay rows, first draft first. The next
+// pass first applies as many of these rows as were right, and then its new rows.
 struct StateSlots {
   float* recurrent = nullptr;  // [num_slots, Hv, dk, dv]: this rank's value heads
   // [num_slots, C, conv_width - 1]: the last inputs of the convolution over time, oldest first
   float* conv = nullptr;
   int64_t num_slots = 0;
+  // [num_slots, num_replay_rows, C + 2 Hv]: a draft's input of the convolution, then b, then a
+  float* replay = nullptr;
+  int64_t num_replay_rows = 0;
 };
 
 // Copies a slot in every layer. A batch's copies run before its rows, in order.

@@ -11,6 +11,7 @@
 namespace fp4moe {
 
 constexpr int kMaxDeltaHeadDim = 256, kMaxConvWidth = 8;
+constexpr int kMaxReplayRows = 16;      // drafts of a sequence in one pass
 constexpr int kMaxDeltaCluster = 8;     // on a GPU: value heads of a key head
 constexpr float kDeltaNormEps = 1e-6f;  // added to the sum of squares in the L2 norms of q and k
 
@@ -26,7 +27,8 @@ constexpr float kDeltaNormEps = 1e-6f;  // added to the sum of squares in the L2
 //   S;   out = o / sqrt(mean(o^2) + eps) * norm_weight * silu(z)
 //
 // Sequences with rows have different slots, or share slot 0, whose contents are unspecified. A sequence
-// without rows leaves its slot unchanged.
+// without rows leaves its slot unchanged. Row numbers below are those of a sequence: its new rows from 0 on,
+// and negative ones for the replayed rows before them (StateSlots), which have no outputs.
 //
 // Large because one op takes the inputs and weights of every step between two projections.
 struct GatedDeltaArgs {
@@ -61,6 +63,23 @@ struct GatedDeltaArgs {
   // The slot's conv inputs, [C, conv_width - 1].
   [[gnu::always_inline]] constexpr float* conv(int32_t slot) const {
     return slots.conv + slot * conv_channels() * (conv_width - 1);
+  }
+  // The slot's replay row: [C + 2 Hv].
+  [[gnu::always_inline]] constexpr int64_t replay_columns() const {
+    return conv_channels() + int64_t{2} * num_value_heads;
+  }
+  [[gnu::always_inline]] constexpr float* replay(int32_t slot, int64_t row) const {
+    return slots.replay + (slot * slots.num_replay_rows + row) * replay_columns();
+  }
+  // Inputs of a row: u [C], and b and a [Hv].
+  [[gnu::always_inline]] constexpr const float* qkv_of(const SequenceRows& s, int64_t row) const {
+    return row < 0 ? replay(s.slot, s.num_replayed + row) : qkv + (s.first_row + row) * qkv_stride;
+  }
+  [[gnu::always_inline]] constexpr const float* b_of(const SequenceRows& s, int64_t row) const {
+    return row < 0 ? qkv_of(s, row) + conv_channels() : b + (s.first_row + row) * ba_stride;
+  }
+  [[gnu::always_inline]] constexpr const float* a_of(const SequenceRows& s, int64_t row) const {
+    return row < 0 ? b_of(s, row) + num_value_heads : a + (s.first_row + row) * ba_stride;
   }
 };
 

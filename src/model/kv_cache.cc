@@ -50,7 +50,7 @@ KvCounts KvCache::bytes_per_page(const ModelConfig& config, DType dtype, int pag
     with_state += config.has_state(layer);
   }
   return {(config.num_layers - with_window - with_state) * layer_bytes, with_window * layer_bytes,
-          StateCache::bytes_per_slot(config, layout)};
+          StateCache::bytes_per_slot(config, layout), StateCache::bytes_per_replay_row(config, layout)};
 }
 
 Result<KvCache> KvCache::make(const ModelConfig& config, DType dtype, KvCounts counts, int page_size,
@@ -83,7 +83,8 @@ Result<KvCache> KvCache::make(const ModelConfig& config, DType dtype, KvCounts c
     const KvLayers layers = splits && has_window(config, layer) ? KvLayers::kWindow : KvLayers::kFull;
     kv.places_.push_back({layers, kv.groups_[static_cast<size_t>(layers)].num_layers++});
   }
-  FP4MOE_ASSIGN_OR_RETURN(kv.states_, StateCache::make(config, counts.slots, layout, memory));
+  FP4MOE_ASSIGN_OR_RETURN(kv.states_,
+                          StateCache::make(config, {counts.slots, counts.replays}, layout, memory));
   return kv;
 }
 

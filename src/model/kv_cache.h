@@ -24,8 +24,8 @@ class KvCache {
   // of pages or slots that the model's layers cannot use.
   static Result<KvCache> make(const ModelConfig& config, DType dtype, KvCounts counts, int page_size,
                               const RankLayout& layout = {}, MemoryResource& memory = host_memory());
-  // Returns the bytes of a page of each group for a model with window pages, and of a slot; a page of all
-  // layers has the sum of the two pages.
+  // Returns the bytes of a page of each group for a model with window pages, of a slot without replay rows,
+  // and of a replay row; a page of all layers has the sum of the two pages.
   static KvCounts bytes_per_page(const ModelConfig& config, DType dtype, int page_size,
                                  const RankLayout& layout = {});
   // Returns the largest window of the layers if some layers have a window and others have none, otherwise 0:

@@ -12,8 +12,9 @@ enum class KvLayers { kFull, kWindow };
 
 // A number for each group of layers; window is 0 if all layers belong to the full group. slots: that of the
 // layers with states (model/state_cache.h), which have slots instead of pages; 0 without such layers.
+// replays: that of the replay rows in each slot, which hold drafts; 0 without speculative decoding.
 struct KvCounts {
-  int64_t full = 0, window = 0, slots = 0;
+  int64_t full = 0, window = 0, slots = 0, replays = 0;
 };
 
 // A page number of one group; each group counts its pages from 0.

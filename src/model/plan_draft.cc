@@ -35,6 +35,9 @@ EngineConfig flags_of_draft(const ModelPlan& target, const std::string& folder) 
 Status plan_standalone(const ModelPlan& target, DraftPlan& draft) {
   draft.folder = target.flags.speculative_draft_model_path;
   FP4MOE_ASSIGN_OR_RETURN(draft.config, load_model_config(draft.folder));
+  if (draft.config.has_state())
+    return unsupported("a draft model with recurrent layers (" + draft.config.model_type +
+                       ") is not supported; nearest legal choice: --speculative-algorithm NGRAM");
   FP4MOE_ASSIGN_OR_RETURN(draft.plan,
                           plan_model(draft.config, flags_of_draft(target, draft.folder), target.absent_gpu));
   draft.num_input_ids = draft.config.vocab_size;

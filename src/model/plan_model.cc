@@ -330,8 +330,12 @@ Status check_states(const ModelConfig& model, const MoeProblem& problem, const E
                        " value heads of a key head in recurrent layers, not " +
                        std::to_string(delta.num_value_heads / delta.num_key_heads) +
                        "; nearest legal choice: --device cpu");
-  if (flags.speculative_algorithm != "none" || flags.draft_source)
-    return refuse("--speculative-algorithm " + flags.speculative_algorithm, "no speculative decoding");
+  if (flags.speculative_algorithm != "none" && problem.device == DeviceKind::kCuda)
+    return refuse("--speculative-algorithm " + flags.speculative_algorithm + " on --device cuda",
+                  "--device cpu, or no speculative decoding");
+  if (flags.speculative_algorithm != "none" && rows_per_request(flags) - 1 > kMaxReplayRows)
+    return refuse("--speculative-num-draft-tokens " + std::to_string(rows_per_request(flags)),
+                  ("--speculative-num-draft-tokens " + std::to_string(kMaxReplayRows + 1)).c_str());
   if (const int ranks = problem.layout.attention_tp(); model.delta.num_key_heads % ranks != 0)
     return unsupported("the " + std::to_string(model.delta.num_key_heads) +
                        " key heads of the recurrent layers cannot be shared by the " + std::to_string(ranks) +

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "kernels/gated_delta.h"
 
 namespace fp4moe {
 
@@ -23,9 +24,16 @@ int64_t recurrent_elems(const DeltaConfig& delta, int64_t num_key_heads) {
   return num_key_heads * value_heads_per_key_head(delta) * delta.key_head_dim * delta.value_head_dim;
 }
 
+int64_t conv_channels(const DeltaConfig& delta, int64_t num_key_heads) {
+  return num_key_heads * (2 * delta.key_head_dim + value_heads_per_key_head(delta) * delta.value_head_dim);
+}
+
 int64_t conv_elems(const DeltaConfig& delta, int64_t num_key_heads) {
-  return num_key_heads * (2 * delta.key_head_dim + value_heads_per_key_head(delta) * delta.value_head_dim) *
-         (delta.conv_width - 1);
+  return conv_channels(delta, num_key_heads) * (delta.conv_width - 1);
+}
+
+int64_t replay_elems(const DeltaConfig& delta, int64_t num_key_heads) {
+  return conv_channels(delta, num_key_heads) + 2 * num_key_heads * value_heads_per_key_head(delta);
 }
 
 int64_t num_state_layers(const ModelConfig& config) {
@@ -42,8 +50,15 @@ int64_t StateCache::bytes_per_slot(const ModelConfig& config, const RankLayout& 
          int64_t{sizeof(float)};
 }
 
-Result<StateCache> StateCache::make(const ModelConfig& config, int64_t num_slots, const RankLayout& layout,
+int64_t StateCache::bytes_per_replay_row(const ModelConfig& config, const RankLayout& layout) {
+  if (!config.has_state()) return 0;
+  return num_state_layers(config) * replay_elems(config.delta, key_head_shard(config.delta, layout).count) *
+         int64_t{sizeof(float)};
+}
+
+Result<StateCache> StateCache::make(const ModelConfig& config, StateCounts counts, const RankLayout& layout,
                                     MemoryResource& memory) {
+  const auto [num_slots, num_replay_rows] = counts;
   if (!config.has_state()) {
     if (num_slots != 0)
       return invalid_argument(std::to_string(num_slots) + " state slots for a model without states");
@@ -53,19 +68,28 @@ Result<StateCache> StateCache::make(const ModelConfig& config, int64_t num_slots
     return invalid_argument("linear_num_key_heads " + std::to_string(config.delta.num_key_heads) +
                             " cannot be shared by " + std::to_string(layout.attention_tp()) +
                             " ranks; legal: a divisor of it");
-  const int64_t slot_bytes = bytes_per_slot(config, layout);
+  if (num_replay_rows < 0 || num_replay_rows > kMaxReplayRows)
+    return invalid_argument("state slots with " + std::to_string(num_replay_rows) +
+                            " replay rows; legal: 0 to " + std::to_string(kMaxReplayRows));
+  const int64_t replay_bytes = num_replay_rows * bytes_per_replay_row(config, layout);
+  const int64_t slot_bytes = bytes_per_slot(config, layout) + replay_bytes;
   if (num_slots < 1 || num_slots > INT64_MAX / slot_bytes || num_slots > INT32_MAX)
     return invalid_argument("state pool of " + std::to_string(num_slots) + " slots of " +
                             std::to_string(slot_bytes) + " bytes is empty or too large");
   StateCache states;
   states.num_slots_ = num_slots;
+  states.num_replay_rows_ = num_replay_rows;
   states.delta_ = config.delta;
   states.key_heads_ = key_head_shard(config.delta, layout);
   states.recurrent_elems_ = recurrent_elems(config.delta, states.key_heads_.count);
   states.conv_elems_ = conv_elems(config.delta, states.key_heads_.count);
+  states.replay_elems_ = replay_elems(config.delta, states.key_heads_.count);
   for (int64_t layer = 0; layer < config.num_layers; ++layer)
     states.places_.push_back(config.has_state(layer) ? states.num_layers_++ : -1);
-  FP4MOE_ASSIGN_OR_RETURN(states.buffer_, Buffer::make(num_slots * slot_bytes, memory));
+  FP4MOE_ASSIGN_OR_RETURN(states.buffer_, Buffer::make(num_slots * (slot_bytes - replay_bytes), memory));
+  if (replay_bytes > 0) {
+    FP4MOE_ASSIGN_OR_RETURN(states.replays_, Buffer::make(num_slots * replay_bytes, memory));
+  }
   return states;
 }
 
@@ -73,7 +97,12 @@ StateSlots StateCache::layer(int64_t layer) const {
   const int64_t place = places_.empty() ? -1 : places_[static_cast<size_t>(layer)];
   if (place < 0) return {};
   float* const recurrent = buffer_.as<float>() + place * layer_elems();
-  return {recurrent, recurrent + num_slots_ * recurrent_elems_, num_slots_};
+  StateSlots slots{recurrent, recurrent + num_slots_ * recurrent_elems_, num_slots_};
+  if (num_replay_rows_ > 0) {
+    slots.replay = replays_.as<float>() + place * num_slots_ * num_replay_rows_ * replay_elems_;
+    slots.num_replay_rows = num_replay_rows_;
+  }
+  return slots;
 }
 
 void StateCache::check_slot(int32_t slot) const {

@@ -4,10 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <future>
 #include <memory>
 #include <random>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/demo_engine.h"
@@ -102,6 +105,36 @@ inline EngineConfig with_ngrams(EngineConfig config) {
   config.speculative_num_draft_tokens = 6;
   config.speculative_ngram_min_match_window_size = 1;
   return config;
+}
+
+// The prompts of the crowd's requests, each with its output.
+inline std::vector<std::vector<int32_t>> whole_texts(const EngineConfig& config, const Crowd& plain) {
+  std::vector<std::vector<int32_t>> whole;
+  const auto engine = make_engine(config);
+  if (engine == nullptr) return whole;
+  for (const Request& request : requests(*engine)) {
+    whole.push_back(request.input_ids);
+    const std::vector<int32_t>& output = plain.outputs[whole.size() - 1].token_ids;
+    whole.back().insert(whole.back().end(), output.begin(), output.end());
+  }
+  return whole;
+}
+
+// Proposes draft(id, i) for each of the tokens that follow in the first of the texts that begins with the
+// sequence; `id` is the text's token i.
+template <class Draft>
+DraftSource drafts_of(std::vector<std::vector<int32_t>> whole, Draft draft) {
+  return [whole = std::move(whole), draft](std::span<const int32_t> ids, int64_t max_tokens) {
+    std::vector<int32_t> drafts;
+    const auto has_begun = [&](const std::vector<int32_t>& text) {
+      return text.size() >= ids.size() && std::equal(ids.begin(), ids.end(), text.begin());
+    };
+    const auto text = std::find_if(whole.begin(), whole.end(), has_begun);
+    if (text == whole.end()) return drafts;
+    const size_t end = ids.size() + static_cast<size_t>(max_tokens) + 4;  // more than may be proposed
+    for (size_t i = ids.size(); i < std::min(end, text->size()); ++i) drafts.push_back(draft((*text)[i], i));
+    return drafts;
+  };
 }
 
 // More than `correct` of the drafts are right.

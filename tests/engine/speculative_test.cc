@@ -232,27 +232,14 @@ TEST_P(Speculation, DraftsComeFromTheSourceIfThereIsOne) {
   config.device = "cpu";
   config.max_total_tokens = 8192;
   const Crowd plain = run_crowd(config);
-  std::vector<std::vector<int32_t>> whole;  // prompts and outputs
-  {
-    const auto engine = make_engine(config);
-    ASSERT_NE(engine, nullptr);
-    for (const Request& request : requests(*engine)) {
-      whole.push_back(request.input_ids);
-      const std::vector<int32_t>& output = plain.outputs[whole.size() - 1].token_ids;
-      whole.back().insert(whole.back().end(), output.begin(), output.end());
-    }
-  }
+  const std::vector<std::vector<int32_t>> whole = whole_texts(config, plain);
   for (const std::string kind : {"right", "wrong", "illegal"}) {
-    config.draft_source = [&](std::span<const int32_t> ids, int64_t max_tokens) {
-      std::vector<int32_t> draft;
-      for (const std::vector<int32_t>& all : whole) {
-        if (all.size() < ids.size() || !std::equal(ids.begin(), ids.end(), all.begin())) continue;
-        for (size_t i = ids.size(); i < all.size() && i < ids.size() + 9; ++i)
-          draft.push_back(kind == "right" ? all[i] : kind == "wrong" ? 7 : i % 2 == 0 ? -1 : 1 << 30);
-        break;
-      }
+    const DraftSource source = drafts_of(whole, [kind](int32_t id, size_t i) {
+      return kind == "right" ? id : kind == "wrong" ? 7 : i % 2 == 0 ? -1 : 1 << 30;
+    });
+    config.draft_source = [source](std::span<const int32_t> ids, int64_t max_tokens) {
       EXPECT_EQ(max_tokens, 5);
-      return draft;
+      return source(ids, max_tokens);
     };
     const Crowd drafted = run_crowd(with_ngrams(config));
     ASSERT_EQ(drafted.outputs, plain.outputs) << kind;

@@ -81,8 +81,111 @@ TEST_P(StateEngine, RanksHaveTheOutputsOfOneRank) {
   }
 }
 
+// The share of right drafts decides which of a slot's rows are replayed.
+enum class Drafts { kWrong, kMixed, kRight };
+
+DraftSource drafts_of_kind(const std::vector<std::vector<int32_t>>& whole, Drafts kind) {
+  return drafts_of(whole, [kind](int32_t id, size_t i) {
+    const bool is_right = kind == Drafts::kRight || (kind == Drafts::kMixed && i * i % 7 != 2);
+    return is_right ? id : (id + 1) % 259;
+  });
+}
+
+TEST_P(StateEngine, DraftsChangeNoOutput) {
+  const Crowd alone = run_alone(config_);
+  const auto whole = whole_texts(config_, alone);
+  for (const Drafts kind : {Drafts::kWrong, Drafts::kMixed, Drafts::kRight}) {
+    const std::string what = "drafts " + std::to_string(static_cast<int>(kind));
+    EngineConfig config = with_ngrams(config_);
+    config.draft_source = drafts_of_kind(whole, kind);
+    const Crowd crowd = run_crowd(config);
+    expect_same(crowd, alone, what);
+    EXPECT_GT(crowd.stats.cached_tokens_total, 0);
+    EXPECT_GT(crowd.stats.num_state_snapshots, 0);
+    const double length = crowd.stats.spec_accept_length();
+    if (kind == Drafts::kWrong) {
+      EXPECT_LT(length, 1.1);
+    }
+    if (kind == Drafts::kMixed) {
+      EXPECT_GT(length, 1.5);
+      EXPECT_LT(length, 4.5);
+    }
+    if (kind == Drafts::kRight) {
+      EXPECT_GT(length, 4) << "of at most 6 tokens a step";
+    }
+
+    config.max_total_tokens = 640;
+    config.schedule_conservativeness = 0;
+    const Crowd retracted = run_crowd(config);
+    expect_same(retracted, alone, "retraction, " + what);
+    EXPECT_GT(retracted.stats.num_retracted_reqs, 0);
+
+    config.max_total_tokens = config_.max_total_tokens;
+    config.max_running_requests = 8;
+    config.max_mamba_cache_size = 9;  // room for one snapshot
+    config.speculative_num_draft_tokens = 17;
+    expect_same(run_crowd(config), alone, "one snapshot, " + what);
+  }
+}
+
+TEST_P(StateEngine, RanksWithDraftsHaveTheOutputsOfOneRank) {
+  for (const bool exchanges : {false, true}) {
+    EngineConfig config = config_;
+    config.moe_a2a_backend = exchanges ? "deepep" : "none";
+    config.enable_deterministic_inference = true;
+    const Crowd alone = run_alone(config);
+    config = with_ngrams(config);
+    config.draft_source = drafts_of_kind(whole_texts(config_, alone), Drafts::kMixed);
+    config.tp_size = 2;
+    config.ep_size = exchanges ? 2 : 1;
+    for (const int dp : {1, 2}) {
+      config.dp_size = dp;
+      config.enable_dp_attention = dp > 1;
+      const Crowd crowd = run_crowd(config);
+      expect_same(crowd, alone, std::to_string(dp) + " groups" + (exchanges ? ", deepep" : ""));
+      EXPECT_GT(crowd.stats.spec_correct_drafts_total, 100);
+    }
+  }
+}
+
+TEST_P(StateEngine, NgramsAndADraftModelChangeNoOutput) {
+  const Crowd alone = run_alone(config_);
+  const Crowd ngrams = run_crowd(with_ngrams(config_));
+  expect_same(ngrams, alone, "n-grams");
+  EXPECT_GT(ngrams.stats.spec_proposed_drafts_total, 0);
+
+  EngineConfig config = config_;
+  config.speculative_algorithm = "STANDALONE";
+  config.speculative_num_draft_tokens = 4;
+  TempFolder draft;
+  MakeTinyOptions options = small_model("qwen3-moe-tiny");
+  options.vocab_size = 259;
+  ASSERT_TRUE(is_ok(make_tiny(draft.path(), options)));
+  config.speculative_draft_model_path = draft.path();
+  const Crowd drafted = run_crowd(config);
+  expect_same(drafted, alone, "a draft model");
+  EXPECT_GT(drafted.stats.spec_proposed_drafts_total, 1000);
+
+  config.speculative_draft_model_path = folder_.path();
+  const Result<std::unique_ptr<Engine>> refused = Engine::make(config);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_NE(refused.status().message().find("a draft model with recurrent layers"), std::string::npos)
+      << refused.status().message();
+}
+
+TEST_P(StateEngine, TooManyDraftsAreRefused) {
+  EngineConfig config = with_ngrams(config_);
+  config.speculative_num_draft_tokens = 18;
+  const Result<std::unique_ptr<Engine>> engine = Engine::make(config);
+  ASSERT_FALSE(engine.ok());
+  EXPECT_NE(engine.status().message().find("--speculative-num-draft-tokens 17"), std::string::npos)
+      << engine.status().message();
+}
+
 TEST_P(StateEngine, AbortedRequestsLeaveTheOthersAsTheyAre) {
   const Crowd alone = run_alone(config_);
+  config_ = with_ngrams(config_);
+  config_.draft_source = drafts_of_kind(whole_texts(config_, alone), Drafts::kMixed);
   const auto engine = make_engine(config_);
   ASSERT_NE(engine, nullptr);
   std::vector<std::future<Output>> outputs;

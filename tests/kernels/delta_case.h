@@ -15,7 +15,7 @@ struct Dims {
 
 // The slots of a layer, filled with NaN: a state that is read before it was written poisons the outputs.
 struct Slots {
-  std::vector<float> recurrent, conv;
+  std::vector<float> recurrent, conv, replay;
 };
 
 // The inputs of T rows, with gaps after each row.
@@ -40,35 +40,39 @@ struct DeltaCase {
   int64_t ba_stride() const { return int64_t{2} * dims.value_heads + 1; }
   int64_t state_size() const { return int64_t{dims.value_heads} * dims.dk * dims.dv; }
 
-  Slots slots(int64_t n) const {
-    return {
-        std::vector<float>(static_cast<size_t>(n * state_size()), std::numeric_limits<float>::quiet_NaN()),
-        std::vector<float>(static_cast<size_t>(n * channels() * (width - 1)),
-                           std::numeric_limits<float>::quiet_NaN())};
+  int64_t replay_size() const { return channels() + int64_t{2} * dims.value_heads; }
+
+  Slots slots(int64_t n, int64_t num_replay_rows = 0) const {
+    const auto nans = [](int64_t count) {
+      return std::vector<float>(static_cast<size_t>(count), std::numeric_limits<float>::quiet_NaN());
+    };
+    return {nans(n * state_size()), nans(n * channels() * (width - 1)),
+            nans(n * num_replay_rows * replay_size())};
   }
 
   static constexpr float kEps = 1e-6f;
   GatedDeltaArgs args(Slots& s, const ActRows& out) const {
-    return {
-        .qkv = qkv.data(),
-        .z = z.data(),
-        .b = ba.data(),
-        .a = ba.data() + dims.value_heads,
-        .qkv_stride = channels() + 3,
-        .z_stride = columns() + 5,
-        .ba_stride = ba_stride(),
-        .conv_weight = conv_weight.data(),
-        .decay = decay.data(),
-        .dt_bias = dt_bias.data(),
-        .norm_weight = norm_weight.data(),
-        .eps = kEps,
-        .num_key_heads = dims.key_heads,
-        .num_value_heads = dims.value_heads,
-        .key_head_dim = dims.dk,
-        .value_head_dim = dims.dv,
-        .conv_width = width,
-        .slots = {s.recurrent.data(), s.conv.data(), static_cast<int64_t>(s.recurrent.size()) / state_size()},
-        .out = out};
+    const int64_t num_slots = static_cast<int64_t>(s.recurrent.size()) / state_size();
+    return {.qkv = qkv.data(),
+            .z = z.data(),
+            .b = ba.data(),
+            .a = ba.data() + dims.value_heads,
+            .qkv_stride = channels() + 3,
+            .z_stride = columns() + 5,
+            .ba_stride = ba_stride(),
+            .conv_weight = conv_weight.data(),
+            .decay = decay.data(),
+            .dt_bias = dt_bias.data(),
+            .norm_weight = norm_weight.data(),
+            .eps = kEps,
+            .num_key_heads = dims.key_heads,
+            .num_value_heads = dims.value_heads,
+            .key_head_dim = dims.dk,
+            .value_head_dim = dims.dv,
+            .conv_width = width,
+            .slots = {s.recurrent.data(), s.conv.data(), num_slots, s.replay.data(),
+                      static_cast<int64_t>(s.replay.size()) / (num_slots * replay_size())},
+            .out = out};
   }
   // Runs the sequences' rows in one call; out has all T rows.
   void run(const DenseOps& ops, const std::vector<SequenceRows>& sequences, Slots& s, ActBuffer& out,

@@ -255,6 +255,73 @@ TEST_P(GatedDelta, SmallPiecesKeepTheBits) {
   }
 }
 
+// A step of a sequence with drafts: rows `first` and after, of which `num_right` drafts have the case's
+// inputs and the others those of another case.
+DeltaCase step_with_drafts(const DeltaCase& c, int64_t first, int64_t num_drafts, int64_t num_right) {
+  DeltaCase step(c.dims, 1 + num_drafts, 1, static_cast<int>(c.width));
+  step.conv_weight = c.conv_weight, step.decay = c.decay;
+  step.dt_bias = c.dt_bias, step.norm_weight = c.norm_weight;
+  for (float& x : step.qkv) x = 3 - x;
+  for (int64_t row = 0; row <= num_right; ++row) {
+    const auto copy = [&](const std::vector<float>& from, std::vector<float>& to, int64_t stride) {
+      std::copy_n(from.begin() + (first + row) * stride, stride, to.begin() + row * stride);
+    };
+    copy(c.qkv, step.qkv, c.channels() + 3);
+    copy(c.z, step.z, c.columns() + 5);
+    copy(c.ba, step.ba, c.ba_stride());
+  }
+  return step;
+}
+
+// Runs the whole case with drafts after a prompt, in slot 0 of 1; `num_right(step)` of them are right.
+template <class NumRight>
+DeltaResult run_with_drafts(const DeltaCase& c, const DenseOps& ops, int64_t prompt, int64_t num_drafts,
+                            const NumRight& num_right) {
+  ThreadPool pool(2);
+  DeltaResult r{{}, c.slots(1, num_drafts)};
+  ActBuffer out(DType::kF32, prompt, c.columns());
+  if (prompt > 0) c.run(ops, {{.num_rows = prompt}}, r.slots, out, pool);
+  if (prompt > 0) r.out = out.values();
+  int64_t replayed = 0;
+  for (int64_t at = prompt, count = 0; at < c.tokens; ++count) {
+    const int64_t drafts = std::min(num_drafts, c.tokens - 1 - at),
+                  right = std::min(num_right(count), drafts);
+    const DeltaCase step = step_with_drafts(c, at, drafts, right);
+    ActBuffer rows(DType::kF32, step.tokens, c.columns());
+    step.run(ops,
+             {{.num_rows = 1 + drafts,
+               .first_position = at,
+               .num_replayed = static_cast<int32_t>(replayed),
+               .num_tentative = static_cast<int32_t>(drafts)}},
+             r.slots, rows, pool);
+    const std::vector<float> values = rows.values();
+    r.out.insert(r.out.end(), values.begin(), values.begin() + (1 + right) * c.columns());
+    at += 1 + right;
+    replayed = right;
+  }
+  return r;
+}
+
+TEST_P(GatedDelta, DraftsKeepTheBits) {
+  for (const Dims& dims : {Dims{1, 2, 24, 40}, Dims{2, 2, 7, 81}})
+    for (int width : {1, 4})
+      for (int64_t prompt : {0, 1, 2, 5, 17})
+        for (int64_t num_drafts : {1, 2, 3, 15, kMaxReplayRows})
+          for (int64_t right : {int64_t{0}, int64_t{1}, num_drafts, int64_t{-1}}) {
+            const DeltaCase c(dims, prompt + 20, 1, width);
+            const auto num_right = [&](int64_t step) { return right >= 0 ? right : step % (num_drafts + 1); };
+            const DeltaResult whole = run_pieces(c, *GetParam(), {c.tokens});
+            const DeltaResult drafted = run_with_drafts(c, *GetParam(), prompt, num_drafts, num_right);
+            EXPECT_TRUE(same_bits(drafted.out, whole.out))
+                << width << " taps, " << prompt << " tokens, " << right << " of " << num_drafts;
+            // The last row was no draft, so that the state is complete.
+            if (right == 0) {
+              EXPECT_TRUE(same_bits(drafted.slots.recurrent, whole.slots.recurrent));
+              EXPECT_TRUE(same_bits(drafted.slots.conv, whole.slots.conv));
+            }
+          }
+}
+
 TEST_P(GatedDelta, SequencesThreadsAndOtherSlotsAreIndependent) {
   const DeltaCase c({2, 4, 24, 40}, 40);
   ThreadPool one(1), five(5);

@@ -159,10 +159,39 @@ TEST(StateCache, PiecesMakeTheWholeState) {
   }
 }
 
+// Replay rows are beside the states, each layer and slot has its own, and copies leave them alone.
+TEST(StateCache, ReplayRowsAreSeparate) {
+  const ModelConfig config = with_states();
+  constexpr int64_t kColumns = 2 * 4 * 3 + 8 * 5 + 2 * 8;  // channels, b and a
+  EXPECT_EQ(StateCache::bytes_per_replay_row(config), 3 * kColumns * 4);
+  EXPECT_EQ(StateCache::bytes_per_replay_row(config, {.tp = 4, .ep = 1, .dp = 1, .rank = 1}) * 4,
+            StateCache::bytes_per_replay_row(config));
+  const auto states = StateCache::make(config, {5, 2});
+  ASSERT_TRUE(states.ok());
+  EXPECT_EQ(states->num_bytes(),
+            5 * (StateCache::bytes_per_slot(config) + 2 * StateCache::bytes_per_replay_row(config)));
+  EXPECT_EQ(states->layer(2).replay, nullptr);
+  std::vector<float*> rows;
+  for (const int64_t layer : {0, 1, 3}) {
+    EXPECT_EQ(states->layer(layer).num_replay_rows, 2);
+    rows.push_back(states->layer(layer).replay);
+    std::fill_n(rows.back(), 5 * 2 * kColumns, static_cast<float>(layer + 1));
+  }
+  EXPECT_EQ(rows[1] - rows[0], 5 * 2 * kColumns);
+  EXPECT_EQ(rows[2] - rows[1], 5 * 2 * kColumns);
+  states->copy_slots(std::vector<StateCopy>{{1, 2}});
+  for (size_t layer = 0; layer < 3; ++layer)
+    EXPECT_EQ(std::count(rows[layer], rows[layer] + 5 * 2 * kColumns, layer == 2 ? 4.0f : layer + 1.0f),
+              5 * 2 * kColumns);
+  EXPECT_EQ(StateCache::make(config, 5)->layer(0).replay, nullptr);
+}
+
 TEST(StateCache, RefusesImpossiblePools) {
   ModelConfig config = with_states();
   for (const int64_t num_slots : {int64_t{-1}, int64_t{0}, INT64_MAX / 2, int64_t{1} << 40})
     EXPECT_EQ(StateCache::make(config, num_slots).status().code(), StatusCode::kInvalidArgument) << num_slots;
+  for (const int64_t num_replay_rows : {-1, 17})
+    EXPECT_EQ(StateCache::make(config, {2, num_replay_rows}).status().code(), StatusCode::kInvalidArgument);
   const auto shared = StateCache::make(config, 2, {.tp = 3, .ep = 1, .dp = 1, .rank = 0});
   ASSERT_FALSE(shared.ok());
   EXPECT_NE(shared.status().message().find("linear_num_key_heads 4"), std::string::npos)

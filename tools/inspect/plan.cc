@@ -62,7 +62,8 @@ Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& con
          {"weight_bytes", plan.device() == DeviceKind::kCuda ? device_weight_bytes(checkpoint, config, at)
                                                              : rank_weight_bytes(checkpoint, config, at)},
          {"kv_bytes", memory.num_kv_pages * page_bytes.full + num_window_pages * page_bytes.window +
-                          memory.num_slots * page_bytes.slots},
+                          memory.num_slots *
+                              (page_bytes.slots + num_replay_rows(config, plan.flags) * page_bytes.replays)},
          {"comm_heap_bytes", comm.heap_bytes},
          {"a2a_bytes", comm.a2a_bytes}});
   }

@@ -58,7 +58,8 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
   form_ = setup.form;
   FP4MOE_ASSIGN_OR_RETURN(
       const KvCounts num_kv_pages,
-      agree_on_pages({setup.options.num_kv_pages, setup.options.num_window_pages, setup.options.num_slots}));
+      agree_on_pages({setup.options.num_kv_pages, setup.options.num_window_pages, setup.options.num_slots,
+                      num_replay_rows(setup.config, setup.flags)}));
   options_ = model_options(setup, BatchModel::kTarget, plan_);
   MemoryResource& memory = dense_ops_for(options_).memory();
   if (plan_.draft != nullptr) options_.features = plan_.draft->features;
@@ -121,7 +122,7 @@ Result<KvCounts> Rank::agree_on_pages(KvCounts num_pages) {
   FP4MOE_RETURN_IF_ERROR(world_->exchange({"kv_pages"}, &num_pages, sizeof num_pages, all.data()));
   for (const KvCounts& other : all)
     num_pages = {std::min(num_pages.full, other.full), std::min(num_pages.window, other.window),
-                 std::min(num_pages.slots, other.slots)};
+                 std::min(num_pages.slots, other.slots), num_pages.replays};
   return num_pages;
 }
 

@@ -50,6 +50,10 @@ int64_t most_state_slots(const ModelConfig& config, const EngineConfig& flags, i
   return 1 + running * (flags.disable_radix_cache ? 1 : 1 + kSnapshotsPerRequest);
 }
 
+int64_t num_replay_rows(const ModelConfig& config, const EngineConfig& flags) {
+  return config.has_state() ? rows_per_request(flags) - 1 : 0;
+}
+
 StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const EngineConfig& flags,
                        const RankGroupOptions& options) {
   const auto pages_for = [&flags](int64_t num_tokens) { return num_tokens / flags.page_size + 1; };
@@ -64,6 +68,7 @@ StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const E
           .num_kv_pages = std::max(most, options.num_kv_pages),
           .num_window_pages = options.num_window_pages > 0 ? std::max(most, options.num_kv_pages) : 0,
           .num_slots = most_state_slots(config, flags, plan.moe.problem().layout.dp),
+          .num_replay_rows = num_replay_rows(config, flags),
           .max_table_pages = max_sequences * std::min(pages_for(context), most),
           .page_size = flags.page_size,
           .vocab_size = config.vocab_size,

@@ -18,6 +18,8 @@ std::chrono::nanoseconds comm_timeout(const EngineConfig& flags);
 // Returns the most state slots that a data-parallel group uses, with slot 0; 0: the model has no states. The
 // same in all processes, whatever their memory.
 int64_t most_state_slots(const ModelConfig& config, const EngineConfig& flags, int num_groups);
+// Returns the number of replay rows in each of them.
+int64_t num_replay_rows(const ModelConfig& config, const EngineConfig& flags);
 
 // Returns whether window layers have separate pages (model/kv_window.h).
 bool has_window_pages(const ModelConfig& config, const EngineConfig& flags);

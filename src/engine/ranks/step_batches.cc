@@ -13,7 +13,7 @@ namespace {
 constexpr uint32_t kMagic = 0x53345046;  // "FP4S"
 // Bits of the header's last word.
 constexpr uint32_t kIsDraft = 1, kHasFeatures = 2, kChains = 4;
-constexpr int64_t kHeaderWords = 4, kGroupWords = 5, kSequenceWords = 5, kCopyWords = 2;
+constexpr int64_t kHeaderWords = 4, kGroupWords = 5, kSequenceWords = 7, kCopyWords = 2;
 
 uint32_t word(int64_t n) {
   FP4MOE_CHECK(n >= 0 && n <= std::numeric_limits<uint32_t>::max(),
@@ -96,7 +96,7 @@ void StepBatches::encode(std::vector<uint8_t>& bytes) const {
       words.push_back(static_cast<uint32_t>(s.first_position));
       words.push_back(static_cast<uint32_t>(s.first_position >> 32));
       words.push_back(word(static_cast<int64_t>(s.page_table.size())));
-      words.push_back(word(s.slot));
+      for (const int32_t n : {s.slot, s.num_replayed, s.num_tentative}) words.push_back(word(n));
     }
     for (const StateCopy& copy : g.state_copies) {
       words.push_back(word(copy.from));
@@ -239,6 +239,7 @@ Status StepBatches::decode_sequences(std::span<const uint32_t> words, const Step
     const auto count = static_cast<size_t>(num_pages), window_count = window_pages.empty() ? 0 : count;
     group.sequences.push_back({first_row, rows, first, pages.first(count), window_pages.first(window_count),
                                static_cast<int32_t>(words[4])});
+    FP4MOE_RETURN_IF_ERROR(decode_drafts(words.subspan(5, 2), limits, group.sequences.back()));
     pages = pages.subspan(count);
     window_pages = window_pages.subspan(window_count);
     for (int64_t i = 0; i < rows; ++i) group.positions.push_back(first + i);
@@ -247,6 +248,20 @@ Status StepBatches::decode_sequences(std::span<const uint32_t> words, const Step
   if (first_row != num_rows || !pages.empty())
     return bad("sequences cover " + std::to_string(first_row) + " of " + std::to_string(num_rows) +
                " rows and leave " + std::to_string(pages.size()) + " pages unused");
+  return {};
+}
+
+// A sequence that replays drafts has a state before them, and at least one new row is no draft.
+Status StepBatches::decode_drafts(std::span<const uint32_t> words, const StepLimits& limits,
+                                  SequenceRows& sequence) {
+  const int64_t most = sequence.slot > 0 ? limits.num_replay_rows : 0;
+  const int64_t replayed = words[0], tentative = words[1];
+  const int64_t most_replayed = std::min(most, std::max<int64_t>(sequence.first_position - 1, 0));
+  if (replayed > most_replayed) return beyond("replayed rows of a sequence", replayed, most_replayed);
+  const int64_t most_tentative = std::min(most, sequence.num_rows - 1);
+  if (tentative > most_tentative) return beyond("drafts of a sequence", tentative, most_tentative);
+  sequence.num_replayed = static_cast<int32_t>(replayed);
+  sequence.num_tentative = static_cast<int32_t>(tentative);
   return {};
 }
 

@@ -20,6 +20,7 @@ struct StepLimits {
   int64_t num_kv_pages = 0;      // per group
   int64_t num_window_pages = 0;  // the same, for window layers; 0: sequences have no second page table
   int64_t num_slots = 0;        // of states, per group, with slot 0; 0: batches have neither slots nor copies
+  int64_t num_replay_rows = 0;  // of each slot: the most drafts of a sequence with a state
   int64_t max_table_pages = 0;  // entries in one kind of page tables of a batch; sequences may share pages
   int page_size = 0;
   int64_t vocab_size = 0;
@@ -68,6 +69,8 @@ class StepBatches {
   Status decode_feature_rows(std::span<const uint32_t> words, size_t index, Group& group) const;
   static Status decode_copies(std::span<const uint32_t> words, const StepLimits& limits, Group& group);
   static Status decode_sequences(std::span<const uint32_t> words, const StepLimits& limits, Group& group);
+  static Status decode_drafts(std::span<const uint32_t> words, const StepLimits& limits,
+                              SequenceRows& sequence);
 
   std::vector<Group> groups_;
   BatchModel model_ = BatchModel::kTarget;

@@ -285,6 +285,7 @@ int64_t Scheduler::add_drafts(Sequence& sequence) {
   const auto fit_pages = [&](int64_t num_pages) {
     num_added = std::min(num_added, num_pages * pages_.page_size() - sequence.num_tokens());
   };
+  num_added = std::min(num_added, end_of_drafts(sequence) - sequence.num_tokens());
   fit_pages(std::ssize(tables.full) + num_spare_pages());
   if (window_is_scarce()) fit_pages(std::ssize(tables.window) + window_room(sequence));
   if (num_added <= 0) return 0;
@@ -313,7 +314,10 @@ void Scheduler::take_newer_prefix(Sequence& sequence) {
 }
 
 void Scheduler::commit_step() {
-  for (const ScheduledRows& rows : step_) commit_rows(*rows.sequence, rows.num_rows);
+  for (const ScheduledRows& rows : step_) {
+    rows.sequence->kv.num_replayed = 0;
+    commit_rows(*rows.sequence, rows.num_rows);
+  }
   step_.clear();
   for (size_t i = running_.size(); i-- > 0;)
     if (running_[i]->kv.is_ahead) retract(i);
@@ -324,6 +328,11 @@ void Scheduler::commit_rows(Sequence& sequence, int64_t num_rows) {
   publish_prefix(sequence);
   take_snapshot(sequence);
   if (pages_.has_window()) pages_.leave_window(sequence.kv.tables, sequence.kv.num_cached);
+}
+
+void Scheduler::keep_draft_row(Sequence& sequence) {
+  sequence.kv.num_replayed += sequence.kv.slot != 0;
+  commit_rows(sequence, 1);
 }
 
 void Scheduler::drop_last_row(const Sequence& sequence) {
@@ -393,6 +402,7 @@ void Scheduler::give_back_pages(Sequence& sequence) {
   pages_.release(sequence.kv.tables);
   if (const int32_t slot = std::exchange(sequence.kv.slot, 0); slot != 0) pages_.states().release(slot);
   sequence.kv.num_snapshot_tokens = sequence.kv.branch = 0;
+  sequence.kv.num_replayed = 0;
   sequence.kv.is_ahead = false;
   sequence.kv.num_cached = sequence.kv.num_published_pages = 0;
   sequence.draft.ids.clear();

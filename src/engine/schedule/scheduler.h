@@ -66,7 +66,8 @@ struct ScheduledRows {
 // A sequence of a model with states owns a slot from admission until it gives its pages back. With prefix
 // reuse, the slot is copied to a snapshot where others may continue: at the last page boundary that an equal
 // prompt could reuse, where the prompt leaves a cached path, and every state_interval tokens; the rows of a
-// prompt end there. At the end of a request, a slot at a page boundary becomes a snapshot itself.
+// prompt end there. At the end of a request, a slot at a page boundary becomes a snapshot itself. Drafts do
+// not advance a slot: those that were right are replayed by the sequence's next step (kernels/batch.h).
 //
 // A sequence whose prompt another engine computes (awaits_pages) is admitted like any other, but has no rows
 // until the prompt's pages are filled; if it is retracted, this engine computes the prompt. Its state arrives
@@ -107,7 +108,7 @@ class Scheduler {
   void commit_step();
   // Marks the row after the cached ones as cached: a step computed it from a draft that is now the token at
   // this position.
-  void keep_draft_row(Sequence& sequence) { commit_rows(sequence, 1); }
+  void keep_draft_row(Sequence& sequence);
   // Gives the sequence full pages for num_tokens tokens, as far as the pool has pages to spare. Returns the
   // number of tokens for which it has pages, at most num_tokens.
   int64_t grow_for_drafts(Sequence& sequence, int64_t num_tokens);
@@ -173,11 +174,15 @@ class Scheduler {
   PagePool::Prefix find_prefix(const Sequence& sequence) const;
   void take_prefix(Sequence& sequence);
   void publish_prefix(Sequence& sequence);
-  // States: where the rows of a prompt from `position` on must end.
+  // States: where the rows of a prompt from `position` on must end, the position that drafts must not reach,
+  // and the boundary at which a snapshot is due if one can be taken there.
   int64_t next_cut(const Sequence& sequence, int64_t position) const;
+  int64_t end_of_drafts(const Sequence& sequence) const;
+  int64_t next_due(const SequenceKv& kv) const;
   int64_t last_boundary(const Sequence& sequence) const;
   void start_state(Sequence& sequence, int64_t num_matched);
-  bool is_at_boundary(const Sequence& sequence) const;
+  bool is_at_boundary(const SequenceKv& kv) const;
+  int32_t boundary_node(const SequenceKv& kv) const;
   void take_snapshot(Sequence& sequence);
   void leave_prefix(Sequence& sequence);
   void give_back_pages(Sequence& sequence);

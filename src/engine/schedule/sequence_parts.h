@@ -46,12 +46,15 @@ struct SequenceKv {
                                     // not yet scheduled
   int64_t num_rows = 0;             // number of rows in the step being planned
   int group = 0;                    // the data-parallel group that owns the pages
-  // Of a model with states, while the sequence runs; otherwise 0. The slot has the state after num_cached
-  // tokens.
+  // Of a model with states, while the sequence runs; otherwise 0. The slot has the state after
+  // num_state_tokens() tokens, and the num_replayed tokens after them, which were drafts, in its replay rows.
   int32_t slot = 0;
+  int32_t num_replayed = 0;
   bool is_ahead = false;            // the slot's state has one more token, whose row was dropped after it ran
   int64_t num_snapshot_tokens = 0;  // where the last snapshot was taken or read; 0: nowhere
   int64_t branch = 0;  // where the tokens leave a cached path that has no snapshot there; 0: nowhere
+
+  int64_t num_state_tokens() const { return num_cached - num_replayed; }
 };
 
 // Speculative decoding: tokens that may follow the sequence's last token, valid for one step, and the numbers

@@ -331,7 +331,7 @@ void add_pages(const ModelConfig& config, const ModelPlan& plan, const EngineCon
                MemoryProblem& problem) {
   const RankLayout& layout = plan.moe.problem().layout;
   const KvCounts bytes = KvCache::bytes_per_page(config, plan.kv_dtype, flags.page_size, layout);
-  problem.state_bytes_per_slot = num_ranks * bytes.slots;
+  problem.state_bytes_per_slot = num_ranks * (bytes.slots + num_replay_rows(config, flags) * bytes.replays);
   problem.most_state_slots = most_state_slots(config, flags, layout.dp);
   problem.num_groups = layout.dp;
   if (!has_window_pages(config, flags)) {

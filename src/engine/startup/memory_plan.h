@@ -21,7 +21,8 @@ struct MemoryProblem {
   // Separate pages of window layers (model/kv_window.h); 0 without them. Then kv_bytes_per_page is that of
   // the full layers.
   int64_t window_bytes_per_page = 0;
-  int64_t state_bytes_per_slot = 0;     // of one slot in each rank's pool; 0: the model has no states
+  int64_t state_bytes_per_slot = 0;     // of one slot in each rank's pool, with its replay rows; 0: the model
+                                        // has no states
   int64_t most_state_slots = 0;         // most_state_slots() of a group
   int num_groups = 1;                   // data-parallel groups
   int64_t edit_bytes_per_page = 0;      // GPU: of the logit edits that drafts add (max_logit_edits())

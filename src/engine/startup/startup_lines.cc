@@ -76,11 +76,14 @@ std::string window_line(const StartupFacts& facts) {
 // The fixed part of the KV pool.
 std::string state_line(const StartupFacts& facts) {
   const MemoryPlan& memory = facts.memory;
-  const int64_t slot_bytes = StateCache::bytes_per_slot(facts.model);
+  const int64_t num_replays = num_replay_rows(facts.model, facts.flags);
+  const int64_t slot_bytes =
+      StateCache::bytes_per_slot(facts.model) + num_replays * StateCache::bytes_per_replay_row(facts.model);
   const int64_t num_groups = facts.plan.moe.problem().layout.dp;
   return "           of this, " + size_string(memory.num_slots * num_groups * slot_bytes) + " are " +
          std::to_string((memory.num_slots - 1) * num_groups) + " states of " + size_string(slot_bytes) +
-         ", for " + std::to_string(facts.flags.max_running_requests) +
+         (num_replays > 0 ? " with " + std::to_string(num_replays) + " drafts" : "") + ", for " +
+         std::to_string(facts.flags.max_running_requests) +
          " running requests and snapshots of reused prefixes";
 }
 

@@ -41,6 +41,10 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
     const int64_t num_drafts = scheduled.num_drafts;
     rows.sequences.push_back(
         {first_row, scheduled.num_rows + num_drafts, first, tables.full, tables.window, sequence.kv.slot});
+    if (sequence.kv.slot != 0) {
+      rows.sequences.back().num_replayed = sequence.kv.num_replayed;
+      rows.sequences.back().num_tentative = static_cast<int32_t>(num_drafts);
+    }
     for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
       rows.token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
       rows.positions.push_back(position);

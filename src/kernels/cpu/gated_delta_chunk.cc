@@ -4,9 +4,9 @@
 // Flops     8 dk dv + 2 conv_width (2 dk + dv) per row.
 // Bound     decode: memory (the state); prefill: f32 FMA, with a tile of the state in L1.
 // Numerics  f32, row by row: the order of the operations on a row and on each element of the state depends
-//           neither on blocks nor on where a prompt is cut. k^T S and q^T S are summed over i in order, from
-//           the state before the row: o = g q^T S + (q . k) d. Norms and q . k are summed in sixteen lanes,
-//           then in a fixed tree. beta and g are computed in double.
+//           neither on blocks nor on where a prompt is cut, nor on whether a row is replayed. k^T S and q^T S
+//           are summed over i in order, from the state before the row: o = g q^T S + (q . k) d. Norms and q .
+//           k are summed in sixteen lanes, then in a fixed tree. beta and g are computed in double.
 #include "kernels/cpu/dense_chunks.h"
 #include "kernels/cpu/vec.h"
 
@@ -67,8 +67,8 @@ void convolve(const GatedDeltaArgs& a, const SequenceRows& s, int64_t row, const
   const float* inputs[kMaxConvWidth];
   for (int i = 0; i < width; ++i) {
     const int64_t from = row - width + 1 + i;
-    inputs[i] = from < 0 ? conv.history[width - 1 + from] + at
-                         : a.qkv + (s.first_row + from) * a.qkv_stride + conv.part_channel[part];
+    inputs[i] = from < -s.num_replayed ? conv.history[width - 1 + s.num_replayed + from] + at
+                                       : a.qkv_of(s, from) + conv.part_channel[part];
   }
   for (int c = 0; c < dims; c += kLanes) {
     const int n = dims - c;
@@ -99,9 +99,8 @@ void prepare_row(const GatedDeltaArgs& a, const SequenceRows& s, int64_t row, in
   scale_to_norm(r.q, a.key_head_dim, 1 / __builtin_sqrtf(static_cast<float>(a.key_head_dim)));
   scale_to_norm(r.k, a.key_head_dim, 1);
   r.q_k = dot_of(r.q, r.k, a.key_head_dim);
-  const int64_t gate = (s.first_row + row) * a.ba_stride + head;
-  r.beta = static_cast<float>(1 / (1 + __builtin_exp(-static_cast<double>(a.b[gate]))));
-  const double x = static_cast<double>(a.a[gate]) + a.dt_bias[head];
+  r.beta = static_cast<float>(1 / (1 + __builtin_exp(-static_cast<double>(a.b_of(s, row)[head]))));
+  const double x = static_cast<double>(a.a_of(s, row)[head]) + a.dt_bias[head];
   const double softplus = (x > 0 ? x : 0) + __builtin_log1p(__builtin_exp(x > 0 ? -x : x));
   r.shrink = static_cast<float>(__builtin_exp(a.decay[head] * softplus));
 }
@@ -161,17 +160,24 @@ inline void read_state(const Update<V>& u, StateColumns<const float> from, State
   }
 }
 
-// Runs a block's rows over V * 16 columns from `column`; `is_zero`: the state is zero before the block.
+// The state before and after a block's rows.
+struct BlockState {
+  float* data = nullptr;  // [dk, dv]
+  bool is_zero = false;   // before the block, whatever `data` has
+  bool advances = true;   // `data` gets the state after the block
+};
+
+// Runs a block's rows over V * 16 columns from `column`.
 template <int V>
-void run_tile(const GatedDeltaArgs& a, float* state, int column, bool is_zero, int num_rows,
+void run_tile(const GatedDeltaArgs& a, const BlockState& state, int column, int num_rows,
               DeltaScratch& scratch) {
   const int dk = a.key_head_dim, dv = a.value_head_dim;
-  const StateColumns<float> slot{state + column, dv, dv - column};
+  const StateColumns<float> slot{state.data + column, dv, dv - column};
   const StateColumns<float> tile{scratch.tile, V * kLanes, V * kLanes};
-  if (is_zero)
+  if (state.is_zero)
     for (int i = 0; i < dk * V; ++i) store(scratch.tile + i * kLanes, zero());
   StateColumns<const float> from = {slot.data, slot.stride, slot.cols};
-  if (is_zero) from = {tile.data, tile.stride, tile.cols};
+  if (state.is_zero) from = {tile.data, tile.stride, tile.cols};
   Update<V> update;
   for (int v = 0; v < V; ++v) update.d[v] = zero();
   for (int t = 0; t < num_rows; ++t) {
@@ -189,7 +195,7 @@ void run_tile(const GatedDeltaArgs& a, float* state, int column, bool is_zero, i
     from = {tile.data, tile.stride, tile.cols};
   }
   Reads<V> none{};
-  read_state<V>(update, from, slot, dk, none);
+  if (state.advances) read_state<V>(update, from, slot, dk, none);
 }
 
 void norm_and_gate(const GatedDeltaArgs& a, int64_t t, int head, const DeltaRow& r) {
@@ -210,23 +216,32 @@ void norm_and_gate(const GatedDeltaArgs& a, int64_t t, int head, const DeltaRow&
   }
 }
 
+// Runs at most kRows rows from `begin`.
+void run_block(const GatedDeltaArgs& a, const SequenceRows& s, int head, int64_t begin, int num_rows,
+               DeltaScratch& scratch) {
+  for (int t = 0; t < num_rows; ++t) prepare_row(a, s, begin + t, head, scratch, scratch.rows[t]);
+  const BlockState state{.data = a.recurrent(s.slot, head),
+                         .is_zero = s.first_position + begin == 0,
+                         .advances = begin < s.num_rows - s.num_tentative};
+  int column = 0;
+  for (; column + kTileVecs * kLanes <= a.value_head_dim; column += kTileVecs * kLanes)
+    run_tile<kTileVecs>(a, state, column, num_rows, scratch);
+  for (; column < a.value_head_dim; column += kLanes) run_tile<1>(a, state, column, num_rows, scratch);
+  for (int t = begin < 0 ? static_cast<int>(-begin) : 0; t < num_rows; ++t)
+    norm_and_gate(a, s.first_row + begin + t, head, scratch.rows[t]);
+}
+
 }  // namespace
 
+// The drafts are one block.
 void gated_delta_chunk(const GatedDeltaArgs& a, const SequenceRows& s, int head) {
+  static_assert(kMaxReplayRows <= kRows);
   DeltaScratch scratch;
   load_conv(a, s, head, scratch.conv);
-  float* state = a.recurrent(s.slot, head);
-  for (int64_t begin = 0; begin < s.num_rows; begin += kRows) {
-    const int num_rows = static_cast<int>(s.num_rows - begin < kRows ? s.num_rows - begin : kRows);
-    for (int t = 0; t < num_rows; ++t) prepare_row(a, s, begin + t, head, scratch, scratch.rows[t]);
-    const bool is_zero = s.first_position + begin == 0;
-    int column = 0;
-    for (; column + kTileVecs * kLanes <= a.value_head_dim; column += kTileVecs * kLanes)
-      run_tile<kTileVecs>(a, state, column, is_zero, num_rows, scratch);
-    for (; column < a.value_head_dim; column += kLanes)
-      run_tile<1>(a, state, column, is_zero, num_rows, scratch);
-    for (int t = 0; t < num_rows; ++t) norm_and_gate(a, s.first_row + begin + t, head, scratch.rows[t]);
-  }
+  const int64_t end = s.num_rows - s.num_tentative;
+  for (int64_t begin = -s.num_replayed; begin < end; begin += kRows)
+    run_block(a, s, head, begin, static_cast<int>(end - begin < kRows ? end - begin : kRows), scratch);
+  if (s.num_tentative > 0) run_block(a, s, head, end, s.num_tentative, scratch);
 }
 
 }  // namespace fp4moe::FP4MOE_ISA

@@ -15,11 +15,11 @@ constexpr int64_t kChannelsPerChunk = 1024;
 double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
 double softplus(double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x))); }
 
-// The convolution's input `row` rows after the sequence's first new row; negative rows are in the slot.
+// The convolution's input in a row; rows before the replayed ones are in the slot.
 float conv_input(const GatedDeltaArgs& a, const SequenceRows& s, int64_t row, int64_t channel) {
-  if (row >= 0) return a.qkv[(s.first_row + row) * a.qkv_stride + channel];
+  if (row >= -s.num_replayed) return a.qkv_of(s, row)[channel];
   if (s.first_position == 0) return 0;
-  return a.conv(s.slot)[(channel + 1) * (a.conv_width - 1) + row];
+  return a.conv(s.slot)[(channel + 1) * (a.conv_width - 1) + s.num_replayed + row];
 }
 
 std::vector<double> convolve(const GatedDeltaArgs& a, const SequenceRows& s, int64_t row, int64_t channel,
@@ -49,9 +49,8 @@ std::vector<double> step(const GatedDeltaArgs& a, const SequenceRows& s, int64_t
   const std::vector<double> v = convolve(a, s, row, 2 * keys + int64_t{head} * dv, dv);
   scale_to_norm(q, 1 / std::sqrt(static_cast<double>(dk)));
   scale_to_norm(k, 1);
-  const int64_t gate = (s.first_row + row) * a.ba_stride + head;
-  const double beta = sigmoid(a.b[gate]);
-  const double shrink = std::exp(a.decay[head] * softplus(double{a.a[gate]} + a.dt_bias[head]));
+  const double beta = sigmoid(a.b_of(s, row)[head]);
+  const double shrink = std::exp(a.decay[head] * softplus(double{a.a_of(s, row)[head]} + a.dt_bias[head]));
   std::vector<double> o(static_cast<size_t>(dv));
   for (int j = 0; j < dv; ++j) {
     double predicted = 0;
@@ -78,6 +77,45 @@ void norm_and_gate(const GatedDeltaArgs& a, int64_t t, int head, const std::vect
   }
 }
 
+// Runs one head's rows, the drafts on a copy of the state.
+void run_head(const GatedDeltaArgs& a, const SequenceRows& s, int head) {
+  float* state = a.recurrent(s.slot, head);
+  const int64_t elems = int64_t{a.key_head_dim} * a.value_head_dim;
+  if (s.num_rows > 0 && s.first_position == 0) std::fill_n(state, elems, 0.0f);
+  std::vector<float> of_drafts;
+  for (int64_t row = -s.num_replayed; row < s.num_rows; ++row) {
+    if (row == s.num_rows - s.num_tentative) {
+      of_drafts.assign(state, state + elems);
+      state = of_drafts.data();
+    }
+    const std::vector<double> o = step(a, s, row, head, state);
+    if (row >= 0) norm_and_gate(a, s.first_row + row, head, o);
+  }
+}
+
+// Columns [begin, end) of the drafts' replay rows.
+void store_replay_rows(const GatedDeltaArgs& a, const SequenceRows& s, int64_t begin, int64_t end) {
+  for (int64_t i = 0; i < s.num_tentative; ++i) {
+    const int64_t row = s.num_rows - s.num_tentative + i;
+    std::copy(a.qkv_of(s, row) + begin, a.qkv_of(s, row) + end, a.replay(s.slot, i) + begin);
+    if (begin > 0) continue;
+    float* const gates = a.replay(s.slot, i) + a.conv_channels();
+    std::copy_n(a.b_of(s, row), a.num_value_heads, gates);
+    std::copy_n(a.a_of(s, row), a.num_value_heads, gates + a.num_value_heads);
+  }
+}
+
+void check_replay(const GatedDeltaArgs& a, const SequenceRows& s) {
+  FP4MOE_CHECK(std::max(s.num_replayed, s.num_tentative) <= a.slots.num_replay_rows &&
+                   a.slots.num_replay_rows <= kMaxReplayRows,
+               std::to_string(s.num_replayed) + " replayed rows and " + std::to_string(s.num_tentative) +
+                   " drafts; slots have " + std::to_string(a.slots.num_replay_rows) +
+                   " replay rows of at most " + std::to_string(kMaxReplayRows));
+  FP4MOE_CHECK(s.num_replayed < std::max<int64_t>(s.first_position, 1) &&
+                   s.num_tentative < std::max<int64_t>(s.num_rows, 1),
+               "a sequence without committed rows");
+}
+
 }  // namespace
 
 void check_gated_delta(const GatedDeltaArgs& a) {
@@ -87,6 +125,7 @@ void check_gated_delta(const GatedDeltaArgs& a) {
   FP4MOE_CHECK(
       a.conv_width >= 1 && a.conv_width <= kMaxConvWidth,
       "conv width " + std::to_string(a.conv_width) + " is not in 1 .. " + std::to_string(kMaxConvWidth));
+  for (const SequenceRows& s : a.sequences) check_replay(a, s);
 }
 
 void store_conv_inputs(const GatedDeltaArgs& a, ThreadPool& pool) {
@@ -96,9 +135,11 @@ void store_conv_inputs(const GatedDeltaArgs& a, ThreadPool& pool) {
     const SequenceRows& s = a.sequences[static_cast<size_t>(chunk / ranges)];
     if (s.num_rows == 0) return;
     const int64_t begin = chunk % ranges * kChannelsPerChunk;
-    for (int64_t c = begin; c < std::min(a.conv_channels(), begin + kChannelsPerChunk); ++c)
+    const int64_t end = std::min(a.conv_channels(), begin + kChannelsPerChunk);
+    for (int64_t c = begin; c < end; ++c)
       for (int i = 0; i < kept; ++i)  // oldest first, so that a slot's entry is read before it is replaced
-        a.conv(s.slot)[c * kept + i] = conv_input(a, s, s.num_rows - kept + i, c);
+        a.conv(s.slot)[c * kept + i] = conv_input(a, s, s.num_rows - s.num_tentative - kept + i, c);
+    store_replay_rows(a, s, begin, end);
   });
 }
 
@@ -107,12 +148,7 @@ void gated_delta(const GatedDeltaArgs& a, ThreadPool& pool) {
   const int64_t heads = a.num_value_heads;
   pool.run(heads * static_cast<int64_t>(a.sequences.size()), [&](int64_t chunk, int) {
     const SequenceRows& s = a.sequences[static_cast<size_t>(chunk / heads)];
-    const int head = static_cast<int>(chunk % heads);
-    float* state = a.recurrent(s.slot, head);
-    if (s.num_rows > 0 && s.first_position == 0)
-      std::fill_n(state, int64_t{a.key_head_dim} * a.value_head_dim, 0.0f);
-    for (int64_t row = 0; row < s.num_rows; ++row)
-      norm_and_gate(a, s.first_row + row, head, step(a, s, row, head, state));
+    if (s.num_rows > 0) run_head(a, s, static_cast<int>(chunk % heads));
   });
   store_conv_inputs(a, pool);
 }
