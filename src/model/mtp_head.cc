@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "io/checkpoint/expert_weights.h"
 #include "io/config/quant_config.h"
+#include "io/config/tensor_names.h"
 #include "model/families.h"
 #include "model/weight_loader.h"
 
@@ -54,7 +55,7 @@ Status MtpHead::load(WeightLoader& loader, LayerLoader load_layer, int64_t layer
   FP4MOE_RETURN_IF_ERROR(stack_.load_layers(loader, load_layer, {layer, 1}));
   FP4MOE_RETURN_IF_ERROR(load_projections(loader, prefix));
   FP4MOE_ASSIGN_OR_RETURN(Buffer final_norm,
-                          loader.floats(prefix + "shared_head.norm.weight", config().hidden_size));
+                          loader.norm(prefix + "shared_head.norm.weight", config().hidden_size));
   FP4MOE_RETURN_IF_ERROR(
       stack_.finish(loader.moe_plan(), std::move(final_norm), *target_.shared_weights().lm_head));
   return allocate_inputs();
@@ -62,8 +63,8 @@ Status MtpHead::load(WeightLoader& loader, LayerLoader load_layer, int64_t layer
 
 Status MtpHead::load_projections(WeightLoader& loader, const std::string& prefix) {
   const int64_t h = config().hidden_size;
-  FP4MOE_ASSIGN_OR_RETURN(embedding_norm_, loader.floats(prefix + "enorm.weight", h));
-  FP4MOE_ASSIGN_OR_RETURN(hidden_norm_, loader.floats(prefix + "hnorm.weight", h));
+  FP4MOE_ASSIGN_OR_RETURN(embedding_norm_, loader.norm(prefix + "enorm.weight", h));
+  FP4MOE_ASSIGN_OR_RETURN(hidden_norm_, loader.norm(prefix + "hnorm.weight", h));
   FP4MOE_ASSIGN_OR_RETURN(const LinearWeightsView both, loader.view(prefix + "eh_proj", {h, 2 * h}));
   FP4MOE_ASSIGN_OR_RETURN(embedding_proj_, loader.linear({LinearPart{both, {}, {0, h}}}));
   FP4MOE_ASSIGN_OR_RETURN(hidden_proj_, loader.linear({LinearPart{both, {}, {h, h}}}));
@@ -130,17 +131,24 @@ ModelConfig mtp_config(const ModelConfig& target) {
   config.num_layers = 1;
   config.layer_has_experts = {true};
   config.layer_windows = {0};
+  config.layer_has_state.clear();
   config.num_mtp_layers = 0;
   return config;
 }
 
-bool has_bf16_mtp_experts(const ModelConfig& target) {
-  return target.quant.method == QuantMethod::kNone ||
-         is_excluded(target.quant, layer_prefix(target.num_layers) + "mlp.experts.0.gate_proj");
+Result<bool> has_bf16_mtp_experts(const ModelConfig& target, const std::string& folder) {
+  if (target.quant.method == QuantMethod::kNone) return true;
+  if (!folder.empty() && Checkpoint::has_weights(folder)) {
+    FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(folder));
+    return stored_expert_format(checkpoint, target, target.num_layers) == Fp4Format::kNone;
+  }
+  return is_excluded(target.quant, layer_prefix(target.num_layers) + "mlp.experts.0.gate_proj");
 }
 
 Status check_mtp_layer(const ModelConfig& target) {
-  const std::string declared = "num_nextn_predict_layers = " + std::to_string(target.num_mtp_layers);
+  if (target.may_have_mtp_layer) return {};
+  const char* const key = target.mtp_layer >= 0 ? "mtp_num_hidden_layers = " : "num_nextn_predict_layers = ";
+  const std::string declared = key + std::to_string(target.num_mtp_layers);
   if (target.num_mtp_layers == 0)
     return unsupported("the model (" + target.model_type +
                        ") has no layer for multi-token prediction: config.json has " + declared + kNearest);
@@ -155,8 +163,9 @@ Status check_mtp_layer(const Checkpoint& checkpoint, const ModelConfig& target) 
   const std::string joint = layer_prefix(target.num_layers) + "eh_proj";
   for (const char* suffix : {".weight", ".weight_packed"})
     if (checkpoint.find(joint + suffix) != nullptr) return {};
-  return unsupported("'" + checkpoint.folder() + "' has no tensor '" + joint +
-                     ".weight' of the layer for multi-token prediction that config.json declares" + kNearest);
+  return unsupported("'" + checkpoint.folder() + "' has no tensor '" +
+                     stored_name(target.text_prefix, joint, target.mtp_layer) +
+                     ".weight' of a layer for multi-token prediction" + kNearest);
 }
 
 Result<std::unique_ptr<Model>> load_mtp_head(const Checkpoint& checkpoint, const ModelOptions& options,
@@ -168,6 +177,7 @@ Result<std::unique_ptr<Model>> load_mtp_head(const Checkpoint& checkpoint, const
   ModelConfig layers = config;  // up to the MTP layer
   ++layers.num_layers;
   if (!layers.layer_has_experts.empty()) layers.layer_has_experts.push_back(true);
+  if (!layers.layer_has_state.empty()) layers.layer_has_state.push_back(false);
   layers.layer_windows.push_back(0);
   FP4MOE_RETURN_IF_ERROR(check_expert_format(checkpoint, layers, options.moe_plan));
   ModelOptions mtp = options;

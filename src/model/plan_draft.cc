@@ -51,7 +51,10 @@ Status plan_mtp(const ModelConfig& target, const ModelPlan& plan, DraftPlan& dra
   draft.algorithm = DraftAlgorithm::kMtp;
   draft.config = mtp_config(target);
   ModelConfig planned = draft.config;
-  if (has_bf16_mtp_experts(target)) planned.quant.method = QuantMethod::kNone;
+  const bool is_dummy = plan.flags.load_format == "dummy";
+  FP4MOE_ASSIGN_OR_RETURN(const bool is_bf16,
+                          has_bf16_mtp_experts(target, is_dummy ? std::string() : plan.flags.model_path));
+  if (is_bf16) planned.quant.method = QuantMethod::kNone;
   FP4MOE_ASSIGN_OR_RETURN(draft.plan,
                           plan_model(planned, flags_of_draft(plan, plan.flags.model_path), plan.absent_gpu));
   draft.features.is_final_norm = true;

@@ -11,6 +11,9 @@ expected.safetensors has, computed in float32 by the stock classes on the dequan
   generated I64 [G], drafts I64 [D, 2]  generate(use_mtp=True): the text after ids[:-1], and each draft with its
                             position in ids[:-1] + generated
 
+transformers has no MTP layer for models with delta nets. Theirs is composed here of stock modules: a layer with full
+attention of the stock class, its norms, and a linear layer; text and drafts are computed from whole sequences.
+
     python3 make_mtp_fixtures.py OUTPUT_FOLDER [NAME...]
 """
 import contextlib
@@ -53,6 +56,26 @@ FIXTURES = {
                     topk_group=1, num_experts_per_tok=2, n_shared_experts=1, routed_scaling_factor=1.6,
                     first_k_dense_replace=1, attention_bias=True, use_qk_norm=True, max_position_embeddings=128,
                     rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5})),
+    # Below "mtp.": bf16, with the experts of a projection in one tensor, and a declaration that forgets "mtp.fc".
+    "qwen3_5_h32_mtp_fused": dict(
+        FAMILIES["qwen3_5_moe"], extra=("model.visual.merger.norm.weight",), dialect="modelopt", num_tokens=21,
+        mtp_fp4=False, is_below_mtp=True,
+        config=dict(num_hidden_layers=2, vocab_size=29, hidden_size=32, moe_intermediate_size=32,
+                    shared_expert_intermediate_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=24,
+                    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=6,
+                    linear_conv_kernel_dim=4, num_experts=2, num_experts_per_tok=2, max_position_embeddings=128,
+                    layer_types=["linear_attention", "full_attention"],
+                    rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25,
+                                     "mrope_section": [1, 1, 1], "mrope_interleaved": True})),
+    # The same with experts in FP4, not declared in config.json, of a model whose last layer has a state.
+    "qwen3_next_h32_mtp_fp4": dict(
+        FAMILIES["qwen3_next"], extra=(), dialect="compressed_nvfp4", num_tokens=25, mtp_fp4=True, is_below_mtp=True,
+        config=dict(num_hidden_layers=2, vocab_size=31, hidden_size=32, intermediate_size=32, moe_intermediate_size=16,
+                    shared_expert_intermediate_size=16, num_attention_heads=2, num_key_value_heads=2, head_dim=16,
+                    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=12, linear_value_head_dim=10,
+                    linear_conv_kernel_dim=4, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True,
+                    max_position_embeddings=128, layer_types=["full_attention", "linear_attention"],
+                    rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5})),
 }
 
 
@@ -185,25 +208,125 @@ class MtpFixture(Fixture):
             result.update(self.fp4_tensors(self.mtp_name(name), fp4, scale))
         for e, parts in enumerate(self.mtp_experts):
             for name, part in zip(("gate", "up", "down"), parts):
-                module = f"model.layers.{self.layer}.mlp.experts.{e}.{name}_proj"
+                module = self.mtp_name(f"mtp_block.mlp.experts.{e}.{name}_proj")
                 if self.spec["mtp_fp4"]:
                     result.update(self.fp4_tensors(module, part, scale))
                 else:
                     result[module + ".weight"] = part.bfloat16().contiguous().clone()
-        # Stand for the copies of the shared tensors, which a reader must skip.
-        for name in ("embed_tokens.weight", "shared_head.head.weight"):
-            result[f"model.layers.{self.layer}.{name}"] = torch.full((1, 2), 0.5, dtype=torch.bfloat16)
+        result.update(self.other_tensors())
         return result
+
+    def other_tensors(self):
+        """Stand for the copies of the shared tensors, which a reader must skip."""
+        return {f"model.layers.{self.layer}.{name}": torch.full((1, 2), 0.5, dtype=torch.bfloat16)
+                for name in ("embed_tokens.weight", "shared_head.head.weight")}
+
+    def excluded(self):
+        return f"model.layers.{self.layer}*"
 
     def declaration(self):
         declared, hf_quant = super().declaration()
         if hf_quant is not None:
-            hf_quant["quantization"]["exclude_modules"].append(f"model.layers.{self.layer}*")
+            hf_quant["quantization"]["exclude_modules"].append(self.excluded())
         return declared, hf_quant
 
 
+class LayerBelowMtp(torch.nn.Module):
+    """Names are those of the checkpoint, but the layer is `mtp_block`."""
+
+    def __init__(self, text):
+        super().__init__()
+        config, norm = text.config, type(text.norm)
+        full = config.layer_types.index("full_attention")
+        self.mtp_block = type(text.layers[full])(config, full)
+        self.fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+            setattr(self, name, norm(config.hidden_size, eps=config.rms_norm_eps))
+
+    def forward(self, text, tokens, features):
+        """The normed outputs of all rows of a sequence."""
+        embedding = self.pre_fc_norm_embedding(text.embed_tokens(tokens))
+        x = self.fc(torch.cat([embedding, self.pre_fc_norm_hidden(features)], -1))[None]
+        n = len(tokens)
+        mask = torch.full((n, n), float("-inf")).triu(1)[None, None]
+        turns = text.rotary_emb(x, torch.arange(n)[None])
+        return self.norm(self.mtp_block(x, position_embeddings=turns, attention_mask=mask))[0]
+
+
+class MtpBelowFixture(MtpFixture):
+    """With an MTP layer below "mtp."."""
+
+    def randomize(self):
+        Fixture.randomize(self)
+        self.mtp = LayerBelowMtp(self.text).float().eval()
+        self.block = self.mtp.mtp_block
+        self.mtp_names = dict(self.mtp.named_parameters())
+        model, self.model = self.model, self.mtp
+        Fixture.randomize(self)
+        self.model = model
+
+    def mtp_name(self, name):
+        is_beside_layer = name.split(".")[0] in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+        return "mtp." + ("" if is_beside_layer else "layers.0.") + name.removeprefix("mtp_block.")
+
+    def run_target(self, ids):
+        kept = {}
+        hooks = [self.text.norm.register_forward_hook(lambda m, a, out: kept.update(hidden=out[0])),
+                 self.text.layers[0].register_forward_hook(lambda m, a, out: kept.update(residual=out[0]))]
+        logits = self.model(input_ids=ids[None], use_cache=False).logits[0]
+        for hook in hooks:
+            hook.remove()
+        return logits, kept["hidden"], kept["residual"]
+
+    def run_mtp(self, tokens, features):
+        out = self.mtp(self.text, tokens, features)
+        return self.model.lm_head(out), out
+
+    def expected(self, prompt):
+        with self.watch_mtp():
+            logits = self.run_target(prompt)[0]
+            ids = torch.cat([prompt, logits[-1].argmax()[None]])
+            _, hidden, residual = self.run_target(ids[:-1])
+            tokens, features = ids[1:], hidden
+            mtp_logits, out = self.run_mtp(tokens, features)
+            last, chain_ids, chain_logits = mtp_logits[-1], [], []
+            for _ in range(NUM_CHAINED):
+                chain_ids.append(last.argmax())
+                tokens = torch.cat([tokens, chain_ids[-1][None]])
+                features = torch.cat([features, out[-1:]])
+                step, out = self.run_mtp(tokens, features)
+                last = step[-1]
+                chain_logits.append(last)
+        return {"ids": ids, "hidden": hidden, "residual": residual, "mtp_logits": mtp_logits,
+                "chain_ids": torch.stack(chain_ids), "chain_logits": torch.stack(chain_logits)}
+
+    def generate(self, prompt):
+        text = prompt
+        for _ in range(NUM_GENERATED):
+            text = torch.cat([text, self.run_target(text)[0][-1].argmax()[None]])
+        logits, _ = self.run_mtp(text[1:], self.run_target(text[:-1])[1])
+        drafts = [(n, int(logits[n - 2].argmax())) for n in range(len(prompt) + 1, len(text) + 1)]
+        return {"generated": text[len(prompt):], "drafts": torch.tensor(drafts)}
+
+    def tensors(self):
+        result = super().tensors()
+        if self.spec["mtp_fp4"]:
+            return result
+        result = {name: value for name, value in result.items() if not name.startswith("mtp.layers.0.mlp.experts.")}
+        experts = self.block.mlp.experts
+        for name in ("gate_up_proj", "down_proj"):
+            result["mtp.layers.0.mlp.experts." + name] = getattr(experts, name).detach().bfloat16().contiguous().clone()
+        return result
+
+    def other_tensors(self):
+        return {}
+
+    def excluded(self):
+        return "mtp.layers.0*"
+
+
 def compute(spec, seed):
-    fixture = MtpFixture(spec, seed)
+    fixture = (MtpBelowFixture if spec.get("is_below_mtp") else MtpFixture)(spec, seed)
     prompt = torch.randint(0, fixture.config.vocab_size, (spec["num_tokens"] - 1,), generator=fixture.generator)
     expected = fixture.expected(prompt)
     fixture.calibrate(prompt[None])

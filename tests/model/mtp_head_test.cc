@@ -1,5 +1,6 @@
 // The MTP layer and the features that it continues, against transformers' MtpModel and generate(use_mtp=True)
-// (make_mtp_fixtures.py): bf16 experts with latent attention, FP4 experts with grouped-query attention.
+// (make_mtp_fixtures.py): bf16 experts with latent attention, FP4 experts with grouped-query attention. For
+// models with states, which transformers drafts with no MTP layer: against its parts made from stock modules.
 #include "model/mtp_head.h"
 
 #include <gtest/gtest.h>
@@ -248,18 +249,25 @@ TEST_P(Mtp, ACheckpointWithoutTheLayerIsRefused) {
   const auto refusal = [&](const Checkpoint& source, int64_t declared) {
     ModelConfig changed = config;
     changed.num_mtp_layers = declared;
+    changed.may_have_mtp_layer = false;
     const Status status = check_mtp_layer(source, changed);
     EXPECT_EQ(status.code(), StatusCode::kUnsupported);
     return status.message();
   };
-  EXPECT_NE(refusal(checkpoint, 0).find("num_nextn_predict_layers = 0"), std::string::npos);
-  EXPECT_NE(refusal(checkpoint, 2).find("num_nextn_predict_layers = 2"), std::string::npos);
+  const bool is_below_mtp = config.mtp_layer >= 0;
+  const std::string key = is_below_mtp ? "mtp_num_hidden_layers" : "num_nextn_predict_layers";
+  EXPECT_NE(refusal(checkpoint, 0).find(key + " = 0"), std::string::npos);
+  EXPECT_NE(refusal(checkpoint, 2).find(key + " = 2"), std::string::npos);
   ChangedCheckpoint changed(checkpoint);
   changed.remove("model.layers.2.eh_proj.weight");
-  EXPECT_NE(refusal(changed.make(), 1).find("'model.layers.2.eh_proj.weight'"), std::string::npos);
+  EXPECT_NE(
+      refusal(changed.make(), 1).find(is_below_mtp ? "'mtp.fc.weight'" : "'model.layers.2.eh_proj.weight'"),
+      std::string::npos);
 }
 
-INSTANTIATE_TEST_SUITE_P(Fixtures, Mtp, testing::Values("dsv3_h32_mtp_bf16", "glm4_h32_mtp_fp4"));
+INSTANTIATE_TEST_SUITE_P(Fixtures, Mtp,
+                         testing::Values("dsv3_h32_mtp_bf16", "glm4_h32_mtp_fp4", "qwen3_5_h32_mtp_fused",
+                                         "qwen3_next_h32_mtp_fp4"));
 INSTANTIATE_TEST_SUITE_P(Fixtures, TargetFeatures, testing::Values("dsv3_h32_mtp_bf16", "glm4_h32_mtp_fp4"));
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "io/changed_checkpoint.h"
+#include "io/checkpoint/mtp_layers.h"
 #include "io/checkpoint/unused_tensors.h"
 #include "io/config/tensor_names.h"
 #include "io/small_model.h"
@@ -83,6 +84,9 @@ class EveryTensor : public testing::TestWithParam<Shape> {
     source_.emplace(std::move(*checkpoint));
     ASSERT_TRUE(is_ok(loader_->load(*source_)));
   }
+  bool is_not_used(const std::string& name) const {
+    return is_vision_name(name) || is_mtp_tensor(loader_->config(), *source_, name);
+  }
   TempFolder folder_;
   std::optional<Loader> loader_;
   std::optional<Checkpoint> source_;
@@ -91,7 +95,7 @@ class EveryTensor : public testing::TestWithParam<Shape> {
 // Loading fails if any used tensor is missing, except for optional input scales.
 TEST_P(EveryTensor, IsNeeded) {
   for (const TensorEntry& tensor : source_->tensors()) {
-    if (is_vision_name(tensor.name) || tensor.name.starts_with("mtp.")) continue;  // not used
+    if (is_not_used(tensor.name)) continue;
     ChangedCheckpoint changed(*source_);
     changed.remove(tensor.name);
     const Status status = loader_->load(changed.make());
@@ -105,7 +109,7 @@ TEST_P(EveryTensor, IsNeeded) {
 TEST_P(EveryTensor, IsRefusedByNameWhereItIsNotFinite) {
   int64_t turn = 0;
   for (const TensorEntry& tensor : source_->tensors()) {
-    if (is_vision_name(tensor.name) || tensor.name.starts_with("mtp.")) continue;
+    if (is_not_used(tensor.name)) continue;
     const bool is_scale = tensor.name.ends_with("scale") || tensor.name.ends_with("_scales");
     const DType dtype = tensor.view.dtype;
     const bool is_e8m0 = dtype == DType::kF8E8M0 || (dtype == DType::kU8 && is_scale);

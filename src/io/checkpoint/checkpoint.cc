@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <charconv>
 #include <unordered_map>
 
 #include "base/check.h"
@@ -93,8 +94,13 @@ struct Checkpoint::State {
   std::vector<TensorEntry> tensors;
   std::unordered_map<std::string_view, const TensorEntry*> by_name;  // points into tensors
   int64_t total_bytes = 0;
+  int64_t num_layers = 0;  // by the tensors' names
 
   Status map_shards();
+  std::string name_of(const std::string& stored) const {
+    return mtp_layer_name(text_model_name(stored), num_layers);
+  }
+  void count_layers();
   Status list_tensors();
   Status check_index(const CheckpointIndex& index) const;
 };
@@ -110,10 +116,23 @@ Status Checkpoint::State::map_shards() {
   return {};
 }
 
+void Checkpoint::State::count_layers() {
+  constexpr std::string_view kLayers = "model.layers.";
+  for (const Shard& shard : shards)
+    for (const SafetensorsEntry& entry : shard.entries) {
+      const std::string name = text_model_name(entry.spec.name);
+      if (!name.starts_with(kLayers)) continue;
+      int64_t layer = -1;
+      std::from_chars(name.data() + kLayers.size(), name.data() + name.size(), layer);
+      num_layers = std::max(num_layers, std::min<int64_t>(layer, INT32_MAX) + 1);
+    }
+}
+
 Status Checkpoint::State::list_tensors() {
+  count_layers();
   for (Shard& shard : shards)
     for (SafetensorsEntry& entry : shard.entries) {
-      tensors.push_back({.name = text_model_name(entry.spec.name),
+      tensors.push_back({.name = name_of(entry.spec.name),
                          .view = {.data = shard.file.bytes().data() + entry.begin,
                                   .dtype = entry.spec.dtype,
                                   .shape = std::move(entry.spec.shape)},
@@ -132,7 +151,7 @@ Status Checkpoint::State::list_tensors() {
 
 Status Checkpoint::State::check_index(const CheckpointIndex& index) const {
   for (const auto& [name, file] : index.tensors) {
-    const auto at = by_name.find(text_model_name(name));
+    const auto at = by_name.find(name_of(name));
     if (at == by_name.end() || at->second->file != file)
       return data_loss("'" + folder + "': " + kIndexFile + " puts tensor '" + name + "' in '" + file +
                        "', which lacks it" +

@@ -15,7 +15,7 @@ namespace fp4moe {
 
 // A tensor's view and its location on disk.
 struct TensorEntry {
-  std::string name;  // text_model_name() of the stored name
+  std::string name;  // see Checkpoint::tensors()
   TensorView view;
   std::string file;  // the shard's file name
   int64_t file_offset = 0;
@@ -37,7 +37,8 @@ class Checkpoint {
   ~Checkpoint();
 
   const std::string& folder() const;
-  // Names below are text_model_name()s (io/config/tensor_names.h), whatever prefix the files have.
+  // Names below are text_model_name()s (io/config/tensor_names.h), whatever prefix the files have; an MTP
+  // layer below "mtp." is the layer after the last one, by mtp_layer_name().
   // All tensors in file order, shard by shard. Views stay valid as long as the Checkpoint lives.
   const std::vector<TensorEntry>& tensors() const;
   int64_t total_bytes() const;

@@ -16,7 +16,8 @@ bool is_mtp_name(const ModelConfig& config, std::string_view name);
 
 // Whether a tensor belongs to an MTP layer: "mtp.*", "model.mtp.*", and "model.layers.N.*" with N >=
 // num_layers if the checkpoint has layer N's "eh_proj", which projects the embedding and hidden state and
-// exists in no other layer. A layer N without it is an ordinary layer that num_hidden_layers does not count.
+// exists in no other layer ("mtp.fc" in a layer below "mtp."). A layer N without it is an ordinary layer that
+// num_hidden_layers does not count.
 bool is_mtp_tensor(const ModelConfig& config, const Checkpoint& checkpoint, std::string_view name);
 
 // Whether the tensor is an MTP layer's copy of the embedding or the LM head, which are not read.

@@ -62,17 +62,16 @@ class UsedNames {
     const size_t at = name.find(kExperts);
     if (at == name.npos || name.find('.', at + kExperts.size()) == name.npos) return {};
     std::string prefix = name.substr(0, at + kExperts.size());
-    const bool is_fused = method_ == QuantMethod::kNone
-                              ? has_fused_bf16_experts(checkpoint_, prefix)
-                              : method_ == QuantMethod::kModelOptNvfp4 &&
-                                    checkpoint_.find(prefix + "gate_up_proj.weight") != nullptr;
+    const bool is_fused = has_fused_bf16_experts(checkpoint_, prefix) ||
+                          (method_ == QuantMethod::kModelOptNvfp4 &&
+                           checkpoint_.find(prefix + "gate_up_proj.weight") != nullptr);
     return is_fused ? prefix : std::string();
   }
 
   void add_fused(const std::string& projection) {
-    if (method_ == QuantMethod::kNone)
+    if (checkpoint_.find(projection) != nullptr)
       names_.insert(projection);
-    else
+    else if (method_ != QuantMethod::kNone)
       add_fp4(projection);
   }
 
@@ -163,7 +162,9 @@ const TensorEntry* find_undeclared_fp4(const UnusedTensors& unused, const ModelC
 }  // namespace
 
 UnusedTensors find_unused_tensors(const Checkpoint& checkpoint, const ModelConfig& config, bool loads_mtp) {
-  const UsedNames used(checkpoint, config);
+  ModelConfig read = config;
+  if (loads_mtp) read.num_mtp_layers = 1;
+  const UsedNames used(checkpoint, read);
   UnusedTensors unused;
   for (const TensorEntry& tensor : checkpoint.tensors()) {
     if (used.contains(tensor.name) || is_known(checkpoint, config, tensor, loads_mtp)) continue;

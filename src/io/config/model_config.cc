@@ -200,6 +200,7 @@ Status read_quant(const FamilyRow& row, const Json& keys, std::string_view hf_qu
   if (!quant.ok()) return quant.status();
   config.quant = std::move(*quant);
   config.quant.text_prefix = row.text_prefix;
+  config.quant.mtp_layer = config.mtp_layer;
   return check_quant(row, config);
 }
 

@@ -59,6 +59,7 @@ struct QuantConfig {
   ModulePatterns fp8_modules;                  // declared as FP8; "Linear": all linear layers not in FP4
   std::vector<ModuleAlgorithm> other_modules;  // refused, unless they belong to MTP layers
   std::string text_prefix;    // ModelConfig::text_prefix, with which patterns may name modules
+  int64_t mtp_layer = -1;     // ModelConfig::mtp_layer
   std::string kv_cache_type;  // the declared type of the KV cache, such as "FP8"; empty: none declared
 };
 
@@ -122,7 +123,10 @@ struct ModelConfig {
   bool shared_expert_gate = false;       // Qwen2: the shared expert's output is scaled by sigmoid(x . gate)
   bool qk_norm = false;                  // RMS norm on every query and key head (Qwen3; GLM if set)
   int64_t num_mtp_layers = 0;            // declared layers after num_layers; skipped by name (mtp_layers.h)
-  std::vector<bool> layer_has_experts;   // [num_layers]; empty: all layers have experts
+  bool may_have_mtp_layer = false;       // config.json does not declare them, but there may be one
+  // num_layers if the family stores its MTP layer below "mtp." (tensor_names.h); -1: as a layer of the model.
+  int64_t mtp_layer = -1;
+  std::vector<bool> layer_has_experts;  // [num_layers]; empty: all layers have experts
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-5;
   bool attention_bias = false;      // on q, k and v; DeepSeek: on q_a and kv_a

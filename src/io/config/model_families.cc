@@ -265,6 +265,17 @@ void read_delta(JsonFields& fields, ModelConfig& config) {
                      equals("linear_num_key_heads", delta.num_key_heads));
 }
 
+// Not every config.json of a checkpoint with an MTP layer declares it.
+void read_layer_below_mtp(JsonFields& fields, ModelConfig& config) {
+  bool has_embedding = false;
+  config.mtp_layer = config.num_layers;
+  config.may_have_mtp_layer = !fields.contains("mtp_num_hidden_layers");
+  fields.read_int("mtp_num_hidden_layers", config.num_mtp_layers, {0, kLayers.max});
+  fields.read_bool("mtp_use_dedicated_embeddings", has_embedding);
+  if (has_embedding)
+    fields.fail(unsupported(fields.where() + ": mtp_use_dedicated_embeddings = true; supported: false"));
+}
+
 // Layers with a gated delta net between layers with gated attention; the shared expert always has a gate.
 void read_gated_layers(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {
   config.centered_norms = config.attention_gate = true;
@@ -274,6 +285,7 @@ void read_gated_layers(JsonFields& fields, const StockDefaults& stock, ModelConf
   read_gated_shared_expert(fields, stock, config);
   read_delta(fields, config);
   read_state_layers(fields, config);
+  read_layer_below_mtp(fields, config);
 }
 
 void read_qwen3_5(JsonFields& fields, const StockDefaults& stock, ModelConfig& config) {

@@ -106,13 +106,13 @@ bool ModulePatterns::name(std::string_view stored) const {
 
 bool is_excluded(const QuantConfig& quant, std::string_view module) {
   if (quant.method == QuantMethod::kNone) return true;
-  const std::string stored = stored_name(quant.text_prefix, module);
+  const std::string stored = stored_name(quant.text_prefix, module, quant.mtp_layer);
   return quant.exclude_modules.name(stored) ||
          (!quant.include_modules.empty() && !quant.include_modules.name(stored));
 }
 
 bool is_declared_fp8(const QuantConfig& quant, std::string_view module) {
-  const std::string stored = stored_name(quant.text_prefix, module);
+  const std::string stored = stored_name(quant.text_prefix, module, quant.mtp_layer);
   if (quant.exclude_modules.name(stored)) return false;
   if (quant.fp8_modules.name(stored)) return true;
   const std::vector<std::string>& fp8 = quant.fp8_modules.all();

@@ -23,7 +23,7 @@ Status make_tiny(const std::string& folder, const MakeTinyOptions& options) {
   std::map<std::string, const TinyTensor*> by_name;
   for (const TinyTensor& tensor : tensors) {
     TensorSpec& spec = specs.emplace_back(tensor.spec);
-    spec.name = stored_name(config.text_prefix, tensor.spec.name);
+    spec.name = stored_name(config.text_prefix, tensor.spec.name, config.mtp_layer);
     by_name[spec.name] = &tensor;
   }
   FP4MOE_RETURN_IF_ERROR(check_space(folder, specs));

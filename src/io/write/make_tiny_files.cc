@@ -245,9 +245,10 @@ Status override_sizes(Json& config, const MakeTinyOptions& options) {
       config["full_attention_interval"] > config["num_hidden_layers"])
     config["full_attention_interval"] = config["num_hidden_layers"];  // the last layer has full attention
   if (options.num_mtp_layers.has_value()) {
-    if (!config.contains("first_k_dense_replace"))
+    const bool is_below_mtp = config.contains("linear_num_key_heads");
+    if (!is_below_mtp && !config.contains("first_k_dense_replace"))
       return invalid_argument("num_mtp_layers does not exist in " + config["model_type"].get<std::string>());
-    config["num_nextn_predict_layers"] = *options.num_mtp_layers;
+    config[is_below_mtp ? "mtp_num_hidden_layers" : "num_nextn_predict_layers"] = *options.num_mtp_layers;
   }
   if (!options.dense_intermediate_size.has_value()) return {};
   if (!config.contains("moe_intermediate_size"))
@@ -265,8 +266,10 @@ void set_old_rope(Json& config) {
   config["rope_scaling"] = scaling["rope_type"] == "default" ? Json() : scaling;
 }
 
-// Returns patterns for the layers of multi-token prediction.
+// Returns patterns for the layers of multi-token prediction. Published exports forget "mtp.fc", which is
+// bf16.
 Patterns mtp_modules(const Json& config) {
+  if (config.value("mtp_num_hidden_layers", 0) > 0) return {"mtp.layers.0*"};
   const int64_t num_layers = config["num_hidden_layers"], count = config.value("num_nextn_predict_layers", 0);
   Patterns patterns;
   for (int64_t i = 0; i < count; ++i)

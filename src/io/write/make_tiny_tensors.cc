@@ -86,7 +86,7 @@ class TensorList {
     const int64_t hidden = config_.hidden_size;
     prefix_ = "model.layers." + std::to_string(layer) + ".";
     add_norm("input_layernorm", hidden);
-    if (config_.has_state(layer))
+    if (layer < config_.num_layers && config_.has_state(layer))
       add_gated_delta();
     else if (config_.mla.kv_lora_rank > 0)
       add_latent_attention();
@@ -103,8 +103,7 @@ class TensorList {
   void add_mtp_layer(int64_t layer) {
     const int64_t hidden = config_.hidden_size;
     add_layer(layer);
-    for (const char* norm : {"enorm.weight", "hnorm.weight", "shared_head.norm.weight"})
-      add(norm, {hidden}, TinyContent::kNearOne, kWeightLevel);
+    for (const char* norm : {"enorm", "hnorm", "shared_head.norm"}) add_norm(norm, hidden);
     add_matrix("eh_proj", hidden, 2 * hidden);
   }
 

@@ -122,7 +122,7 @@ class Quantizer {
     std::map<std::string, const Output*> by_name;
     for (const Output& output : outputs_) {
       TensorSpec& spec = specs.emplace_back(output.spec);
-      spec.name = stored_name(config_.text_prefix, output.spec.name);
+      spec.name = stored_name(config_.text_prefix, output.spec.name, config_.mtp_layer);
       by_name[spec.name] = &output;
     }
     FP4MOE_RETURN_IF_ERROR(check_space(folder, specs));

@@ -50,6 +50,7 @@ std::string excluded_expert(const ModelConfig& config, const std::string& patter
 
 // Returns patterns for the MTP layers, which stay unquantised because the engine skips them.
 Patterns left_layers(const ModelConfig& config) {
+  if (config.mtp_layer >= 0 && (config.num_mtp_layers > 0 || config.may_have_mtp_layer)) return {"mtp*"};
   Patterns patterns;
   for (int64_t i = 0; i < config.num_mtp_layers; ++i)
     patterns.push_back("model.layers." + std::to_string(config.num_layers + i) + "*");
