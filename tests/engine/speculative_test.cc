@@ -14,6 +14,7 @@
 #include "formats/bf16.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/safetensors.h"
+#include "io/config/model_config.h"
 #include "io/small_model.h"
 #include "io/temp_folder.h"
 

@@ -1,5 +1,6 @@
 """Serves random models with delta nets: chunks of prompts, prefix reuse from snapshots, retraction, cancelled requests,
-several choices and several ranks change no bit of the log-probabilities, with 1 and with 32 requests at once. A
+several choices, several ranks, and drafts by n-grams or the model's layer for multi-token prediction change no bit of the
+log-probabilities, with 1 and with 32 requests at once. A
 template in the manner of Qwen3.5 selects the syntax of reasoning and calls.
 
     python3 state_serve_test.py FP4MOE_BINARY CHAT_TEMPLATE [grammars]
@@ -20,6 +21,9 @@ HAS_GRAMMARS = "grammars" in sys.argv[3:]
 MODELS = {"qwen3.5-moe-tiny": "modelopt", "qwen3-next-tiny": "compressed-nvfp4"}
 FLAGS = ["--self-test", "off", "--context-length", "512", "--max-running-requests", str(NUM_REQUESTS)]
 
+DRAFTS = [["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6",
+           "--speculative-ngram-min-match-window-size", "1"],
+          ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3"]]
 
 class States:
     @classmethod
@@ -28,7 +32,7 @@ class States:
         cls.folder = tempfile.TemporaryDirectory()
         cls.model = os.path.join(cls.folder.name, "m")
         subprocess.run([BINARY, "make-tiny", cls.model, "--like", cls.like, "--dialect", MODELS[cls.like],
-                        "--vocab-size", "300"], check=True, capture_output=True)
+                        "--vocab-size", "300", "--num-nextn-predict-layers", "1"], check=True, capture_output=True)
         with cls.serve(cls, "--disable-radix-cache") as serve:
             cls.expected = outputs(generate_all(serve.url, cls.asked, at_once=1))
 
@@ -101,13 +105,35 @@ class States:
         body = {"sampling_params": {"max_new_tokens": NUM_TOKENS, "ignore_eos": True, "n": 4, **sampling}, "return_logprob": True}
         ids = self.asked[LENGTHS.index(129)]
         several = []
-        for flags in ((), ("--disable-radix-cache",)):
+        for flags in ((), ("--disable-radix-cache",), DRAFTS[0]):
             with self.serve(*flags) as serve:
                 several.append([[entry[:2] for entry in choice["meta_info"]["output_token_logprobs"]]
                                 for choice in post(serve.url, "/generate", {"input_ids": ids, **body})])
                 self.check_idle(serve)
         self.assertEqual(several[0], several[1])
+        self.assertEqual(several[0], several[2])
         self.assertEqual(len(several[0]), 4)
+
+    def test_drafts(self):
+        """Snapshots are taken while drafts are verified, and the texts that continue from them are right."""
+        turns = [ids + [token for _, token in output] + [5, 6, 7] for ids, output in zip(self.asked, self.expected)]
+        with self.serve("--disable-radix-cache") as serve:
+            continued = outputs(generate_all(serve.url, turns))
+        few_pages = ["--max-total-tokens", "640", "--schedule-conservativeness", "0"]
+        for drafts in DRAFTS:
+            with self.serve(*drafts, "--mamba-track-interval", "16") as serve:
+                for at_once in (NUM_REQUESTS, 1):
+                    self.assertEqual(outputs(generate_all(serve.url, self.asked, at_once)), self.expected, (drafts, at_once))
+                more = generate_all(serve.url, turns)
+                self.assertEqual(outputs(more), continued, drafts)
+                longer = [cached > len(ids) for ids, (_, cached) in zip(self.asked, more)]
+                self.assertGreater(sum(longer), 0, "no turn continues from a snapshot in an output")
+                self.assertGreater(metrics(serve.url)["spec_verify_calls_total"], 0)
+                self.check_idle(serve)
+            with self.serve(*drafts, *few_pages) as serve:
+                self.assertEqual(outputs(generate_all(serve.url, self.asked)), self.expected, drafts)
+                self.assertGreater(metrics(serve.url)["num_retracted_requests_total"], 0)
+                self.check_idle(serve)
 
     def test_ranks(self):
         for protocol, layouts in RANKS.items():
@@ -115,10 +141,11 @@ class States:
             with self.serve("--disable-radix-cache", *flags) as serve:
                 expected = outputs(generate_all(serve.url, self.asked))
             for layout in layouts:
-                with self.serve(*layout, *flags) as serve:
-                    for _ in range(2):
-                        self.assertEqual(outputs(generate_all(serve.url, self.asked)), expected, layout)
-                    self.check_idle(serve)
+                for drafts in ([], DRAFTS[len(layout) % 2]):
+                    with self.serve(*layout, *flags, *drafts) as serve:
+                        for _ in range(2):
+                            self.assertEqual(outputs(generate_all(serve.url, self.asked)), expected, (layout, drafts))
+                        self.check_idle(serve)
 
 
 class Qwen35(States, unittest.TestCase):

@@ -94,13 +94,14 @@ struct Checkpoint::State {
   std::vector<TensorEntry> tensors;
   std::unordered_map<std::string_view, const TensorEntry*> by_name;  // points into tensors
   int64_t total_bytes = 0;
-  int64_t num_layers = 0;  // by the tensors' names
+  int64_t mtp_layer = -1;  // the number of the layer below "mtp."; -1: there is none
 
   Status map_shards();
   std::string name_of(const std::string& stored) const {
-    return mtp_layer_name(text_model_name(stored), num_layers);
+    const std::string name = text_model_name(stored);
+    return mtp_layer >= 0 ? mtp_layer_name(name, mtp_layer) : name;
   }
-  void count_layers();
+  void find_mtp_layer();
   Status list_tensors();
   Status check_index(const CheckpointIndex& index) const;
 };
@@ -116,20 +117,24 @@ Status Checkpoint::State::map_shards() {
   return {};
 }
 
-void Checkpoint::State::count_layers() {
-  constexpr std::string_view kLayers = "model.layers.";
+void Checkpoint::State::find_mtp_layer() {
+  constexpr std::string_view kLayers = "model.layers.", kProjection = "mtp.fc.";
+  int64_t num_layers = 0;
+  bool has_projection = false;
   for (const Shard& shard : shards)
     for (const SafetensorsEntry& entry : shard.entries) {
       const std::string name = text_model_name(entry.spec.name);
+      has_projection = has_projection || name.starts_with(kProjection);
       if (!name.starts_with(kLayers)) continue;
       int64_t layer = -1;
       std::from_chars(name.data() + kLayers.size(), name.data() + name.size(), layer);
       num_layers = std::max(num_layers, std::min<int64_t>(layer, INT32_MAX) + 1);
     }
+  if (has_projection) mtp_layer = num_layers;
 }
 
 Status Checkpoint::State::list_tensors() {
-  count_layers();
+  find_mtp_layer();
   for (Shard& shard : shards)
     for (SafetensorsEntry& entry : shard.entries) {
       tensors.push_back({.name = name_of(entry.spec.name),

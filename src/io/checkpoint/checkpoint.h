@@ -38,7 +38,7 @@ class Checkpoint {
 
   const std::string& folder() const;
   // Names below are text_model_name()s (io/config/tensor_names.h), whatever prefix the files have; an MTP
-  // layer below "mtp." is the layer after the last one, by mtp_layer_name().
+  // layer below "mtp.", if it has "mtp.fc", is the layer after the last one, by mtp_layer_name().
   // All tensors in file order, shard by shard. Views stay valid as long as the Checkpoint lives.
   const std::vector<TensorEntry>& tensors() const;
   int64_t total_bytes() const;

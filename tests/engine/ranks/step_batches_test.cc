@@ -28,6 +28,7 @@ constexpr StepLimits with_window() {
 constexpr StepLimits with_states() {
   StepLimits limits = kLimits;
   limits.num_slots = 6;
+  limits.num_replay_rows = 3;
   return limits;
 }
 
@@ -101,6 +102,11 @@ Owned random_step(std::mt19937& random, const StepLimits& limits = kLimits) {
         sequences.back().window_page_table = step.tables.back();
       }
       if (limits.num_slots > 0) sequences.back().slot = static_cast<int32_t>(below(limits.num_slots));
+      if (sequences.back().slot > 0) {
+        const auto most = [&](int64_t n) { return 1 + std::clamp<int64_t>(n, 0, limits.num_replay_rows); };
+        sequences.back().num_replayed = static_cast<int32_t>(below(most(first - 1)));
+        sequences.back().num_tentative = static_cast<int32_t>(below(most(rows - 1)));
+      }
       for (int64_t i = 0; i < rows; ++i) {
         ids.push_back(static_cast<int32_t>(below(kLimits.vocab_size)));
         positions.push_back(first + i);
@@ -135,6 +141,8 @@ void expect_equal(const Batch& a, const Batch& b) {
     EXPECT_EQ(a.sequences[s].first_row, b.sequences[s].first_row);
     EXPECT_EQ(a.sequences[s].num_rows, b.sequences[s].num_rows);
     EXPECT_EQ(a.sequences[s].slot, b.sequences[s].slot);
+    EXPECT_EQ(a.sequences[s].num_replayed, b.sequences[s].num_replayed);
+    EXPECT_EQ(a.sequences[s].num_tentative, b.sequences[s].num_tentative);
     EXPECT_EQ(a.sequences[s].first_position, b.sequences[s].first_position);
     EXPECT_TRUE(same(a.sequences[s].page_table, b.sequences[s].page_table));
     EXPECT_TRUE(same(a.sequences[s].window_page_table, b.sequences[s].window_page_table));
@@ -251,6 +259,34 @@ TEST(StepBatches, SlotsOutsideTheirLimitsAreRefused) {
   expect_part(refusal(with_states(), 1, std::vector<StateCopy>(25, {1, 2})),
               "state copies 25; legal: at most 24");
   expect_part(refusal(kLimits, 0, {{1, 2}}), "state copies 1; legal: at most 0");
+}
+
+// A sequence of 3 rows after `first` tokens.
+TEST(StepBatches, DraftsOutsideTheirLimitsAreRefused) {
+  const auto refusal = [](int32_t slot, int64_t first, int32_t num_replayed, int32_t num_tentative) {
+    StepLimits limits = with_states();
+    limits.num_groups = 1;
+    const std::vector<int32_t> table = {1, 2, 3}, ids = {1, 2, 3};
+    const std::vector<int64_t> positions = {first, first + 1, first + 2}, logit_rows = {2};
+    const std::vector<SequenceRows> sequences = {{0, 3, first, table, {}, slot, num_replayed, num_tentative}};
+    const Batch batch{ids, positions, sequences, logit_rows};
+    StepBatches sent, received;
+    std::vector<uint8_t> bytes;
+    sent.assign({&batch, 1});
+    sent.encode(bytes);
+    return received.decode(bytes, limits).message();
+  };
+  const auto expect_part = [](const std::string& message, const char* part) {
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  };
+  EXPECT_EQ(refusal(5, 4, 3, 2), "");
+  EXPECT_EQ(refusal(0, 4, 0, 0), "");
+  expect_part(refusal(5, 8, 4, 0), "replayed rows of a sequence 4; legal: at most 3");
+  expect_part(refusal(5, 2, 2, 0), "replayed rows of a sequence 2; legal: at most 1");
+  expect_part(refusal(5, 0, 1, 0), "replayed rows of a sequence 1; legal: at most 0");
+  expect_part(refusal(0, 4, 1, 0), "replayed rows of a sequence 1; legal: at most 0");
+  expect_part(refusal(5, 4, 0, 3), "drafts of a sequence 3; legal: at most 2");
+  expect_part(refusal(0, 4, 0, 1), "drafts of a sequence 1; legal: at most 0");
 }
 
 bool has_rows(const Owned& step) {
@@ -385,6 +421,8 @@ TEST(StepBatches, BadBytesAreRefusedOrLegal) {
             EXPECT_TRUE(copy.from > 0 && copy.from < 6 && copy.to > 0 && copy.to < 6);
           for (const SequenceRows& s : batch.sequences) {
             EXPECT_TRUE(s.slot >= 0 && s.slot < 6);
+            EXPECT_TRUE(s.num_replayed >= 0 && s.num_replayed <= 3 && s.num_replayed <= s.first_position);
+            EXPECT_TRUE(s.num_tentative >= 0 && s.num_tentative <= 3 && s.num_tentative < s.num_rows);
             EXPECT_LE((s.first_position + s.num_rows + 3) / 4, static_cast<int64_t>(s.page_table.size()));
             for (const int32_t page : s.page_table) EXPECT_LT(page, kLimits.num_kv_pages);
           }

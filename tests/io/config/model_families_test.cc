@@ -169,6 +169,8 @@ TEST(QwenNext, ReadsEveryKey) {
   EXPECT_EQ(config->shared_intermediate_size, 192);
   EXPECT_EQ(config->rotary_dim, 32) << "a quarter of 128";
   EXPECT_EQ(config->num_mtp_layers, 0);
+  EXPECT_TRUE(config->may_have_mtp_layer) << "it is not declared";
+  EXPECT_EQ(config->mtp_layer, 5);
 }
 
 TEST(QwenNext, HasTheStockDefaults) {
@@ -212,6 +214,8 @@ TEST(QwenNext, RefusesWhatItDoesNotRun) {
         Row{"layer_types", R"(["full_attention", "linear_attention", "mamba", "mamba", "mamba"])", kInvalid,
             "'mamba'"},
         Row{"attn_output_gate", "false", kUnsupported, "true"},
+        Row{"mtp_num_hidden_layers", "-1", kInvalid, "from 0"},
+        Row{"mtp_use_dedicated_embeddings", "true", kUnsupported, "false"},
         Row{"output_gate_type", R"("sigmoid")", kUnsupported, "swish, silu"},
         Row{"mamba_ssm_dtype", R"("bfloat16")", kUnsupported, "float32"}})
     EXPECT_TRUE(fails_with(parse(with(kQwenNext, row.key, row.value)), row.code, {row.key, row.named}))
@@ -271,6 +275,26 @@ TEST(Quantization, PatternsMayNameModulesByStoredOrTextNames) {
   for (const char* pattern : {"language_model.lm_head", "lm_head", "language_model.*"})
     EXPECT_TRUE(is_excluded(quant(pattern), "lm_head")) << pattern;
   EXPECT_FALSE(is_excluded(quant("vision_tower*"), "model.layers.0.mlp.up_proj"));
+}
+
+TEST(TensorNames, ALayerBelowMtpIsALayerOfTheModel) {
+  const std::pair<const char*, const char*> names[] = {
+      {"mtp.fc.weight", "model.layers.40.eh_proj.weight"},
+      {"mtp.pre_fc_norm_embedding.weight", "model.layers.40.enorm.weight"},
+      {"mtp.pre_fc_norm_hidden.weight", "model.layers.40.hnorm.weight"},
+      {"mtp.norm.weight", "model.layers.40.shared_head.norm.weight"},
+      {"mtp.norm", "model.layers.40.shared_head.norm"},
+      {"mtp.layers.0.mlp.experts.7.up_proj", "model.layers.40.mlp.experts.7.up_proj"}};
+  for (const auto& [below, in_layer] : names)
+    for (const char* prefix : {"", "language_model.", "model.language_model."}) {
+      EXPECT_EQ(mtp_layer_name(below, 40), in_layer);
+      EXPECT_EQ(stored_name(prefix, in_layer, 40), below);
+      EXPECT_EQ(stored_name(prefix, in_layer), stored_name(prefix, in_layer, 39));
+    }
+  for (const char* name : {"mtp.layers.1.mlp.gate", "mtp.fcs.weight", "mtp.0.eh_proj", "lm_head.weight"}) {
+    EXPECT_EQ(mtp_layer_name(name, 40), name);
+    EXPECT_EQ(stored_name("", name, 40), name);
+  }
 }
 
 TEST(TensorNames, StoredNamesMapToTextNamesAndBack) {

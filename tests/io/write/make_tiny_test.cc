@@ -6,10 +6,14 @@
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 
 #include "io/checkpoint/checkpoint.h"
 #include "io/checkpoint/expert_weights.h"
 #include "io/checkpoint/safetensors.h"
+#include "io/checkpoint/unused_tensors.h"
+#include "io/config/quant_config.h"
 #include "io/file.h"
 #include "io/small_model.h"
 #include "io/status_matchers.h"
@@ -141,6 +145,39 @@ TEST(MakeTiny, WritesLayersForMultiTokenPrediction) {
   const TempFolder folder;
   EXPECT_TRUE(
       fails_with(make_tiny(folder.path(), options), StatusCode::kInvalidArgument, {"num_mtp_layers"}));
+}
+
+// Published names, also in the declaration, which forgets "mtp.fc". The layer attends.
+TEST(MakeTiny, WritesLayersBelowMtp) {
+  for (const char* like : {"qwen3.5-moe-tiny", "qwen3-next-tiny"}) {
+    const TempFolder folder;
+    MakeTinyOptions options = small_model(like);
+    options.dialect = "modelopt";
+    options.num_mtp_layers = 1;
+    ASSERT_TRUE(is_ok(make_tiny(folder.path(), options)));
+    const auto config = load_model_config(folder.path());
+    ASSERT_TRUE(is_ok(config));
+    std::ifstream file(folder.file("model.safetensors"), std::ios::binary);
+    const std::string names(std::istreambuf_iterator<char>(file), {});
+    EXPECT_EQ(config->num_mtp_layers, 1);
+    EXPECT_FALSE(config->may_have_mtp_layer);
+    for (const char* name : {"mtp.fc", "mtp.norm", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden",
+                             "mtp.layers.0.self_attn.q_norm", "mtp.layers.0.mlp.experts.3.up_proj",
+                             "mtp.layers.0.mlp.shared_expert_gate"})
+      EXPECT_NE(names.find('"' + std::string(name) + ".weight\""), std::string::npos) << name;
+    EXPECT_EQ(names.find("layers.2."), std::string::npos);
+    EXPECT_TRUE(is_excluded(config->quant, "model.layers.2.mlp.experts.0.gate_proj"));
+    EXPECT_FALSE(is_excluded(config->quant, "model.layers.2.eh_proj"));
+    EXPECT_FALSE(is_excluded(config->quant, "model.layers.1.mlp.experts.0.gate_proj"));
+    const auto checkpoint = Checkpoint::open(folder.path());
+    ASSERT_TRUE(is_ok(checkpoint));
+    EXPECT_TRUE(is_ok(checkpoint->get("model.layers.2.eh_proj.weight", DType::kBF16, {96, 192})));
+    EXPECT_EQ(stored_expert_format(*checkpoint, *config, 2), Fp4Format::kNone);
+    for (const bool loads_mtp : {false, true}) {
+      const UnusedTensors unused = find_unused_tensors(*checkpoint, *config, loads_mtp);
+      EXPECT_TRUE(unused.in_model.empty() && unused.elsewhere.empty()) << loads_mtp;
+    }
+  }
 }
 
 // The shapes have the parameters that the publishers state, in billions, without layers for multi-token
