@@ -128,6 +128,57 @@ TEST_P(StateEngine, DraftsChangeNoOutput) {
   }
 }
 
+// Continues each text by a few tokens.
+std::vector<Output> run_turns(Engine& engine, const std::vector<std::vector<int32_t>>& whole) {
+  std::vector<std::future<Output>> turns;
+  for (const std::vector<int32_t>& text : whole) {
+    Request request;
+    request.input_ids = text;
+    for (const int32_t id : {5, 6, 7}) request.input_ids.push_back(id);
+    request.sampling = {.temperature = 0, .max_new_tokens = 12, .ignore_eos = true, .top_logprobs = 3};
+    turns.push_back(submit(engine, std::move(request)));
+  }
+  std::vector<Output> outputs;
+  for (auto& turn : turns) outputs.push_back(turn.get());
+  return outputs;
+}
+
+// A snapshot in an output, every page or only where the output ends, has the state of the tokens before it,
+// without drafts that the next step would have replayed.
+TEST_P(StateEngine, TurnsContinueFromSnapshotsInDraftedOutputs) {
+  const Crowd alone = run_alone(config_);
+  const auto whole = whole_texts(config_, alone);
+  EngineConfig config = config_;
+  config.disable_radix_cache = true;
+  const auto plain = make_engine(config);
+  ASSERT_NE(plain, nullptr);
+  const std::vector<Output> expected = run_turns(*plain, whole);
+  for (const Drafts kind : {Drafts::kMixed, Drafts::kRight})
+    for (const int interval : {8, 256}) {
+      config = with_ngrams(config_);
+      config.draft_source = drafts_of_kind(whole, kind);
+      config.mamba_track_interval = interval;
+      config.max_mamba_cache_size = 1000;
+      const auto engine = make_engine(config);
+      ASSERT_NE(engine, nullptr);
+      std::vector<std::future<Output>> first;
+      int64_t num_prompt_tokens = 0;
+      for (Request& request : requests(*engine)) {
+        num_prompt_tokens += std::ssize(request.input_ids);
+        first.push_back(submit(*engine, std::move(request)));
+      }
+      for (size_t i = 0; i < first.size(); ++i) EXPECT_EQ(first[i].get(), alone.outputs[i]) << i;
+      const int64_t num_cached = engine->stats().cached_tokens_total;
+      EXPECT_EQ(run_turns(*engine, whole), expected) << interval;
+      engine->drain(60);
+      EXPECT_GT(engine->stats().spec_correct_drafts_total, 500);
+      // More than if the turns had found whole prompts and no part of an output.
+      if (interval == 8) {
+        EXPECT_GT(engine->stats().cached_tokens_total - num_cached, num_prompt_tokens);
+      }
+    }
+}
+
 TEST_P(StateEngine, RanksWithDraftsHaveTheOutputsOfOneRank) {
   for (const bool exchanges : {false, true}) {
     EngineConfig config = config_;
