@@ -15,9 +15,14 @@ DecodeNode::Peer::~Peer() {
   {
     std::lock_guard lock(mutex_);
     closing_ = true;
-    if (socket_ != nullptr) socket_->shut_down();
   }
+  shut_down();
   if (thread_.joinable()) thread_.join();
+}
+
+void DecodeNode::Peer::shut_down() {
+  std::lock_guard lock(mutex_);
+  if (socket_ != nullptr) socket_->shut_down();
 }
 
 void DecodeNode::Peer::start() {
@@ -65,6 +70,7 @@ DecodeNode::Peer::Clock::time_point DecodeNode::Peer::idle_since() {
 void DecodeNode::Peer::run() noexcept {
   const Status status = guarded([this] { return converse(); });
   sender_.stop();
+  shut_down();  // the prefill node then gives back the pages and slots that it holds for the rooms
   if (sending_.joinable()) sending_.join();
   end(status);
 }

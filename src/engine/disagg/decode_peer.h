@@ -46,6 +46,7 @@ class DecodeNode::Peer {
 
   void run() noexcept;
   Status converse();
+  void shut_down();
   void end(const Status& status) noexcept;
   Status take_in(const KvFrame& frame);
   Status take_page(uint64_t room, const Room& found, std::span<const uint8_t> payload);
