@@ -27,11 +27,12 @@ inline std::vector<int32_t> prompt_of(int64_t num_tokens, int32_t salt = 0) {
 // Both engines; the prefill engine can be killed and restarted on its port.
 struct Nodes {
   explicit Nodes(LoopShape decode_shape = {}, LoopShape prefill_shape = {}, FakeLogits logits = hashed_logits,
-                 std::function<void(const Batch&)> before_prefill = {})
+                 std::function<void(const Batch&)> before_prefill = {},
+                 std::function<void(const Batch&)> before_decode = {})
       : prefill_shape_(prefill_shape), logits_(logits), before_prefill_(std::move(before_prefill)) {
     start_prefill(kHello);
     decode_shape.hello = kHello;
-    decode.emplace(logits, decode_shape);
+    decode.emplace(logits, decode_shape, std::move(before_decode));
   }
   void start_prefill(const KvHello& hello) {
     prefill.emplace(logits_, prefill_shape_, before_prefill_);
