@@ -22,7 +22,8 @@ std::vector<const DenseOps*> all_tables() {
 
 std::string table_name(const testing::TestParamInfo<const DenseOps*>& p) { return p.param->name; }
 
-constexpr Dims kDims[] = {{1, 1, 1, 1}, {2, 2, 16, 16}, {1, 4, 24, 40}, {2, 4, 40, 24}, {1, 2, 7, 81}};
+constexpr Dims kDims[] = {{1, 1, 1, 1},   {2, 2, 16, 16}, {1, 4, 24, 40},
+                          {2, 4, 40, 24}, {1, 2, 7, 81},  {1, 1, 5, 145}};
 
 struct DeltaResult {
   std::vector<float> out;

@@ -15,12 +15,13 @@ namespace {
 
 constexpr int kRows = 16;
 constexpr int kHeadChannels = 3 * kMaxDeltaHeadDim;  // q, k and v of one head
+// kRowVecs: for a block of one row, whose columns do not pass through the tile.
 #if defined(__AVX512F__)
-constexpr int kTileVecs = 4;
+constexpr int kTileVecs = 4, kRowVecs = 8;
 #elif defined(__AVX2__)
-constexpr int kTileVecs = 2;
+constexpr int kTileVecs = 2, kRowVecs = 2;
 #else
-constexpr int kTileVecs = 1;
+constexpr int kTileVecs = 1, kRowVecs = 1;
 #endif
 
 struct DeltaRow {
@@ -42,20 +43,38 @@ struct DeltaScratch {
   alignas(64) float tile[kMaxDeltaHeadDim * kTileVecs * kLanes];
 };
 
+// Sets to[i][c] = from[c, i] for n rows of `from`. W: the number of columns if it is known to the compiler,
+// or 0.
+template <int W>
+[[gnu::always_inline]] inline void transpose_rows(const float* __restrict from, int num_cols, int n,
+                                                  float (*__restrict to)[kHeadChannels], int at) {
+  const int cols = W > 0 ? W : num_cols;
+  for (int c = 0; c < n; ++c)
+    for (int i = 0; i < cols; ++i) to[i][at + c] = from[c * cols + i];
+}
+
+// Copies the weights of n channels, and their inputs before the first row (null: zeros).
+template <int W>
+void load_conv_part(const float* weights, const float* inputs, int width, int n, int at, HeadConv& conv) {
+  constexpr int kKept = W > 0 ? W - 1 : 0;
+  transpose_rows<W>(weights, width, n, conv.weight, at);
+  if (inputs != nullptr) return transpose_rows<kKept>(inputs, width - 1, n, conv.history, at);
+  for (int i = 0; i < width - 1; ++i)
+    for (int c = 0; c < n; ++c) conv.history[i][at + c] = 0;
+}
+
 void load_conv(const GatedDeltaArgs& a, const SequenceRows& s, int head, HeadConv& conv) {
-  const int dk = a.key_head_dim, dv = a.value_head_dim, kept = a.conv_width - 1;
+  const int dk = a.key_head_dim, dv = a.value_head_dim, width = a.conv_width;
   const int64_t keys = int64_t{a.num_key_heads} * dk;
   const int64_t key_head = head / (a.num_value_heads / a.num_key_heads);
   const int64_t first[] = {key_head * dk, keys + key_head * dk, 2 * keys + int64_t{head} * dv};
-  const float* inputs = s.first_position == 0 ? nullptr : a.conv(s.slot);
-  for (int part = 0, at = 0; part < 3; ++part) {
+  const float* slot = s.first_position == 0 ? nullptr : a.conv(s.slot);
+  for (int part = 0; part < 3; ++part) {
     conv.part_channel[part] = first[part];
     conv.part_dims[part] = part == 2 ? dv : dk;
-    for (int c = 0; c < conv.part_dims[part]; ++c, ++at) {
-      const int64_t channel = first[part] + c;
-      for (int i = 0; i < a.conv_width; ++i) conv.weight[i][at] = a.conv_weight[channel * a.conv_width + i];
-      for (int i = 0; i < kept; ++i) conv.history[i][at] = inputs != nullptr ? inputs[channel * kept + i] : 0;
-    }
+    const float* inputs = slot != nullptr ? slot + first[part] * (width - 1) : nullptr;
+    const auto load_part = width == 4 ? load_conv_part<4> : load_conv_part<0>;
+    load_part(a.conv_weight + first[part] * width, inputs, width, conv.part_dims[part], part * dk, conv);
   }
 }
 
@@ -91,6 +110,19 @@ void scale_to_norm(float* x, int n, float norm) {
   for (int i = 0; i < n; i += kLanes) store_partial(x + i, mul(load_partial(x + i, n - i), factor), n - i);
 }
 
+// Prefetches the inputs of row `row` of the sequence, if it exists: a head's channels are short pieces of
+// long rows, which hardware prefetchers do not recognize.
+[[gnu::always_inline]] inline void prefetch_row(const GatedDeltaArgs& a, const SequenceRows& s, int64_t row,
+                                                int head, const HeadConv& conv) {
+  if (row >= s.num_rows) return;
+  const float* inputs = a.qkv + (s.first_row + row) * a.qkv_stride;
+  for (int part = 0; part < 3; ++part)
+    for (int c = 0; c < conv.part_dims[part]; c += kLanes)
+      __builtin_prefetch(inputs + conv.part_channel[part] + c, 0, 2);
+  const float* z = a.z + (s.first_row + row) * a.z_stride + int64_t{head} * a.value_head_dim;
+  for (int c = 0; c < a.value_head_dim; c += kLanes) __builtin_prefetch(z + c, 0, 2);
+}
+
 void prepare_row(const GatedDeltaArgs& a, const SequenceRows& s, int64_t row, int head, DeltaScratch& scratch,
                  DeltaRow& r) {
   convolve(a, s, row, scratch.conv, 0, r.q);
@@ -108,16 +140,18 @@ void prepare_row(const GatedDeltaArgs& a, const SequenceRows& s, int64_t row, in
 // V * 16 columns of the state, in rows of `stride` elements; `cols` of them are valid (all, if V > 1).
 template <class T>
 struct StateColumns {
-  T* data = nullptr;
+  T* data = nullptr;  // null: zeros, or nowhere to store
   int64_t stride = 0, cols = 0;
 };
 
 template <int V>
 inline Vec load_columns(const StateColumns<const float>& s, int i, int v) {
+  if (s.data == nullptr) return zero();
   return V > 1 ? load(s.data + i * s.stride + v * kLanes) : load_partial(s.data + i * s.stride, s.cols);
 }
 template <int V>
 inline void store_columns(const StateColumns<float>& s, int i, int v, Vec x) {
+  if (s.data == nullptr) return;
   if (V > 1)
     store(s.data + i * s.stride + v * kLanes, x);
   else
@@ -173,11 +207,8 @@ void run_tile(const GatedDeltaArgs& a, const BlockState& state, int column, int 
               DeltaScratch& scratch) {
   const int dk = a.key_head_dim, dv = a.value_head_dim;
   const StateColumns<float> slot{state.data + column, dv, dv - column};
-  const StateColumns<float> tile{scratch.tile, V * kLanes, V * kLanes};
-  if (state.is_zero)
-    for (int i = 0; i < dk * V; ++i) store(scratch.tile + i * kLanes, zero());
-  StateColumns<const float> from = {slot.data, slot.stride, slot.cols};
-  if (state.is_zero) from = {tile.data, tile.stride, tile.cols};
+  const StateColumns<float> tile{num_rows > 1 ? scratch.tile : nullptr, V * kLanes, V * kLanes};
+  StateColumns<const float> from = {is_zero ? nullptr : slot.data, slot.stride, slot.cols};
   Update<V> update;
   for (int v = 0; v < V; ++v) update.d[v] = zero();
   for (int t = 0; t < num_rows; ++t) {
@@ -192,7 +223,7 @@ void run_tile(const GatedDeltaArgs& a, const BlockState& state, int column, int 
       update.d[v] = mul(beta, sub(load_partial(r.v + at, dv - at), mul(shrink, reads.k_state[v])));
       store_partial(r.o + at, fma(q_k, update.d[v], mul(shrink, reads.q_state[v])), dv - at);
     }
-    from = {tile.data, tile.stride, tile.cols};
+    if (num_rows > 1) from = {tile.data, tile.stride, tile.cols};
   }
   Reads<V> none{};
   if (state.advances) read_state<V>(update, from, slot, dk, none);
@@ -241,7 +272,13 @@ void gated_delta_chunk(const GatedDeltaArgs& a, const SequenceRows& s, int head)
   const int64_t end = s.num_rows - s.num_tentative;
   for (int64_t begin = -s.num_replayed; begin < end; begin += kRows)
     run_block(a, s, head, begin, static_cast<int>(end - begin < kRows ? end - begin : kRows), scratch);
-  if (s.num_tentative > 0) run_block(a, s, head, end, s.num_tentative, scratch);
+  if (s.num_tentative > 0) {
+      prefetch_row(a, s, begin + kRows + t, head, scratch.conv);
+      run_block(a, s, head, end, 
+    }
+    if (num_rows == 1)
+      for (; column + kRowVecs * kLanes <= a.value_head_dim; column += kRowVecs * kLanes)
+        run_tile<kRowVecs>(a, state, column, is_zero, num_rows, scratch);s.num_tentative, scratch);
 }
 
 }  // namespace fp4moe::FP4MOE_ISA

@@ -130,16 +130,24 @@ void check_gated_delta(const GatedDeltaArgs& a) {
 
 void store_conv_inputs(const GatedDeltaArgs& a, ThreadPool& pool) {
   const int64_t ranges = (a.conv_channels() + kChannelsPerChunk - 1) / kChannelsPerChunk;
-  const int kept = a.conv_width - 1;
+  const int64_t kept = a.conv_width - 1;
   pool.run(ranges * static_cast<int64_t>(a.sequences.size()), [&](int64_t chunk, int) {
     const SequenceRows& s = a.sequences[static_cast<size_t>(chunk / ranges)];
     if (s.num_rows == 0) return;
     const int64_t begin = chunk % ranges * kChannelsPerChunk;
     const int64_t end = std::min(a.conv_channels(), begin + kChannelsPerChunk);
-    for (int64_t c = begin; c < end; ++c)
-      for (int i = 0; i < kept; ++i)  // oldest first, so that a slot's entry is read before it is replaced
-        a.conv(s.slot)[c * kept + i] = conv_input(a, s, s.num_rows - s.num_tentative - kept + i, c);
-    store_replay_rows(a, s, begin, end);
+    const int64_t end = end;
+    for (int64_t i = 0; i < kept;
+         ++i) {  // oldest first, so that a slot's entry is read before it is replaced
+      float* const slot = a.conv(s.slot) + i;
+      const int64_t row = s.num_rows - s.num_tentative - kept + i;
+      if (row >= 0)
+        for (int64_t c = begin; c < end; ++c) slot[c * kept] = a.qkv[(s.first_row + row) * a.qkv_stride + c];
+      else if (s.first_position == 0)
+        for (int64_t c = begin; c < end; ++c) slot[c * kept] = 0;
+      else
+        for (int64_t c = begin; c < end; ++c) slot[c * kept] = slot[c * kept + s.num_rows];
+    }
   });
 }
 
