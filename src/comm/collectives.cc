@@ -57,6 +57,22 @@ struct PartToEach : StepParts {
   int64_t from_each;
 };
 
+// Each pair of ranks has a different number of bytes.
+struct PairParts : StepParts {
+  PairParts(const uint8_t* d, const std::vector<int64_t>& o, const std::vector<int64_t>& n,
+            const std::vector<int64_t>& f)
+      : data(d), offsets(o), num_bytes(n), from(f) {}
+  ConstBytes to(int rank) const override {
+    const auto r = static_cast<size_t>(rank);
+    return {num_bytes[r] > 0 ? data + offsets[r] : nullptr, num_bytes[r]};
+  }
+  int64_t bytes_from(int rank) const override { return from[static_cast<size_t>(rank)]; }
+  const uint8_t* data;
+  const std::vector<int64_t>& offsets;
+  const std::vector<int64_t>& num_bytes;
+  const std::vector<int64_t>& from;
+};
+
 // out[i] = sum over sources in order; out may be one of the sources.
 void sum_in_order(std::span<const float* const> sources, int64_t num_elems, float* out) {
   constexpr int64_t kBlock = 1024;
@@ -129,6 +145,37 @@ Status Communicator::all_gather(const OpName& op, const void* mine, std::span<co
   uint8_t* bytes = static_cast<uint8_t*>(out);
   if (counts[me] > 0) copy(bytes + s.starts[me], mine, counts[me]);
   return gather_parts(s, operation, counts, s.starts, bytes);
+}
+
+Status Communicator::all_to_all(const OpName& op, const void* mine, std::span<const int64_t> counts,
+                                void* out) {
+  State& s = *state_;
+  const auto size = static_cast<size_t>(s.size), me = static_cast<size_t>(s.me);
+  check_counts(op.op, counts, s.size * s.size);
+  const Operation operation = s.begin(op, OpKind::kAllToAll, geometry_hash(counts), total_of(counts));
+  std::vector<int64_t> sent(size), received(size);  // where this rank's bytes for and from each rank start
+  std::exclusive_scan(counts.begin() + s.me * s.size, counts.begin() + (s.me + 1) * s.size, sent.begin(),
+                      int64_t{0});
+  for (size_t r = 1; r < size; ++r) received[r] = received[r - 1] + counts[(r - 1) * size + me];
+  const uint8_t* from = bytes_of(mine);
+  auto* to = static_cast<uint8_t*>(out);
+  if (const int64_t own = counts[me * size + me]; own > 0) copy(to + received[me], from + sent[me], own);
+  int64_t most = 0;
+  for (size_t i = 0; i < size * size; ++i)
+    if (i / size != i % size) most = std::max(most, counts[i]);
+  const StepArea& area = s.staging;
+  for (int64_t done = 0; done < most; done += area.part_bytes) {
+    for (size_t r = 0; r < size; ++r) {
+      s.piece[r] = r == me ? 0 : piece_bytes(counts[me * size + r], done, area.part_bytes);
+      s.expected[r] = r == me ? 0 : piece_bytes(counts[r * size + me], done, area.part_bytes);
+      s.offsets[r] = sent[r] + done;
+    }
+    FP4MOE_RETURN_IF_ERROR(s.step(operation, area, PairParts(from, s.offsets, s.piece, s.expected)));
+    for (size_t r = 0; r < size; ++r)
+      if (s.expected[r] > 0)
+        copy(to + received[r] + done, s.part_from(area, static_cast<int>(r)), s.expected[r]);
+  }
+  return {};
 }
 
 // Sums the received parts and this rank's own part, `mine`, into out.

@@ -73,6 +73,10 @@ class Communicator {
   // Rank r contributes counts[r] bytes (any size); `out` receives all contributions in rank order. All ranks
   // pass the same counts. `mine` may point to this rank's contribution in `out`.
   Status all_gather(const OpName& op, const void* mine, std::span<const int64_t> counts, void* out);
+  // Rank r sends counts[r * size() + q] bytes to rank q. `mine` holds this rank's bytes for ranks 0, 1, ...
+  // one after the other, and `out`, which must not overlap it, receives those from ranks 0, 1, .... All ranks
+  // pass the same counts.
+  Status all_to_all(const OpName& op, const void* mine, std::span<const int64_t> counts, void* out);
   // x[i] = sum over ranks in rank order, f32, in place; bit-identical on every rank.
   Status all_reduce(const OpName& op, float* x, int64_t num_elems);
   // out = this rank's part of the sum of x; part r has counts[r] elements, and the parts are in rank order.

@@ -10,7 +10,15 @@
 
 namespace fp4moe {
 
-enum class OpKind : uint32_t { kExchange, kAllGather, kAllReduce, kReduceScatter, kBroadcast, kBarrier };
+enum class OpKind : uint32_t {
+  kExchange,
+  kAllGather,
+  kAllReduce,
+  kReduceScatter,
+  kBroadcast,
+  kBarrier,
+  kAllToAll
+};
 
 // One operation, as described in the headers of its steps.
 struct Operation {

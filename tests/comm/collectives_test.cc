@@ -92,6 +92,30 @@ TEST_P(CollectivesOf, AllReduceHasTheSameBitsWhateverTheStaging) {
     });
 }
 
+TEST_P(CollectivesOf, AllToAllGivesEachPairItsBytes) {
+  const int n = GetParam();
+  const auto size = static_cast<size_t>(n);
+  // Byte i of what rank r sends to rank q.
+  const auto byte = [](size_t r, size_t q, int64_t i) {
+    return static_cast<uint8_t>(static_cast<uint64_t>(i) * 31 + r * 7 + q * 13 + 1);
+  };
+  for (const int64_t staging : {int64_t{0}, int64_t{4096}, int64_t{1} << 20})
+    for (uint64_t seed = 0; seed < 4; ++seed) {
+      const std::vector<int64_t> counts = seed == 3 ? std::vector<int64_t>(size * size) : ragged(n * n, seed);
+      with_communicators({.num_ranks = n, .staging_bytes = staging}, [&](Communicator& comm) {
+        const auto me = static_cast<size_t>(comm.rank());
+        std::vector<uint8_t> mine, expected;
+        for (size_t q = 0; q < size; ++q) {
+          for (int64_t i = 0; i < counts[me * size + q]; ++i) mine.push_back(byte(me, q, i));
+          for (int64_t i = 0; i < counts[q * size + me]; ++i) expected.push_back(byte(q, me, i));
+        }
+        std::vector<uint8_t> out(expected.size());
+        ASSERT_TRUE(comm.all_to_all({"all_to_all"}, mine.data(), counts, out.data()).ok());
+        EXPECT_EQ(out, expected) << "rank " << me << " seed " << seed;
+      });
+    }
+}
+
 TEST_P(CollectivesOf, ReduceScatterGivesEachItsPart) {
   const int n = GetParam();
   for (uint64_t seed = 0; seed < 6; ++seed) {
