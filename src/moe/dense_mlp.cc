@@ -156,6 +156,7 @@ Result<std::unique_ptr<DenseMlp>> DenseMlp::make(const MoePlan& plan, const Dens
   p.hidden_size = h;
   p.intermediate_size = shard.count;
   p.num_experts = p.top_k = 1;
+  p.num_redundant = 0;
   p.format = w.gate.fp4.format;
   p.activation = {ActivationKind::kSilu};
   p.layout = {};

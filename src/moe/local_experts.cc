@@ -41,9 +41,9 @@ Expert local_part(Expert w, const MoeProblem& p) {
 }
 
 Status check_weights(const MoeProblem& p, const MoeWeightsView& weights) {
-  if (static_cast<int64_t>(weights.experts.size()) != p.num_experts)
+  if (static_cast<int64_t>(weights.experts.size()) != p.num_physical())
     return invalid_argument("the weights have " + std::to_string(weights.experts.size()) +
-                            " experts, but the plan has " + std::to_string(p.num_experts));
+                            " experts, but the plan has " + std::to_string(p.num_physical()));
   for (size_t e = 0; e < weights.experts.size(); ++e) {
     const ExpertWeightsView& w = weights.experts[e];
     const auto check = [&](const Fp4MatrixView& m, int64_t rows, int64_t cols, const char* name) {
@@ -67,9 +67,9 @@ Status check_bf16_matrix(const Bf16MatrixView& m, int64_t rows, int64_t cols, si
 
 Status check_bf16_weights(const MoeProblem& p, const MoeWeightsView& weights) {
   const std::vector<Bf16ExpertView>& experts = weights.bf16_experts;
-  if (weights.format != Fp4Format::kNone || static_cast<int64_t>(experts.size()) != p.num_experts)
+  if (weights.format != Fp4Format::kNone || static_cast<int64_t>(experts.size()) != p.num_physical())
     return invalid_argument("the weights have " + std::to_string(experts.size()) +
-                            " bf16 experts, but the plan has " + std::to_string(p.num_experts));
+                            " bf16 experts, but the plan has " + std::to_string(p.num_physical()));
   for (size_t e = 0; e < experts.size(); ++e) {
     if (is_gated(p.activation.kind))
       FP4MOE_RETURN_IF_ERROR(
@@ -91,6 +91,18 @@ std::vector<View> local_parts(const MoeProblem& p, const std::vector<View>& expe
 }
 
 }  // namespace
+
+MoeWeightsView physical_experts(const MoeWeightsView& logical, const ExpertPlacement& placement) {
+  MoeWeightsView physical = logical;
+  physical.experts.clear();
+  physical.bf16_experts.clear();
+  for (const int32_t e : placement.logical_of()) {
+    const auto at = static_cast<size_t>(e);
+    if (at < logical.experts.size()) physical.experts.push_back(logical.experts[at]);
+    if (at < logical.bf16_experts.size()) physical.bf16_experts.push_back(logical.bf16_experts[at]);
+  }
+  return physical;
+}
 
 Result<std::vector<ExpertWeightsView>> local_experts(const MoeProblem& p, const MoeWeightsView& weights) {
   FP4MOE_RETURN_IF_ERROR(check_weights(p, weights));

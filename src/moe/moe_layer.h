@@ -9,6 +9,7 @@
 #include "io/checkpoint/expert_weights.h"
 #include "kernels/ops.h"
 #include "moe/expert_counters.h"
+#include "moe/placement/placed_experts.h"
 #include "moe/plan/plan.h"
 #include "moe/router.h"
 #include "moe/transport/transport.h"
@@ -26,7 +27,7 @@ struct MoeForwardArgs {
   const RmsNormArgs* norm = nullptr;
   ExpertCounters* counters = nullptr;    // null, or counts the routed tokens of each expert
   const int32_t* num_counted = nullptr;  // GPU: [1] in device memory: rows from this index on are padding
-  int32_t* expert_ids = nullptr;         // out [T, K] or null: expert ids of the rows that this rank routes
+  int32_t* expert_ids = nullptr;         // out [T, K] or null: logical experts of the rows this rank routes
   // GPU, several ranks: [T, H] f32 or null. If set, it receives this rank's part of the output, and the
   // residual is unchanged.
   float* partial = nullptr;
@@ -57,6 +58,9 @@ class MoeLayer {
   // Whether forward_moe() runs MoeForwardArgs::norm together with the router for this many rows. If not, the
   // caller loses nothing by running the norm itself, together with what precedes it.
   virtual bool norms_with_router(int64_t num_rows) const = 0;
+  // Null unless the plan places experts. A new layer has the trivial placement: its weights are all physical
+  // experts, and the caller sets another one if they are in another order.
+  virtual PlacedExperts* placed_experts() { return nullptr; }
   // An error fails the whole job: a peer failed, disagreed or timed out.
   virtual Status forward_moe(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
                              ThreadPool& pool) const = 0;

@@ -2,6 +2,7 @@
 // residual.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "base/buffer.h"
@@ -21,11 +22,22 @@ class RoutedExperts {
   const PackedExperts& experts() const { return experts_; }
   // Bytes that the runner takes from the arena in each of the transport's rounds.
   int64_t round_bytes(const Transport& transport) const;
+  // As in PlacedExperts.
+  int64_t expert_bytes() const;
+  void read_expert(int64_t local, uint8_t* to) const;
+  void write_expert(int64_t local, const uint8_t* from);
   // Called after transport.begin(): runs the experts on each round's rows and sends the results back. `out`
   // is passed to Transport::finish().
   Status run_experts(float* out, Transport& transport, Arena& scratch, ThreadPool& pool) const;
 
  private:
+  // The parts of an expert, one after the other in the order of its bytes.
+  struct Part {
+    uint8_t* data;
+    int64_t num_bytes;
+  };
+  std::array<Part, 5> parts_of(int64_t local) const;
+
   MoeProblem problem_;
   const RunnerRow* runner_ = nullptr;
   PackedExperts experts_;

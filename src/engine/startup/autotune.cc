@@ -83,6 +83,7 @@ class LayerTimer {
     std::vector<int64_t> chosen;
     for (int64_t e = 0; e < std::min(kExperts, problem.local_experts().count); ++e) chosen.push_back(e);
     problem.num_experts = static_cast<int64_t>(chosen.size());
+    problem.num_redundant = 0;
     problem.top_k = 1;
     if (problem.layout.ep > 1) problem.layout = {};  // whole experts; otherwise this rank's shard of each
     LayerTimer timer(pool);

@@ -30,6 +30,7 @@ MoeProblem alone(const MoePlan& plan, size_t num_experts) {
   MoeProblem problem = plan.problem();
   problem.layout = {};
   problem.num_experts = static_cast<int64_t>(num_experts);
+  problem.num_redundant = 0;
   problem.top_k = 1;
   return problem;
 }

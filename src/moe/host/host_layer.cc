@@ -20,7 +20,7 @@ ActRows row_range(const ActRows& x, Shard rows) {
           rows.count, x.cols};
 }
 
-class HostLayer final : public MoeLayer {
+class HostLayer final : public MoeLayer, public PlacedExperts {
  public:
   HostLayer(const MoePlan& plan, const DenseOps& ops, ExpertRouter router, RoutedExperts routed,
             SharedExpert shared)
@@ -29,7 +29,10 @@ class HostLayer final : public MoeLayer {
         splits_shared_rows_(plan.shared_expert_rows_are_split()),
         router_(std::move(router)),
         routed_(std::move(routed)),
-        shared_(std::move(shared)) {}
+        shared_(std::move(shared)),
+        places_experts_(plan.places_experts()) {
+    if (places_experts_) place(ExpertPlacement::trivial(problem_.placement_shape()));
+  }
 
   int64_t scratch_bytes(int64_t max_tokens, const Transport& transport) const override {
     return router_.scratch_bytes(max_tokens) + Arena::padded(max_tokens * problem_.hidden_size * 4) +
@@ -42,6 +45,22 @@ class HostLayer final : public MoeLayer {
   }
   bool norms_with_router(int64_t) const override { return true; }
 
+  PlacedExperts* placed_experts() override { return places_experts_ ? this : nullptr; }
+  const ExpertPlacement& placement() const override { return placement_; }
+  Status set_placement(ExpertPlacement placement) override {
+    place(std::move(placement));
+    return {};
+  }
+  int64_t expert_bytes() const override { return routed_.expert_bytes(); }
+  Status read_expert(int64_t local, uint8_t* to) const override {
+    routed_.read_expert(local, to);
+    return {};
+  }
+  Status write_expert(int64_t local, const uint8_t* from) override {
+    routed_.write_expert(local, from);
+    return {};
+  }
+
   Status forward_moe(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
                      ThreadPool& pool) const override {
     check_rows(args);
@@ -51,6 +70,7 @@ class HostLayer final : public MoeLayer {
     float* out = scratch.take<float>(args.x.rows * h);
     const Routes routes = router_.route(args.router_x + own.first * h, own.count, scratch, pool);
     if (counts(own, args.x.rows)) tell(args, own, routes);
+    if (places_experts_) choose_replicas(own.count, routes);
     FP4MOE_RETURN_IF_ERROR(transport.begin(exchange_input(args, own, routes), scratch, pool));
     run_shared(args, own, out + own.first * h, scratch, pool);
     FP4MOE_RETURN_IF_ERROR(routed_.run_experts(out, transport, scratch, pool));
@@ -70,6 +90,20 @@ class HostLayer final : public MoeLayer {
     const std::span<const int32_t> ids(routes.ids, static_cast<size_t>(own.count * problem_.top_k));
     if (args.counters != nullptr) args.counters->add(args.layer, ids);
     if (args.expert_ids != nullptr) std::ranges::copy(ids, args.expert_ids + own.first * problem_.top_k);
+  }
+
+  void place(ExpertPlacement placement) {
+    placement_ = std::move(placement);
+    replicas_ = placement_.table_of(problem_.layout.ep_rank());
+  }
+
+  // Replaces the logical experts of this rank's rows by physical ones.
+  void choose_replicas(int64_t num_rows, const Routes& routes) const {
+    for (int64_t row = 0; row < num_rows; ++row)
+      for (int64_t k = 0; k < problem_.top_k; ++k) {
+        int32_t& id = routes.ids[row * problem_.top_k + k];
+        id = replicas_.replica_of(id, row);
+      }
   }
 
   // If every rank of the group routes all rows, only the first rank counts and reports them.
@@ -122,6 +156,9 @@ class HostLayer final : public MoeLayer {
   ExpertRouter router_;
   RoutedExperts routed_;
   SharedExpert shared_;
+  bool places_experts_;
+  ExpertPlacement placement_;  // this and the next one: if places_experts_
+  ReplicaTable replicas_;
 };
 
 }  // namespace

@@ -45,9 +45,32 @@ Status check_ep_size(const MoeProblem&, const MoeChoice& c) {
   return refuse(value("ep", c.ep), "is neither 1 nor " + value("tp", c.tp), "--ep " + std::to_string(c.tp));
 }
 
+// Experts are placed by load only where a token's result does not depend on the rank that computes it.
+Status check_placement(const MoeProblem& p, const MoeChoice& c) {
+  constexpr int64_t kMax = 65536;
+  if (c.num_redundant < 0 || c.num_redundant > kMax)
+    return invalid_argument(value("ep_num_redundant_experts", c.num_redundant) + " must be between 0 and " +
+                            std::to_string(kMax));
+  if (c.num_redundant == 0 && !c.places_experts) return {};
+  const std::string what =
+      c.num_redundant > 0 ? value("ep_num_redundant_experts", c.num_redundant) : "placing experts by load";
+  if (c.a2a != "deepep")
+    return refuse(what + " with a2a=" + c.a2a,
+                  "is not supported, because sums would depend on the ranks that have an expert",
+                  "--moe-a2a-backend deepep");
+  if (p.device == DeviceKind::kCuda)
+    return refuse(what + " on device=cuda", "is not supported", "--ep-num-redundant-experts 0");
+  const int64_t ep = resolved_ep(c), rest = (p.num_experts + c.num_redundant) % ep;
+  if (rest == 0) return {};
+  return refuse(value("ep", ep),
+                "does not divide " + value("num_experts", p.num_experts) + " plus " +
+                    value("ep_num_redundant_experts", c.num_redundant),
+                "--ep-num-redundant-experts " + std::to_string(c.num_redundant + ep - rest));
+}
+
 Status check_ep_divides_experts(const MoeProblem& p, const MoeChoice& c) {
   const int ep = resolved_ep(c);
-  if (p.num_experts % ep == 0) return {};
+  if ((p.num_experts + c.num_redundant) % ep == 0) return {};
   if (c.a2a == "none" && !c.deterministic)
     return refuse(value("ep", ep), "does not divide " + value("num_experts", p.num_experts), "--ep 1");
   int nearest = ep;
@@ -104,6 +127,8 @@ constexpr LegalityRule kRules[] = {
     {"dp_attention", "dp > 1 without DP attention", check_dp_attention},
     {"flashinfer_dp", "DP attention over a2a flashinfer with dp other than tp", check_flashinfer_dp},
     {"ep_size", "ep that is neither 1 nor tp", check_ep_size},
+    {"placement", "redundant experts and placements without a2a deepep, on GPUs, or that ep does not divide",
+     check_placement},
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
     {"gpu_ranks", "MPI on GPUs, and several ranks on GPUs other than Hopper", check_gpu_ranks},

@@ -238,6 +238,8 @@ Result<MoePlan> plan_moe(const MoeProblem& problem, const MoeChoice& choice) {
   MoePlan plan;
   plan.problem_ = problem;
   plan.problem_.layout = {choice.tp, resolved_ep(choice), choice.dp, 0};
+  plan.problem_.num_redundant = choice.num_redundant;
+  plan.places_experts_ = choice.num_redundant > 0 || choice.places_experts;
   FP4MOE_ASSIGN_OR_RETURN(plan.fabric_, make_fabric(choice.fabric, choice.tp));
   FP4MOE_ASSIGN_OR_RETURN(plan.a2a_, choose_a2a(choice));
   plan.numerics_ = asked_numerics(choice, *plan.a2a_);

@@ -14,6 +14,7 @@
 #include "formats/fp4_matrix.h"
 #include "fp4moe/status.h"
 #include "kernels/expert_ops.h"
+#include "moe/placement/expert_placement.h"
 #include "moe/plan/payload.h"
 #include "moe/plan/rank_layout.h"
 #include "moe/plan/scheme.h"
@@ -26,6 +27,7 @@ struct MoeProblem {
   int64_t hidden_size = 0;        // H
   int64_t intermediate_size = 0;  // I, of one expert
   int64_t num_experts = 0;        // E
+  int64_t num_redundant = 0;      // further physical experts (moe/placement)
   int64_t top_k = 0;              // K
   Fp4Format format = Fp4Format::kMxfp4;
   Activation activation;
@@ -45,8 +47,10 @@ struct MoeProblem {
       if (intermediate_size % columns == 0 && intermediate_size / columns >= layout.moe_tp()) return columns;
     return fp4_block(format);
   }
-  // This rank's experts, and its part of each expert's I.
-  Shard local_experts() const { return shard_blocks(num_experts, 1, layout.ep, layout.ep_rank()); }
+  int64_t num_physical() const { return num_experts + num_redundant; }
+  PlacementShape placement_shape() const { return {num_experts, num_physical(), layout.ep}; }
+  // This rank's physical experts, and its part of each expert's I.
+  Shard local_experts() const { return shard_blocks(num_physical(), 1, layout.ep, layout.ep_rank()); }
   Shard local_intermediate() const {
     return shard_blocks(intermediate_size, shard_block(), layout.moe_tp(), layout.moe_tp_rank());
   }
@@ -61,6 +65,8 @@ struct MoeChoice {
   std::string dense_quant = "none";  // none | q8 | fp8
   std::string fabric = "auto";       // auto | local | threads | mpi
   int tp = 1, ep = 1, dp = 1;
+  int64_t num_redundant = 0;    // MoeProblem::num_redundant
+  bool places_experts = false;  // a placement is given or made from loads
   bool enable_dp_attention = false;
   std::string deepep_mode = "auto";         // auto | low_latency
   std::string deepep_payload = "auto";      // auto (= bf16) | bf16 | fp8 | nvfp4
@@ -96,6 +102,8 @@ class MoePlan {
   // The GPU runner's ops for the plan's scheme. Precondition: the plan is for a GPU, in a build with CUDA.
   const DeviceMoeOps& device_ops() const;
   const A2aSettings& a2a_settings() const { return a2a_settings_; }
+  // Whether the layers' experts have a placement (MoeLayer::placed_experts()).
+  bool places_experts() const { return places_experts_; }
   // Every row of the table that was not chosen, best first.
   const std::vector<RowVerdict>& verdicts() const { return verdicts_; }
   // How the user's choice was resolved (an SGLang name, ep raised to tp); empty if it was used unchanged.
@@ -125,6 +133,7 @@ class MoePlan {
   Fabric fabric_;
   const A2aRow* a2a_ = nullptr;
   A2aSettings a2a_settings_;
+  bool places_experts_ = false;
   const RunnerRow* runner_ = nullptr;
   Tactics tactics_;
   DeviceTactics device_tactics_;

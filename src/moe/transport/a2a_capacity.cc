@@ -61,8 +61,8 @@ Status fit_exchange(const TransportOptions& o, const CapacityRequest& request, E
   if (s.payload == WireFormat::kNvfp4 && p.hidden_size % 16 != 0)
     return unsupported("nvfp4 dispatch: hidden_size=" + std::to_string(p.hidden_size) +
                        " is not a multiple of the block size 16; use bf16 or fp8");
-  if (p.num_experts % p.layout.ep != 0)
-    return unsupported("a2a " + std::string(request.protocol) + ": " + std::to_string(p.num_experts) +
+  if (p.num_physical() % p.layout.ep != 0)
+    return unsupported("a2a " + std::string(request.protocol) + ": " + std::to_string(p.num_physical()) +
                        " experts over ep=" + std::to_string(p.layout.ep) +
                        " ranks; E must be divisible by ep");
   FP4MOE_RETURN_IF_ERROR(set_capacities(o, request, s));

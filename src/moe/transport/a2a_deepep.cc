@@ -45,7 +45,7 @@ class DeepepTransport final : public ExchangeTransport {
   }
 
   int64_t unit_of(int32_t id) const override {
-    return id >= 0 && id < options_.problem.num_experts ? id : -1;
+    return id >= 0 && id < options_.problem.num_physical() ? id : -1;
   }
 
   Status receive(ExpertBatch& batch, Arena& scratch, ThreadPool& pool) override {
@@ -94,7 +94,7 @@ Result<ExchangeSetup> deepep_setup(const TransportOptions& o) {
   ExchangeSetup s;
   s.shape.num_ranks = p.layout.tp;
   s.shape.group_ranks = p.layout.attention_tp();
-  s.shape.num_units = p.num_experts;
+  s.shape.num_units = p.num_physical();
   s.shape.top_k = p.top_k;
   s.payload = payload_format(o);
   s.results = result_format(o);

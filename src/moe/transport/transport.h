@@ -30,10 +30,11 @@ struct TransportOptions {
 };
 
 struct TransportInput {
-  int layer = 0;                 // for messages and checks
-  int64_t group_rows = 0;        // T of this rank's group
-  ActRows x;                     // this rank's rows: [own_rows().count, H]
-  const int32_t* ids = nullptr;  // [own rows, K], global; ids that are not in [0, E), such as -1, are dropped
+  int layer = 0;           // for messages and checks
+  int64_t group_rows = 0;  // T of this rank's group
+  ActRows x;               // this rank's rows: [own_rows().count, H]
+  // [own rows, K], of physical experts; ids that are not in [0, num_physical), such as -1, are dropped.
+  const int32_t* ids = nullptr;
   const float* weights = nullptr;  // [own rows, K]
   bool nvfp4_per_token = false;    // kNvfp4 payload: one tensor scale per row instead of nvfp4_scale
   EncodeScale nvfp4_scale;         // kNvfp4 payload: the layer's scalar a1
