@@ -173,6 +173,15 @@ void add_rank_flags(CLI::App& subcommand, EngineConfig& c) {
   ranks.on("--enable-dp-lm-head", c.enable_dp_lm_head, "each data-parallel group computes its own logits");
   ranks.value("--a2a-memory-budget", c.a2a_memory_budget, "maximum bytes for each rank's transport");
   ranks.on("--a2a-checksum", c.a2a_checksum, "verify every transported row");
+  ranks.value("--ep-num-redundant-experts", c.ep_num_redundant_experts,
+              "copies of experts beyond one of each, over all ranks; needs --moe-a2a-backend deepep");
+  ranks.value("--init-expert-location", c.init_expert_location,
+              "experts that each rank has at start: trivial, or a JSON file with SGLang's "
+              "physical_to_logical_map or logical_count, or a response of /expert_load");
+  ranks.on("--enable-eplb", c.enable_eplb,
+           "move experts between ranks by their loads; POST /rebalance_experts does so at once");
+  ranks.value("--eplb-rebalance-num-iterations", c.eplb_rebalance_num_iterations,
+              "steps between two moves with --enable-eplb; 0: only on demand");
   ranks.choice("--tp-reduce-dtype", c.tp_reduce_dtype, {"float32", "bfloat16"},
                "format in which GPUs send the partial sums of tensor parallelism; they are added in float32");
   ranks.value("--comm-timeout", c.comm_timeout, "maximum seconds that a rank waits for another rank");

@@ -62,9 +62,15 @@ struct EngineConfig {
   int tp_size = 1;              // total number of ranks
   int ep_size = 1;              // 1: each expert is sharded along I; tp_size: each rank has whole experts
   int dp_size = 1;              // data-parallel groups; each has tp_size / dp_size ranks and its own requests
-  bool enable_dp_attention = false;         // required if dp_size > 1
-  bool enable_dp_lm_head = false;           // shard the LM head within a group instead of over all ranks
-  std::string tp_reduce_dtype = "float32";  // of partial sums between GPUs: float32 | bfloat16
+  bool enable_dp_attention = false;      // required if dp_size > 1
+  bool enable_dp_lm_head = false;        // shard the LM head within a group instead of over all ranks
+  int64_t ep_num_redundant_experts = 0;  // further copies of experts, over all ranks
+  // Which experts each rank has at start: trivial, the path of a JSON file or JSON text
+  // (docs/architecture.md).
+  std::string init_expert_location = "trivial";
+  bool enable_eplb = false;                       // move experts between ranks by their loads
+  int64_t eplb_rebalance_num_iterations = 1000;   // steps between two moves; 0: only on demand
+  std::string tp_reduce_dtype = "float32";        // of partial sums between GPUs: float32 | bfloat16
   int64_t a2a_memory_budget = int64_t{64} << 20;  // heap bytes for each rank's transport
   bool a2a_checksum = false;                      // verify every transported row
   double comm_timeout = 10;                       // seconds a rank waits for a peer before the job fails

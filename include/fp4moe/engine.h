@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fp4moe/expert_moves.h"
 #include "fp4moe/request.h"
 #include "fp4moe/status.h"
 
@@ -155,6 +156,11 @@ class Engine {
   virtual const ModelInfo& info() const = 0;
   virtual EngineStats stats() const = 0;
   virtual ExpertLoad expert_load() const = 0;
+  // Moves experts between the ranks by the loads since the last call, between two steps. kUnsupported without
+  // EngineConfig::enable_eplb. Other errors are those of failure().
+  virtual Result<ExpertMoves> rebalance_experts() {
+    return unsupported("the engine does not move experts between ranks");
+  }
 
   // Convert text to ids and back. add_special_tokens runs the tokenizer's post-processor. detokenize:
   // kInvalidArgument for an id outside 0 to vocab_size - 1.

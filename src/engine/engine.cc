@@ -67,8 +67,8 @@ Result<TextTools> load_text_tools(const EngineConfig& flags) {
 
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(TextTools text, std::unique_ptr<RankGroup> ranks)
-      : text_(std::move(text)), ranks_(std::move(ranks)) {}
+  EngineImpl(TextTools text, std::unique_ptr<RankGroup> ranks, bool moves_experts)
+      : text_(std::move(text)), ranks_(std::move(ranks)), moves_experts_(moves_experts) {}
 
   Status start(const StepLoopOptions& options, ModelInfo info, bool with_grammars, double load_seconds) {
     info_ = std::move(info);
@@ -117,6 +117,10 @@ class EngineImpl final : public Engine {
     if (const Status failure = ranks_->failure(); !failure.ok()) return {.failure = failure.message()};
     return ranks_->expert_load();
   }
+  Result<ExpertMoves> rebalance_experts() override {
+    if (!moves_experts_) return unsupported("experts are moved between ranks only with --enable-eplb");
+    return loop_->rebalance_experts();
+  }
 
   Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const override {
     return text_.tokenizer.encode(text, add_special_tokens);
@@ -144,6 +148,7 @@ class EngineImpl final : public Engine {
   mutable std::mutex ranks_mutex_;  // while weights are replaced, and for reading what they contain
   mutable std::mutex source_mutex_;
   WeightSource source_;
+  const bool moves_experts_;
   ModelInfo info_;
   double load_seconds_ = 0;
   std::unique_ptr<StepLoop> loop_;             // borrows the members above
@@ -378,11 +383,12 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
                       .running = flags.req_running_timeout,
                       .held = is_prefill ? flags.disaggregation_timeout : 0},
       .priorities = priority_rules(flags),
+      .rebalance_interval = flags.enable_eplb ? flags.eplb_rebalance_num_iterations : 0,
       .watchdog_timeout = flags.watchdog_timeout,
       .hello = flags.disaggregation_mode == "decode" ? hello : KvHello(),
       .link = link,
   };
-  auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks));
+  auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks), flags.enable_eplb);
   const bool with_grammars = flags.grammar_backend != "none";
   FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), with_grammars, load_time.count()));
   if (is_prefill) FP4MOE_RETURN_IF_ERROR(engine->listen_for_decode_nodes(flags, hello, link));

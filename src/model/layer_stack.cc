@@ -56,7 +56,16 @@ Status LayerStack::make_counters() {
     if (layers_[i].moe) layers.push_back(static_cast<int64_t>(i));
   FP4MOE_ASSIGN_OR_RETURN(counters_,
                           ExpertCounters::make(std::move(layers), config_.num_experts, ops_.memory()));
+  if (options_.moe_plan.places_experts()) mover_.emplace(options_.rank.world, *counters_);
   return {};
+}
+
+Result<ExpertMoves> LayerStack::rebalance_experts() {
+  if (!mover_) return unsupported("the model's experts are not placed by load");
+  std::vector<PlacedExperts*> placed;
+  for (const DecoderLayer& layer : layers_)
+    if (layer.moe) placed.push_back(layer.moe->placed_experts());
+  return mover_->rebalance(placed);
 }
 
 int64_t LayerStack::layer_scratch_bytes(const DecoderLayer& layer) const {

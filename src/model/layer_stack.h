@@ -11,6 +11,7 @@
 #include "base/buffer.h"
 #include "model/attention.h"
 #include "model/column_gather.h"
+#include "model/expert_mover.h"
 #include "model/linear_layer.h"
 #include "model/lm_head.h"
 #include "model/model.h"
@@ -58,6 +59,8 @@ class LayerStack {
   float* input_rows() const { return act_.all.residual; }
   Status forward_layers(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool);
   Features features() const;
+  // Model::rebalance_experts().
+  Result<ExpertMoves> rebalance_experts();
 
  private:
   // A batch's rows between layers.
@@ -127,6 +130,7 @@ class LayerStack {
   std::unique_ptr<Transport> transport_;
   std::optional<DeviceExchange> exchange_;  // set on GPUs that exchange rows
   std::unique_ptr<ExpertCounters> counters_;
+  std::optional<ExpertMover> mover_;  // set if the plan places experts
   Activations act_{};
   Rows rows_{};  // of the current forward pass: act_.all, or act_.kept once only the logit rows are needed
   int64_t num_feature_rows_ = 0;

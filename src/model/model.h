@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/thread_pool.h"
+#include "fp4moe/expert_moves.h"
 #include "fp4moe/sinks.h"
 #include "io/checkpoint/checkpoint.h"
 #include "io/config/model_config.h"
@@ -15,6 +16,7 @@
 #include "model/kv_cache.h"
 #include "model/rank_context.h"
 #include "moe/expert_counters.h"
+#include "moe/placement/expert_placement.h"
 #include "moe/plan/plan.h"
 
 namespace fp4moe {
@@ -53,10 +55,11 @@ struct ModelOptions {
   // dp > 1: each group has its own LM head; false: all ranks share one.
   bool dp_lm_head = false;
   RankContext rank;
-  DenseQuant dense_quant = DenseQuant::kNone;  // kQ8: CPU only
-  FeatureOptions features;                     // of a target with a draft model
+  DenseQuant dense_quant = DenseQuant::kNone;          // kQ8: CPU only
+  FeatureOptions features;                             // of a target with a draft model
   // Load each part, with all checks, and drop it: the result is good for nothing but its errors.
   bool checks_only = false;
+  std::shared_ptr<const ExpertPlacements> placements;  // ModelPlan::placements
 };
 
 // The model that a batch is for.
@@ -80,6 +83,8 @@ struct Batch {
   // empty for a draft model that takes tokens alone.
   std::span<const int64_t> feature_rows = {};
   bool chains = false;
+  // A batch without rows, of a step that moves experts instead of running the target.
+  bool moves_experts = false;
   std::span<const StateCopy> state_copies = {};  // run before the rows, in order; a batch may have only these
 
   int64_t num_rows() const { return device != nullptr ? device->num_rows : std::ssize(token_ids); }
@@ -114,6 +119,11 @@ class Model {
   // passes the same batch; logits may be null on all but the group's first rank, except on GPUs. With several
   // ranks an error means that a rank failed or timed out, and fails the whole job.
   virtual Status forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) = 0;
+  // Moves experts between the ranks by the loads since the last call (model/expert_mover.h); all ranks call
+  // it together. kUnsupported if the plan places no experts.
+  virtual Result<ExpertMoves> rebalance_experts() {
+    return unsupported("the model's experts are not placed by load");
+  }
   // Returns the rows of the last pass that ModelOptions::features keeps, the same on all ranks of a group.
   virtual Features features() const { return {}; }
   virtual SharedWeights shared_weights() const { return {}; }

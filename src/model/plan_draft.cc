@@ -23,6 +23,9 @@ EngineConfig flags_of_draft(const ModelPlan& target, const std::string& folder) 
   flags.deepep_dispatcher_output_dtype = defaults.deepep_dispatcher_output_dtype;
   flags.flashinfer_dispatcher_output_dtype = defaults.flashinfer_dispatcher_output_dtype;
   flags.flashinfer_combine_dtype = defaults.flashinfer_combine_dtype;
+  flags.ep_num_redundant_experts = defaults.ep_num_redundant_experts;
+  flags.init_expert_location = defaults.init_expert_location;
+  flags.enable_eplb = defaults.enable_eplb;
   flags.speculative_algorithm = defaults.speculative_algorithm;
   flags.speculative_draft_model_path = defaults.speculative_draft_model_path;
   flags.speculative_num_draft_tokens = defaults.speculative_num_draft_tokens;

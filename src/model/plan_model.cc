@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "device/peer_heap.h"
 #include "kernels/ops.h"
+#include "model/plan_placements.h"
 #include "model/resolve_flags.h"
 
 namespace fp4moe {
@@ -73,6 +74,8 @@ Status check_ranges(const EngineConfig& flags) {
     FP4MOE_RETURN_IF_ERROR(check_range("--cuda-graph-bs", rows, 1, kMany));
   FP4MOE_RETURN_IF_ERROR(check_range("--context-length", flags.context_length, 0, INT64_MAX));
   FP4MOE_RETURN_IF_ERROR(check_range("--max-total-tokens", flags.max_total_tokens, 0, INT64_MAX));
+  FP4MOE_RETURN_IF_ERROR(
+      check_range("--eplb-rebalance-num-iterations", flags.eplb_rebalance_num_iterations, 0, INT64_MAX));
   FP4MOE_RETURN_IF_ERROR(check_range("--a2a-memory-budget", flags.a2a_memory_budget, 1, int64_t{1} << 40));
   if (!(flags.comm_timeout > 0 && flags.comm_timeout <= 86400))
     return invalid_argument("--comm-timeout " + std::to_string(flags.comm_timeout) +
@@ -159,6 +162,8 @@ MoeChoice moe_choice(const EngineConfig& flags) {
       .tp = flags.tp_size,
       .ep = flags.ep_size,
       .dp = flags.dp_size,
+      .num_redundant = flags.ep_num_redundant_experts,
+      .places_experts = flags.enable_eplb || flags.init_expert_location != "trivial",
       .enable_dp_attention = flags.enable_dp_attention,
       .deepep_mode = flags.deepep_mode,
       .deepep_payload = flags.deepep_dispatcher_output_dtype,
@@ -308,6 +313,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   }
   if (!moe.ok()) return moe.status();
   plan.moe = std::move(*moe);
+  FP4MOE_ASSIGN_OR_RETURN(plan.placements, plan_placements(model, plan.moe, flags.init_expert_location));
   if (problem.device == DeviceKind::kCuda && flags.dp_size > 1 && !flags.enable_dp_lm_head) {
     plan.flags.enable_dp_lm_head = true;
     log_info("--enable-dp-lm-head is implied: on GPUs each data-parallel group has its own LM head");

@@ -23,7 +23,8 @@ struct ModelPlan {
   DType kv_dtype = DType::kBF16;  // of KV pages: act_dtype or kF8E4M3
   Isa isa = Isa::kScalar;         // CPU: instruction set of the dense ops
   DenseQuant dense_quant = DenseQuant::kNone;
-  MoePlan moe;                             // its problem names the device
+  MoePlan moe;                                         // its problem names the device
+  std::shared_ptr<const ExpertPlacements> placements;  // of the experts at load; null: moe places none
   std::optional<AbsentGpu> absent_gpu;     // the plan is for this GPU instead of this machine's GPUs
   EngineConfig flags;                      // resolved by resolve_flags(), with the device's defaults
   std::shared_ptr<const DraftPlan> draft;  // set by plan_draft() (model/plan_draft.h); null: no draft model

@@ -18,7 +18,6 @@ constexpr const char* kOverlap =
     "written directly to their destination";
 constexpr const char* kParser =
     "selects the output parser; here the chat template and its tokens determine it";
-constexpr const char* kEplb = "moving experts between ranks by load is not supported";
 
 constexpr SglangFlag kFlags[] = {
     {"--trust-remote-code", 0, kMoot, "runs a checkpoint's Python code, which never happens here"},
@@ -56,9 +55,16 @@ constexpr SglangFlag kFlags[] = {
     {"--deepep-config", 1, kMoot, "sets SM counts for DeepEP's normal mode; low_latency on CPUs uses no SMs"},
     {"--flashinfer-mxfp4-moe-precision", 1, kRefused, "its W4A8 kernel is --fp4-compute w4a8 here",
      "default|bf16|fp8", "default|bf16"},
-    {"--ep-num-redundant-experts", 1, kRefused, kEplb, nullptr, "0"},
-    {"--enable-eplb", 0, kRefused, kEplb},
-    {"--init-expert-location", 1, kRefused, kEplb, nullptr, "trivial"},
+    {"--eplb-algorithm", 1, kRefused, "there is one balancer here", nullptr, "auto"},
+    {"--ep-dispatch-algorithm", 1, kMoot,
+     "chooses between replicas of an expert; here a rank takes its own ones, or all in turn"},
+    {"--eplb-rebalance-layers-per-chunk", 1, kRefused, "all layers are rebalanced between two steps"},
+    {"--eplb-min-rebalancing-utilization-threshold", 1, kRefused,
+     "a layer's experts move if the busiest rank's load falls by more than 1 %", nullptr, "1.0|1"},
+    {"--expert-distribution-recorder-mode", 1, kMoot,
+     "enables the counting of loads, which /expert_load always does here"},
+    {"--expert-distribution-recorder-buffer-size", 1, kMoot,
+     "limits the recorded passes; here loads are counted since the last move"},
     {"--pipeline-parallel-size,--pp-size,--pp", 1, kRefused,
      "pipeline parallelism is not supported; use --tp", nullptr, "1"},
     {"--nnodes", 1, kRefused, "start several nodes with mpirun or srun and --fabric mpi", nullptr, "1"},

@@ -38,6 +38,10 @@ class WeightLoader {
   const RankContext& rank() const { return options_.rank; }
   const RankLayout& layout() const { return options_.rank.layout; }
   const MoePlan& moe_plan() const { return moe_plan_; }  // this rank's
+  // The placement of a layer's experts; null if the plan places none.
+  const ExpertPlacement* placement(int64_t layer) const {
+    return options_.placements == nullptr ? nullptr : &(*options_.placements)[static_cast<size_t>(layer)];
+  }
   // Whether the group's ranks must give the same bits as a single rank. If so, they gather their layers'
   // inputs and never add partial sums.
   bool is_deterministic() const { return moe_plan_.a2a_settings().deterministic; }

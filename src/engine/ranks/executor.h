@@ -115,6 +115,12 @@ class Executor {
   // thread that calls execute_step().
   virtual Status finish_steps() { return {}; }
 
+  // Between steps: moves experts between the ranks by the loads since the last call. kUnsupported: experts
+  // are not placed by load. Any other error is that of failure().
+  virtual Result<ExpertMoves> rebalance_experts() {
+    return unsupported("experts are not placed by load; --enable-eplb does so");
+  }
+
   virtual ThreadPool& pool() = 0;  // for sampling between steps
 };
 

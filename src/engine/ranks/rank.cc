@@ -49,6 +49,7 @@ ModelOptions Rank::model_options(const RankSetup& setup, BatchModel model, const
       .dp_lm_head = setup.flags.enable_dp_lm_head,
       .rank = context,
       .dense_quant = plan.dense_quant,
+      .placements = plan.placements,
   };
 }
 
@@ -178,6 +179,10 @@ Status Rank::agree_on_reload(const Status& own, Status& refused) {
 }
 
 Status Rank::forward_on_rank(const Batch& batch, float* logits) {
+  if (batch.moves_experts) {
+    FP4MOE_ASSIGN_OR_RETURN(last_moves_, model_->rebalance_experts());
+    return {};
+  }
   if (batch.model == BatchModel::kTarget) return model_->forward_model(batch, kv_, logits, pool_);
   FP4MOE_CHECK(draft_ != nullptr, "a batch for a draft model without a draft model");
   return draft_->forward_model(batch, draft_kv_, logits, pool_);

@@ -47,6 +47,8 @@ class Rank {
   // KV pages.
   Status load(const RankSetup& setup, const ProgressSink& progress);
   Status forward_on_rank(const Batch& batch, float* logits);
+  // The result of the last batch with moves_experts.
+  const ExpertMoves& last_moves() const { return last_moves_; }
 
   // Between steps: replaces the weights by those of the checkpoint `folder`. With several ranks on CPUs, all
   // of them must call it. If any of them cannot open the checkpoint, or finds a wrong form or value in it,
@@ -134,6 +136,7 @@ class Rank {
   std::unique_ptr<Model> draft_;  // may borrow from model_
   KvCache draft_kv_;
   bool draft_takes_features_ = false;
+  ExpertMoves last_moves_;
 };
 
 // A group of one rank, without a job. Subclasses implement how a step runs.

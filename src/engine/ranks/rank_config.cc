@@ -6,6 +6,7 @@
 
 #include "base/hash.h"
 #include "model/plan_draft.h"
+#include "model/plan_placements.h"
 #include "model/resolve_flags.h"
 
 namespace fp4moe {
@@ -115,7 +116,7 @@ std::string rank_config_text(const Checkpoint& checkpoint, const ModelConfig& co
        << " checksum " << flags.a2a_checksum << " deterministic " << flags.enable_deterministic_inference
        << ", rows " << options.max_batch_tokens << " logits " << options.max_logit_rows << " page size "
        << flags.page_size << " window pages " << (options.num_window_pages > 0) << " states "
-       << (options.num_slots > 0) << " timeout " << flags.comm_timeout;
+       << (options.num_slots > 0) << " timeout " << flags.comm_timeout << placements_text(plan);
   if (plan.draft != nullptr)
     text << ", draft " << flags.speculative_algorithm << " "
          << model_text(draft == nullptr ? checkpoint : *draft, plan.draft->config, plan.draft->plan);

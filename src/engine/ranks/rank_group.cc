@@ -38,6 +38,7 @@ class SingleCpuGroup final : public SingleRankGroup {
 
   Status load(const RankSetup& setup) {
     progress_ = setup.flags.progress_sink;
+    places_experts_ = setup.plan.moe.places_experts();
     FP4MOE_RETURN_IF_ERROR(rank_.load(setup, progress_));
     FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup));
     return {};
@@ -62,8 +63,14 @@ class SingleCpuGroup final : public SingleRankGroup {
     std::lock_guard lock(mutex_);
     return failure_ = status.with_context("rank 0");
   }
+  Result<ExpertMoves> rebalance_experts() override {
+    if (!places_experts_) return SingleRankGroup::rebalance_experts();
+    FP4MOE_RETURN_IF_ERROR(rank_.forward_on_rank({.moves_experts = true}, nullptr));
+    return rank_.last_moves();
+  }
 
  private:
+  bool places_experts_ = false;
   Buffer logits_;  // [max_logit_rows, V] f32, of either model
   ProgressSink progress_;
   mutable std::mutex mutex_;
@@ -89,6 +96,7 @@ class MultiRankGroup final : public RankGroup {
     draft_shape_ = fp4moe::draft_shape(setup.plan, setup.options);
     heap_bytes_ = setup.memory.heap_bytes;
     layout_ = setup.plan.moe.problem().layout;
+    places_experts_ = setup.plan.moe.places_experts();
     if (job_->process() == 0) {
       FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup));
     }
@@ -140,6 +148,12 @@ class MultiRankGroup final : public RankGroup {
     return runner_->run_on_ranks(groups, logits());
   }
   float* logits() override { return logits_.as<float>(); }
+  Result<ExpertMoves> rebalance_experts() override {
+    if (!places_experts_) return RankGroup::rebalance_experts();
+    const std::vector<Batch> groups(static_cast<size_t>(layout_.dp), Batch{.moves_experts = true});
+    FP4MOE_RETURN_IF_ERROR(runner_->run_on_ranks(groups, logits()));
+    return ranks_[0]->last_moves();
+  }
   Status supports_routed_experts() const override {
     if (job_->num_processes() == 1) return {};
     return unsupported("ranks in other processes (--fabric mpi) do not report routed experts");
@@ -203,6 +217,7 @@ class MultiRankGroup final : public RankGroup {
   ModelConfig config_;
   DraftShape draft_shape_;
   RankLayout layout_;
+  bool places_experts_ = false;
   int64_t heap_bytes_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
   Buffer logits_;  // process 0: as in SingleCpuGroup

@@ -12,7 +12,7 @@ namespace {
 
 constexpr uint32_t kMagic = 0x53345046;  // "FP4S"
 // Bits of the header's last word.
-constexpr uint32_t kIsDraft = 1, kHasFeatures = 2, kChains = 4;
+constexpr uint32_t kIsDraft = 1, kHasFeatures = 2, kChains = 4, kMovesExperts = 8;
 constexpr int64_t kHeaderWords = 4, kGroupWords = 5, kSequenceWords = 7, kCopyWords = 2;
 
 uint32_t word(int64_t n) {
@@ -55,6 +55,7 @@ void StepBatches::assign(std::span<const Batch> groups) {
   groups_.resize(groups.size());
   model_ = groups.empty() ? BatchModel::kTarget : groups[0].model;
   has_features_ = chains_ = false;
+  moves_experts_ = !groups.empty() && groups[0].moves_experts;
   for (size_t g = 0; g < groups.size(); ++g) {
     const Batch& from = groups[g];
     Group& to = groups_[g];
@@ -84,7 +85,7 @@ int64_t StepBatches::max_bytes(const StepLimits& limits) {
 
 void StepBatches::encode(std::vector<uint8_t>& bytes) const {
   const uint32_t bits = (model_ == BatchModel::kDraft ? kIsDraft : 0) | (has_features_ ? kHasFeatures : 0) |
-                        (chains_ ? kChains : 0);
+                        (chains_ ? kChains : 0) | (moves_experts_ ? kMovesExperts : 0);
   std::vector<uint32_t> words = {kMagic, 0, word(static_cast<int64_t>(groups_.size())), bits};
   for (const Group& g : groups_) {
     for (const size_t n : {g.token_ids.size(), g.sequences.size(), g.logit_rows.size(), g.page_tables.size(),
@@ -137,8 +138,11 @@ Status StepBatches::decode(std::span<const uint8_t> bytes, const StepLimits& lim
   if (num_logit_rows > limits.max_logit_rows)
     return beyond("rows of logits", num_logit_rows, limits.max_logit_rows);
   if (!words.empty()) return bad(std::to_string(words.size()) + " extra words");
-  for (size_t g = 0; g < groups_.size(); ++g)
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    if (moves_experts_ && !groups_[g].sequences.empty()) return bad("rows in a step that moves experts");
+    if (moves_experts_) continue;  // the features of the pass before stay
     last_rows_[g][static_cast<size_t>(model_)] = std::ssize(groups_[g].token_ids);
+  }
   return {};
 }
 
@@ -147,7 +151,10 @@ Status StepBatches::decode_model(uint32_t bits, const StepLimits& limits) {
   has_features_ = (bits & kHasFeatures) != 0;
   chains_ = (bits & kChains) != 0;
   model_ = is_draft ? BatchModel::kDraft : BatchModel::kTarget;
-  if ((bits & ~(kIsDraft | kHasFeatures | kChains)) != 0) return bad("unknown bits " + std::to_string(bits));
+  moves_experts_ = (bits & kMovesExperts) != 0;
+  if (moves_experts_ && bits != kMovesExperts) return bad("a step that moves experts and runs a model");
+  if ((bits & ~(kIsDraft | kHasFeatures | kChains | kMovesExperts)) != 0)
+    return bad("unknown bits " + std::to_string(bits));
   if (is_draft && limits.draft.vocab_size == 0) return bad("batches for a draft model, but there is none");
   if (has_features_ != (is_draft && limits.draft.takes_features))
     return bad(has_features_ ? "features for a model that takes none" : "a draft without features");
@@ -275,6 +282,7 @@ Batch StepBatches::batch(int group) const {
           .model = model_,
           .feature_rows = g.feature_rows,
           .chains = chains_,
+          .moves_experts = moves_experts_,
           .state_copies = g.state_copies};
 }
 

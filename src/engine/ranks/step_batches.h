@@ -74,7 +74,7 @@ class StepBatches {
 
   std::vector<Group> groups_;
   BatchModel model_ = BatchModel::kTarget;
-  bool has_features_ = false, chains_ = false;
+  bool has_features_ = false, chains_ = false, moves_experts_ = false;
   std::vector<std::array<int64_t, 2>>
       last_rows_;  // [groups] rows of the last decoded pass of each BatchModel
 };

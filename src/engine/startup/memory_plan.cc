@@ -223,7 +223,8 @@ namespace {
 template <class Counted>
 int64_t shard_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan,
                     DenseQuant quant, const Counted& is_counted) {
-  const RankLayout& layout = plan.moe.problem().layout;
+  const MoeProblem& moe = plan.moe.problem();
+  const RankLayout& layout = moe.layout;
   const int64_t head_parts =
       layout.dp > 1 && !plan.flags.enable_dp_lm_head ? layout.tp : layout.attention_tp();
   const int64_t shared_parts = plan.moe.shared_expert_is_sharded() ? layout.tp : 1;
@@ -235,7 +236,7 @@ int64_t shard_bytes(const Checkpoint& checkpoint, const ModelConfig& config, con
     const auto has = [&name](std::string_view part) { return name.find(part) != name.npos; };
     const int64_t num_bytes = held_bytes(tensor, quant);
     if (has(".experts.")) {
-      sum += num_bytes / layout.tp;
+      sum += num_bytes / layout.tp * moe.num_physical() / std::max<int64_t>(moe.num_experts, 1);
     } else if (has("shared_expert")) {
       sum += num_bytes / shared_parts;
     } else if (has("lm_head")) {

@@ -126,7 +126,8 @@ std::string rank_line(const StartupFacts& facts, int rank) {
                                      layout.attention_rank());
   return "           rank " + std::to_string(rank) + ": group " + std::to_string(layout.dp_rank()) + ", " +
          shard_text("query heads", heads.query) + ", " +
-         (layout.ep > 1 ? shard_text("experts", problem.local_experts())
+         (layout.ep > 1 ? shard_text(problem.num_redundant > 0 ? "physical experts" : "experts",
+                                     problem.local_experts())
                         : shard_text("rows", problem.local_intermediate()) + " of every expert");
 }
 

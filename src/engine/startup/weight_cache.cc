@@ -12,6 +12,7 @@
 #include "engine/startup/kernels_id.h"
 #include "engine/startup/memory_plan.h"
 #include "engine/startup/user_cache.h"
+#include "model/plan_placements.h"
 #include "moe/table.h"
 
 namespace fp4moe {
@@ -45,7 +46,7 @@ std::string packing_text(const ModelPlan& plan, const RankLayout& layout) {
        << (plan.dense_quant == DenseQuant::kNone ? "bf16" : plan.flags.dense_quant) << "\n"
        << "rank " << layout.rank << " of tp " << layout.tp << ", ep " << layout.ep << ", dp " << layout.dp
        << (plan.flags.enable_dp_lm_head ? ", an LM head a group" : "")
-       << (plan.moe.a2a_settings().deterministic ? ", deterministic" : "") << "\n";
+       << (plan.moe.a2a_settings().deterministic ? ", deterministic" : "") << placements_text(plan) << "\n";
   return text.str();
 }
 
@@ -57,6 +58,7 @@ WeightCachePlace weight_cache_place(const Checkpoint& checkpoint, const ModelPla
   const int64_t num_bytes = checkpoint.total_bytes();
   const auto nowhere = [](std::string why) { return WeightCachePlace{{}, std::move(why), {}}; };
   if (dir == "none") return nowhere("--weight-cache-dir none");
+  if (plan.flags.enable_eplb) return nowhere("--enable-eplb, which moves weights between ranks");
   if (plan.flags.load_format == "dummy") return nowhere("dummy weights");
   if (dir.empty() && num_bytes < kWorthKeeping)
     return nowhere("less than " + size_string(kWorthKeeping) + " (--weight-cache-dir DIR keeps them)");

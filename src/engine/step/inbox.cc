@@ -80,6 +80,17 @@ void Inbox::refuse_idle_task() {
   idle_.notify_all();
 }
 
+Result<ExpertMoves> Inbox::rebalance_experts() {
+  std::unique_lock lock(mutex_);
+  if (input_.stops || is_stuck_) return unavailable("the engine has stopped");
+  input_.rebalances = true;
+  const uint64_t num_ended = num_rebalances_;
+  changed_.notify_one();
+  idle_.wait(lock, [&] { return num_rebalances_ > num_ended || is_stuck_; });
+  if (num_rebalances_ == num_ended) return input_.failure;
+  return last_moves_;
+}
+
 void Inbox::drain(double timeout_seconds) {
   constexpr double kLongest = 1e8;  // seconds; keeps the conversion to clock ticks in range
   const std::chrono::duration<double> timeout(timeout_seconds > 0 ? std::min(timeout_seconds, kLongest) : 0);
@@ -165,10 +176,17 @@ void Inbox::end_idle_task(const Status& status, int64_t num_waited) {
 }
 
 bool Inbox::has_input(bool has_requests) const {
-  return input_.flushes || (input_.idle_task != nullptr && (!has_requests || !input_.idle_task->is_known)) ||
-         !input_.sequences.empty() || !input_.events.empty() || input_.has_grammar ||
-         !input_.cancelled_ids.empty() || !input_.released_ids.empty() || (input_.aborts && has_requests) ||
-         input_.stops;
+  return input_.flushes || input_.rebalances || (input_.idle_task != nullptr && (!has_requests || !input_.idle_task->is_known)) ||
+         !input_.sequences.empty() || !input_.events.empty() ||
+         input_.has_grammar || !input_.cancelled_ids.empty() || !input_.released_ids.empty() ||
+         (input_.aborts && has_requests) || input_.stops;
+}
+
+void Inbox::end_rebalance(const Result<ExpertMoves>& moves) {
+  std::lock_guard lock(mutex_);
+  last_moves_ = moves;
+  ++num_rebalances_;
+  idle_.notify_all();
 }
 
 void Inbox::fail(const Status& failure) {

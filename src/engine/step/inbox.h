@@ -1,10 +1,10 @@
 // Inbox: the state that the step loop shares with other threads, protected by one mutex.
 //
 //   thread            calls
-//   any               submit, cancel, release, flush_cache, run_when_idle, drain, stats, failure
+//   any               submit, cancel, release, flush_cache, run_when_idle, rebalance_experts, drain, stats, failure
 //   a decode node's   add_event
 //   grammar threads   wake
-//   the loop's        wait, start_idle_task, end_idle_task, fail, release_id, publish
+//   the loop's        wait, start_idle_task, end_idle_task, end_rebalance, fail, release_id, publish
 //   the watchdog's    abandon
 //   the destructor's  stop
 #pragma once
@@ -41,8 +41,9 @@ struct IdleTask {
 
 // Input for one iteration of the step loop, in the order in which the loop handles it.
 struct LoopInput {
-  bool flushes = false;                 // free the cached pages
+  bool flushes = false;     // free the cached pages
   std::shared_ptr<IdleTask> idle_task;  // in each input until the task ends
+  bool rebalances = false;  // move experts by their loads, then call end_rebalance()
   std::vector<std::unique_ptr<Sequence>> sequences;
   std::vector<KvEvent> events;
   bool has_grammar = false;  // a grammar or mask has become ready
@@ -72,6 +73,7 @@ class Inbox {
   // Runs the task and returns the number of requests that waited for its end, or its error. kUnavailable:
   // another task has not ended, or the engine drains before the task has started.
   Result<int64_t> run_when_idle(std::function<Status()> run, bool aborts);
+  Result<ExpertMoves> rebalance_experts();
   void drain(double timeout_seconds);
   EngineStats stats() const;
   Status failure() const;
@@ -89,6 +91,8 @@ class Inbox {
   // Ends the task of the last input, whether or not it has started. `num_waited`: requests that the loop has
   // taken and that waited.
   void end_idle_task(const Status& status, int64_t num_waited);
+  // Wakes rebalance_experts(), which returns `moves`.
+  void end_rebalance(const Result<ExpertMoves>& moves);
   // Records that no further step will run.
   void fail(const Status& failure);
   // Makes the id reusable; call before the final delta is delivered. Drops a pending cancel, which must not
@@ -111,7 +115,8 @@ class Inbox {
   const Clock::time_point started_ = Clock::now();
   mutable std::mutex mutex_;
   std::condition_variable changed_;  // there is input, or the loop is to end
-  // Nothing is active or ending, the loop is stuck, input_.flushes has become false, or a task has ended.
+  // Nothing is active or ending, the loop is stuck, input_.flushes has become false, or a rebalance has
+  // ended.
   std::condition_variable idle_;
   LoopInput input_;                                                     // not yet taken
   std::unordered_map<std::string, std::shared_ptr<DeltaSink>> active_;  // by id; these ids are in use
@@ -119,6 +124,8 @@ class Inbox {
                               // not have been delivered yet
   bool is_flushing_ = false;  // wait() has returned input_.flushes; publish() resets both flags
   bool is_draining_ = false, is_stuck_ = false;
+  uint64_t num_rebalances_ = 0;                     // that have ended
+  Result<ExpertMoves> last_moves_ = ExpertMoves();  // of the last of them
   uint64_t num_submitted_ = 0, num_named_ = 0;
   EngineStats stats_;  // as last published, but num_queue_reqs also counts requests submitted since
   ThroughputWindow throughput_;

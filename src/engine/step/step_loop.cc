@@ -117,6 +117,7 @@ void StepLoop::run() {
   while (drain_inbox()) {
     expire_requests();
     run_step();
+    rebalance_when_due();
     publish();
     watchdog_.leave();
   }
@@ -148,6 +149,7 @@ bool StepLoop::drain_inbox() {
     end_all({.finish_reason = FinishReason::kError, .error = input.failure.message()});
   if (input.aborts) end_all({.finish_reason = FinishReason::kAbort});
   if (input.idle_task != nullptr) take_idle_task(*input.idle_task);
+  if (input.rebalances) inbox_.end_rebalance(rebalance());
   return !input.stops;
 }
 
@@ -178,6 +180,37 @@ void StepLoop::run_idle_task(IdleTask& task) {
   if (!failure.ok()) end_all({.finish_reason = FinishReason::kError, .error = failure.message()});
   publish();
   inbox_.end_idle_task(failure.ok() ? status : failure, num_waited);
+}
+
+// Requests wait meanwhile. The pages and the rows in flight do not depend on where experts are.
+Result<ExpertMoves> StepLoop::rebalance() {
+  watchdog_.enter("moving experts");
+  steps_since_rebalance_ = 0;
+  ExpertMoves moves;
+  const Status status = status_of([&]() -> Status {
+    FP4MOE_ASSIGN_OR_RETURN(moves, executor_.rebalance_experts());
+    return {};
+  });
+  watchdog_.leave();
+  if (!status.ok()) {
+    if (!executor_.failure().ok()) fail_step(status.message());
+    return status;
+  }
+  char text[160];
+  std::snprintf(
+      text, sizeof text,
+      "experts    %lld moved in %lld layers (%.1f MB, %.3f s); busiest rank %.2f -> %.2f of the mean",
+      static_cast<long long>(moves.num_experts), static_cast<long long>(moves.num_layers),
+      static_cast<double>(moves.num_bytes) / 1e6, moves.seconds, moves.imbalance_before,
+      moves.imbalance_after);
+  log_info(text);
+  return moves;
+}
+
+void StepLoop::rebalance_when_due() {
+  if (options_.rebalance_interval == 0 || steps_since_rebalance_ < options_.rebalance_interval) return;
+  if (const auto moves = rebalance(); !moves.ok())
+    log_error("experts were not moved: " + moves.status().message());
 }
 
 // Checks the requests only once per kInterval, because the queue may be long.
@@ -253,6 +286,7 @@ Status StepLoop::plan_and_start_step() {
   snapshot_.take(scheduler_);
   watchdog_.enter("the forward pass");
   FP4MOE_RETURN_IF_ERROR(rows_.forward(scheduler_));
+  ++steps_since_rebalance_;
   if (drafter_ != nullptr) drafter_->keep_step(scheduler_);
   watchdog_.enter("sampling");
   if (grammars_ != nullptr) grammars_->attach_masks(rows_.next(), scheduler_);

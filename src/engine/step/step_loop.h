@@ -66,6 +66,7 @@ class StepLoop {
   Result<int64_t> update_weights(std::function<Status()> update, bool aborts) {
     return inbox_.run_when_idle(std::move(update), aborts);
   }
+  Result<ExpertMoves> rebalance_experts() { return inbox_.rebalance_experts(); }
   void drain(double timeout_seconds) { inbox_.drain(timeout_seconds); }
   EngineStats stats() const { return inbox_.stats(); }
   Status failure() const { return inbox_.failure(); }
@@ -86,6 +87,8 @@ class StepLoop {
   void schedule(std::unique_ptr<Sequence> sequence);
   void expire_requests();
   void run_step();
+  Result<ExpertMoves> rebalance();
+  void rebalance_when_due();
   Status plan_and_start_step();
   Status draft();
   void fail_step(const std::string& error);
@@ -113,6 +116,7 @@ class StepLoop {
   std::vector<std::unique_ptr<Sequence>> pending_;  // waiting for a grammar or a first token, not yet
                                                     // scheduled
   std::vector<Sequence*> listed_;
+  int64_t steps_since_rebalance_ = 0;
   bool has_timeouts_ = false;  // some request has had its own timeout
   bool is_stalled_ = false;    // no sequence has rows until there is input
   Clock::time_point last_check_;

@@ -37,7 +37,8 @@ struct StepLoopOptions {
   std::optional<StepCost> adaptive;  // drafts only as far as it pays
   TimeLimits time_limits;
   PriorityRules priorities;
-  double watchdog_timeout = 0;  // seconds that one step may take; 0: no watchdog
+  int64_t rebalance_interval = 0;  // steps between two moves of experts; 0: only on demand
+  double watchdog_timeout = 0;     // seconds that one step may take; 0: no watchdog
   // Disaggregation: facts that a prefill node must match; empty: not a decode engine.
   KvHello hello;
   NodeLinkOptions link;

@@ -62,4 +62,6 @@ class ExpertPlacement {
   std::vector<int32_t> replicas_;    // [num_physical]
 };
 
+using ExpertPlacements = std::vector<ExpertPlacement>;  // one for each layer of a model
+
 }  // namespace fp4moe

@@ -102,6 +102,7 @@ const std::vector<ServerRoutes::Route> ServerRoutes::kRoutes = {
     {"GET", "/health_generate", Access::kClient, nullptr, nullptr},
     {"POST", "/flush_cache", Access::kAdmin, &ServerRoutes::flush_cache, nullptr},
     {"POST", "/update_weights_from_disk", Access::kAdmin, &ServerRoutes::update_weights, nullptr},
+    {"POST", "/rebalance_experts", Access::kAdmin, &ServerRoutes::rebalance_experts, nullptr},
     {"GET", "/metrics", Access::kOpen, &ServerRoutes::metrics, nullptr},
     {"GET", "/expert_load", Access::kClient, &ServerRoutes::expert_load, nullptr},
     {"GET", "/expert_load.svg", Access::kClient, &ServerRoutes::expert_load_svg, nullptr},
@@ -286,6 +287,17 @@ HttpResponse ServerRoutes::update_weights(Engine& engine, const HttpRequest& req
   HttpResponse response = update_weights_response(engine, request);
   is_updating_.store(false);
   return response;
+}
+
+HttpResponse ServerRoutes::rebalance_experts(Engine& engine, const HttpRequest&) {
+  const Result<ExpertMoves> moves = engine.rebalance_experts();
+  if (!moves.ok()) return error_response(moves.status());
+  return json_response({{"num_layers", moves->num_layers},
+                        {"num_experts", moves->num_experts},
+                        {"num_bytes", moves->num_bytes},
+                        {"imbalance_before", moves->imbalance_before},
+                        {"imbalance_after", moves->imbalance_after},
+                        {"seconds", moves->seconds}});
 }
 
 HttpResponse ServerRoutes::server_info(Engine& engine, const HttpRequest&) {

@@ -91,6 +91,7 @@ class ServerRoutes {
   HttpResponse metrics(Engine& engine, const HttpRequest& request);
   HttpResponse flush_cache(Engine& engine, const HttpRequest& request);
   HttpResponse update_weights(Engine& engine, const HttpRequest& request);
+  HttpResponse rebalance_experts(Engine& engine, const HttpRequest& request);
   HttpResponse server_info(Engine& engine, const HttpRequest& request);
   HttpResponse expert_load(Engine& engine, const HttpRequest& request);
   HttpResponse expert_load_svg(Engine& engine, const HttpRequest& request);
