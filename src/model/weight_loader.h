@@ -27,6 +27,7 @@ struct LinearShape {
 // The ops for a model with these options. Batches, logits and KV pages are in the ops' memory.
 const DenseOps& dense_ops_for(const ModelOptions& options);
 
+// Large because each kind of tensor has a method.
 class WeightLoader {
  public:
   // All arguments must outlive the loader.

@@ -29,8 +29,9 @@ struct FakeOptions {
 // Ids 0..255 are bytes, 256 is the end token. A prompt that contains "FAIL" fails after two tokens, one with
 // "WAITED" fails at once with kUnavailable, and one with "LATE" fails after two tokens with kDeadline. The
 // output is the prompt, then the end token; with ignore_eos the prompt repeats. Prompt token p has
-// log-probability -p, the best token ('a') has 0. Routed experts from n on are n, 258 and -1.
+// log-probability -p, the best token ('a') has 0. Routed experts from n on are n, 258 and -1. Large because
 // Large because Engine is large.
+// Engine is large.
 class FakeEngine final : public Engine {
  public:
   static constexpr int32_t kEnd = 256;
@@ -51,6 +52,11 @@ class FakeEngine final : public Engine {
   const ModelInfo& info() const override { return info_; }
   EngineStats stats() const override;
   ExpertLoad expert_load() const override;
+  // The second call fails.
+  Result<ExpertMoves> rebalance_experts() override {
+    if (rebalances_.fetch_add(1) > 0) return unsupported("no experts to move");
+    return ExpertMoves{2, 5, 4096, 1.5, 1.0625, 0.25};
+  }
   Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const override;
   Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const override;
   std::vector<int32_t> find_special_tokens(std::string_view text) const override;
@@ -97,7 +103,7 @@ class FakeEngine final : public Engine {
   Status failure_;
   mutable std::string last_messages_;
   mutable ChatTemplateOptions last_options_;
-  std::atomic<int64_t> aborted_{0}, generated_{0}, submitted_{0}, flushes_{0};
+  std::atomic<int64_t> aborted_{0}, generated_{0}, submitted_{0}, flushes_{0}, rebalances_{0};
   bool stopping_ = false, draining_ = false;
   std::thread thread_;
 };

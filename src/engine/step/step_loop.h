@@ -38,6 +38,7 @@ namespace fp4moe {
 // requests fail at once and the engine fails permanently; destruction still waits for the step.
 //
 // Large because it offers Engine's methods and has a function for each kind of input.
+// Large because all parts of an iteration use its members.
 class StepLoop {
  public:
   // Without a compiler, requests with a grammar are refused.

@@ -365,6 +365,25 @@ TEST(StepBatches, ADraftStepOutsideItsLimitsIsRefused) {
   expect_part(refusal(tokens, {}, false, {1, 60}), "token id 60; legal: at most 59");
 }
 
+// It keeps the features of the pass before, which later drafts continue.
+TEST(StepBatches, AStepThatMovesExpertsComesBackFromItsBytes) {
+  std::vector<Batch> groups(static_cast<size_t>(kLimits.num_groups), Batch{.moves_experts = true});
+  StepBatches step, back;
+  step.assign(groups);
+  std::vector<uint8_t> bytes;
+  step.encode(bytes);
+  ASSERT_TRUE(back.decode(bytes, kLimits).ok());
+  for (int g = 0; g < kLimits.num_groups; ++g) {
+    EXPECT_TRUE(back.batch(g).moves_experts);
+    EXPECT_EQ(back.batch(g).num_rows(), 0);
+  }
+  step.assign(std::vector<Batch>(groups.size()));
+  EXPECT_FALSE(step.batch(0).moves_experts);
+  bytes[12] |= 1;  // also a draft's step
+  EXPECT_EQ(back.decode(bytes, with_draft(false)).message(),
+            "a step's message: a step that moves experts and runs a model");
+}
+
 TEST(StepBatches, TheLargestStepFits) {
   Owned step;
   for (int g = 0; g < kLimits.num_groups; ++g) {

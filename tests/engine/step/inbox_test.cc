@@ -102,5 +102,22 @@ TEST_F(InboxTest, TheHitRateIsThatOfThePromptsPrefilledLast) {
   EXPECT_EQ(inbox_.stats().cache_hit_rate, 0);
 }
 
+TEST_F(InboxTest, ARebalanceWaitsForTheLoop) {
+  auto moves = std::async(std::launch::async, [&] { return inbox_.rebalance_experts(); });
+  EXPECT_TRUE(inbox_.wait(/*can_step=*/false, /*has_requests=*/false).rebalances);
+  EXPECT_EQ(moves.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+  inbox_.end_rebalance(ExpertMoves{.num_experts = 7});
+  EXPECT_EQ(moves.get()->num_experts, 7);
+  EXPECT_FALSE(take().rebalances);
+  auto refused = std::async(std::launch::async, [&] { return inbox_.rebalance_experts(); });
+  EXPECT_TRUE(inbox_.wait(/*can_step=*/false, /*has_requests=*/false).rebalances);
+  inbox_.end_rebalance(unsupported("no"));
+  EXPECT_EQ(refused.get().status().message(), "no");
+  auto stuck = std::async(std::launch::async, [&] { return inbox_.rebalance_experts(); });
+  EXPECT_TRUE(inbox_.wait(/*can_step=*/false, /*has_requests=*/false).rebalances);
+  inbox_.abandon(internal_error("stuck"));
+  EXPECT_EQ(stuck.get().status().message(), "stuck");
+}
+
 }  // namespace
 }  // namespace fp4moe

@@ -359,6 +359,18 @@ TEST(Operations, OnlyOneUpdateOfWeightsRunsAtATime) {
   EXPECT_EQ(s.engine.num_updates(), 1);
 }
 
+TEST(Operations, RebalanceExperts) {
+  TestServer s;
+  EXPECT_EQ(http_get(s.port, "/rebalance_experts").status, 405);
+  const HttpAnswer moved = http_post(s.port, "/rebalance_experts", "");
+  EXPECT_EQ(moved.status, 200);
+  EXPECT_EQ(json::parse(moved.body), json::parse(R"({"num_layers": 2, "num_experts": 5, "num_bytes": 4096,
+      "imbalance_before": 1.5, "imbalance_after": 1.0625, "seconds": 0.25})"));
+  const HttpAnswer refused = http_post(s.port, "/rebalance_experts", "");
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(json::parse(refused.body)["error"]["message"], "no experts to move");
+}
+
 TEST(Operations, ServerInfoAndItsOldName) {
   TestServer s;
   const json info = json::parse(http_get(s.port, "/server_info").body);
