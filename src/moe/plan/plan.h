@@ -27,7 +27,6 @@ struct MoeProblem {
   int64_t hidden_size = 0;        // H
   int64_t intermediate_size = 0;  // I, of one expert
   int64_t num_experts = 0;        // E
-  int64_t num_redundant = 0;      // further physical experts (moe/placement)
   int64_t top_k = 0;              // K
   Fp4Format format = Fp4Format::kMxfp4;
   Activation activation;
@@ -36,6 +35,7 @@ struct MoeProblem {
   Isa isa = best_isa();        // the best level that this CPU supports
   int compute_capability = 0;  // GPU: 10 major + minor; CPU: 0
   RankLayout layout;           // this rank; the sizes above are the whole model's
+  int64_t num_redundant = 0;   // further physical experts (moe/placement)
 
   int gpu() const { return gpu_of_rank(layout.rank); }  // ordinal of this rank's GPU
 
