@@ -133,6 +133,14 @@ struct A2aResults {
   const int32_t* row_of_slot = nullptr;  // [R T, K]; -1: not a local expert
 };
 
+// The physical experts of a rank's rows, as ReplicaTable (moe/placement/expert_placement.h) in device memory.
+struct A2aReplicas {
+  const int32_t* first = nullptr;     // [E + 1]
+  const int32_t* replicas = nullptr;  // [first[E]]
+  int64_t num_experts = 0;            // E
+  int64_t rank = 0;
+};
+
 // Each op is one launch on the current stream; all ranks make the same calls in the same order. A round calls
 // send, wait and combine, in this order; the stream may do other work between them.
 struct DeviceA2aOps {
@@ -147,6 +155,9 @@ struct DeviceA2aOps {
   void (*combine)(const A2aRound& round, const A2aResults& results, float* out);
   // Sets out [n] to 0.
   void (*clear)(float* out, int64_t n);
+  // out [T, K]: ReplicaTable::replica_of(ids [t, k], t); -1 for ids outside [0, E).
+  void (*choose_replicas)(const A2aReplicas& table, const int32_t* ids, int64_t num_tokens, int64_t top_k,
+                          int32_t* out);
 };
 // Returns null in a build without CUDA.
 const DeviceA2aOps* cuda_a2a_ops();

@@ -15,7 +15,8 @@ struct RankContext {
   // On GPUs: this rank's group (null if it is one rank), and all ranks (null if they exchange no rows).
   const DeviceCommunicator* device_group = nullptr;
   const DeviceCommunicator* device_world = nullptr;
-  int64_t a2a_region_offset = 0;  // offset of the transport's memory in the symmetric heap, in bytes
+  Communicator* movers = nullptr;  // all ranks, on the host, that move experts; null if there is only one
+  int64_t a2a_region_offset = 0;   // offset of the transport's memory in the symmetric heap, in bytes
 };
 
 }  // namespace fp4moe

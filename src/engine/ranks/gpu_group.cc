@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "base/check.h"
+#include "comm/job.h"
 #include "device/peer_heap.h"
 #include "engine/ranks/gpu_rank.h"
+#include "engine/ranks/rank_config.h"
 #include "engine/ranks/rank_threads.h"
 #include "engine/ranks/summed_progress.h"
 
@@ -44,6 +46,7 @@ class GpuGroup final : public RankGroup {
         draft_shape_(fp4moe::draft_shape(setup.plan, setup.options)),
         flags_(setup.flags),
         form_(setup.form),
+        places_experts_(setup.plan.moe.places_experts()),
         threads_(layout_.tp),
         groups_(static_cast<size_t>(layout_.dp)) {
     for (int r = 0; r < layout_.tp; ++r) ranks_.push_back(std::make_unique<GpuRank>(setup, r));
@@ -82,6 +85,7 @@ class GpuGroup final : public RankGroup {
   Status finish_steps() override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->finish_steps(); });
   }
+  Result<ExpertMoves> rebalance_experts() override;
   // If a rank's wait has timed out, the other ranks' steps end too, but with wrong results.
   Status failure() const override {
     std::vector<Status> failures;
@@ -183,12 +187,16 @@ class GpuGroup final : public RankGroup {
   template <class Function>
   Status on_all(const Function& function);
 
+  Status connect_movers(const RankSetup& setup);
+
   std::unique_ptr<PeerHeap> heap_;  // null with one rank
+  std::unique_ptr<Job> movers_;     // connects the ranks' threads; null unless several ranks place experts
   std::vector<std::unique_ptr<GpuRank>> ranks_;
   const RankLayout layout_;
   const DraftShape draft_shape_;
   const EngineConfig flags_;
   const std::shared_ptr<const CheckpointForm> form_;
+  const bool places_experts_;
   RankThreads threads_;
   std::vector<Group> groups_;
   std::deque<std::vector<SampledCounts>> sampled_;  // [dp], for each start_sample() not yet taken
@@ -222,6 +230,7 @@ Status GpuGroup::load(const RankSetup& setup) {
     for (int r = 0; r < num_ranks; ++r) gpus.push_back(gpu_of_rank(r));
     FP4MOE_ASSIGN_OR_RETURN(heap_, PeerHeap::make(gpus, setup.memory.heap_bytes));
   }
+  if (num_ranks > 1 && places_experts_) FP4MOE_RETURN_IF_ERROR(connect_movers(setup));
   SummedProgress progress(setup.flags.progress_sink, ranks_.size());
   FP4MOE_RETURN_IF_ERROR(on_all(
       [&](int r) { return ranks_[rank_index(r)]->load(setup, heap_.get(), progress.of(rank_index(r))); }));
@@ -237,6 +246,35 @@ Status GpuGroup::reload_ranks(const std::string& folder) {
   FP4MOE_RETURN_IF_ERROR(on_all(
       [&](int r) { return ranks_[rank_index(r)]->replace_weights(checkpoint, progress.of(rank_index(r))); }));
   return on_all([&](int r) { return ranks_[rank_index(r)]->replace_graphs(flags_); });
+}
+
+// Weights that move between GPUs pass through host memory.
+Status GpuGroup::connect_movers(const RankSetup& setup) {
+  constexpr int64_t kRecordBytes = 256, kStagingBytes = int64_t{16} << 20;
+  const auto num_ranks = static_cast<int>(ranks_.size());
+  FP4MOE_ASSIGN_OR_RETURN(
+      movers_, Job::open({.fabric = "threads",
+                          .num_ranks = num_ranks,
+                          .heap_bytes = Communicator::heap_bytes(num_ranks, kRecordBytes, kStagingBytes),
+                          .timeout_seconds = setup.flags.comm_timeout}));
+  for (int r = 0; r < num_ranks; ++r)
+    ranks_[rank_index(r)]->rank().set_movers(movers_->endpoint(r),
+                                             {.record_bytes = kRecordBytes, .staging_bytes = kStagingBytes},
+                                             {.timeout = comm_timeout(setup.flags)});
+  return {};
+}
+
+Result<ExpertMoves> GpuGroup::rebalance_experts() {
+  if (!places_experts_) return RankGroup::rebalance_experts();
+  FP4MOE_RETURN_IF_ERROR(failure());
+  FP4MOE_RETURN_IF_ERROR(finish_steps());
+  FP4MOE_RETURN_IF_ERROR(on_all([&](int r) {
+    const Status status = ranks_[rank_index(r)]->rebalance_experts();
+    if (!status.ok() && movers_ != nullptr)
+      movers_->endpoint(r).fail(status.with_context("rank " + std::to_string(r)));
+    return status;
+  }));
+  return leader().last_moves();
 }
 
 // Returns what the group's ranks take for an id: one that is known, or the place of one that is not among

@@ -167,6 +167,16 @@ Status GpuRank::keep_failure(const Status& status) {
   return status;
 }
 
+Status GpuRank::rebalance_experts() {
+  const DeviceScope on_gpu(stream_.device());
+  const StreamScope scope(stream_);
+  Status status = rank_.forward_on_rank({.moves_experts = true}, nullptr);
+  if (status.ok()) status = wait("moving experts");
+  if (status.ok()) return {};
+  std::lock_guard lock(mutex_);
+  return failure_ = status;
+}
+
 // ---- KV pages and states exchanged with other engines ----------------------------------------------
 
 Status GpuRank::read_page(PageId page, int64_t num_tokens, uint8_t* canonical) {

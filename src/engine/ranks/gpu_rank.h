@@ -100,6 +100,8 @@ class GpuRank {
   Status write_state(int32_t slot, int64_t first, std::span<const uint8_t> canonical);
   Status copy_states(std::span<const StateCopy> copies);
   Status finish_steps() { return wait(step_); }
+  // After finish_steps(), on all ranks together. Any error is permanent.
+  Status rebalance_experts();
 
   Rank& rank() { return rank_; }
   const Rank& rank() const { return rank_; }

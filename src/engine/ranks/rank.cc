@@ -27,6 +27,7 @@ Rank::Rank(const RankSetup& setup, int rank, Endpoint* endpoint)
   const CommOptions options{.timeout = comm_timeout(setup.flags), .checksum = setup.flags.a2a_checksum};
   context_.a2a_region_offset = setup.memory.a2a_offset;
   context_.world = &world_.emplace(*endpoint, 0, layout_.tp, setup.memory.world, options);
+  context_.movers = context_.world;
   if (layout_.attention_tp() == 1) return;
   context_.attention = context_.world;
   if (layout_.dp == 1) return;

@@ -66,6 +66,11 @@ class Rank {
   // GPU: the weights' memory, which must outlive this object. Call before load().
   void set_weight_memory(PlacedMemory* memory) { weight_memory_ = memory; }
 
+  // GPU: sets RankContext::movers, whose memory is this region. Call before load().
+  void set_movers(Endpoint& endpoint, const CommRegion& region, const CommOptions& options) {
+    context_.movers = &movers_.emplace(endpoint, 0, layout_.tp, region, options);
+  }
+
   const RankLayout& layout() const { return layout_; }
   ThreadPool& pool() { return pool_; }
   const ModelConfig& config() const { return config_; }
@@ -122,7 +127,7 @@ class Rank {
   ModelOptions options_;
   std::optional<DraftModelOptions> draft_options_;
   PlacedMemory* weight_memory_ = nullptr;  // null: weights have no fixed places
-  std::optional<Communicator> world_, attention_;
+  std::optional<Communicator> world_, attention_, movers_;
   RankContext context_;
   struct DeviceGroups {
     const DeviceCommunicator *group = nullptr, *world = nullptr;

@@ -14,6 +14,7 @@
 #include "engine/startup/fastest.h"
 #include "model/resolve_flags.h"
 #include "moe/device/device_experts.h"
+#include "moe/local_experts.h"
 #include "moe/table.h"
 
 namespace fp4moe {
@@ -112,7 +113,8 @@ Result<DeviceLayerTimer> DeviceLayerTimer::make(const MoePlan& plan, const MoeWe
   FP4MOE_ASSIGN_OR_RETURN(timer.start_, Event::make());
   FP4MOE_ASSIGN_OR_RETURN(timer.end_, Event::make());
   const StreamScope scope(timer.stream_);
-  FP4MOE_ASSIGN_OR_RETURN(timer.experts_, DeviceExperts::make(p, plan.numerics(), weights, pool));
+  const MoeWeightsView physical = physical_experts(weights, ExpertPlacement::trivial(p.placement_shape()));
+  FP4MOE_ASSIGN_OR_RETURN(timer.experts_, DeviceExperts::make(p, plan.numerics(), physical, pool));
   const std::vector<bf16> x = draw_tokens(max_tokens, p.hidden_size);
   const std::vector<int32_t> ids = draw_ids(max_tokens, p.top_k, p.num_experts);
   const std::vector<uint8_t> zeros(kMoeCounterBytes);

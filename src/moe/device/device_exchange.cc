@@ -53,8 +53,8 @@ Result<DeviceExchangeSize> device_exchange_size(const MoePlan& plan, int64_t max
   DeviceExchangeSize size;
   size.shape = {.hidden_size = p.hidden_size,
                 .top_k = p.top_k,
-                .num_experts = p.num_experts,
-                .experts_per_rank = layout.ep == 1 ? 0 : p.num_experts / layout.ep,
+                .num_experts = p.num_physical(),
+                .experts_per_rank = layout.ep == 1 ? 0 : p.num_physical() / layout.ep,
                 .row_format = row_format(plan.a2a_settings().payload),
                 .result_format = result_format(plan),
                 .slots_return = protocol == "deepep" || plan.a2a_settings().deterministic};

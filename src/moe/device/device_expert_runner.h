@@ -20,6 +20,8 @@ class DeviceExpertRunner {
                                          DeviceTactics tactics = {});
 
   int64_t weight_bytes() const { return experts_.num_bytes(); }
+  const DeviceExperts& experts() const { return experts_; }
+  DeviceExperts& experts() { return experts_; }
   int64_t scratch_bytes(int64_t max_tokens, int64_t topk) const;
   // out [T, H] f32 (+)= the experts' weighted sums for x [T, H] bf16; weights [T, topk], null: all 1. All
   // arrays are in device memory; the work is enqueued on the current stream.

@@ -35,6 +35,44 @@ int64_t DeviceExperts::num_bytes() const {
          scales_.num_bytes() + act_scales_.num_bytes();
 }
 
+std::array<DeviceExperts::Part, 7> DeviceExperts::parts_of(int64_t local) const {
+  const auto part = [&](const Buffer& buffer, int64_t first, int64_t num_bytes) {
+    const int64_t each = num_bytes / tiles_.num_experts;
+    return Part{buffer.data() + first + local * each, each};
+  };
+  const auto whole = [&](const Buffer& buffer) { return part(buffer, 0, buffer.num_bytes()); };
+  const int64_t act = act_scales_.num_bytes() / 2;  // of a1 and of a2
+  return {whole(gate_up_),
+          whole(down_),
+          whole(gate_up_bias_),
+          whole(down_bias_),
+          whole(scales_),
+          part(act_scales_, 0, act),
+          part(act_scales_, act, act)};
+}
+
+int64_t DeviceExperts::expert_bytes() const {
+  int64_t sum = 0;
+  for (const Part& part : parts_of(0)) sum += part.num_bytes;
+  return sum;
+}
+
+Status DeviceExperts::read_expert(int64_t local, uint8_t* to) const {
+  for (const Part& part : parts_of(local)) {
+    if (part.num_bytes > 0) FP4MOE_RETURN_IF_ERROR(device_memory().download(to, part.data, part.num_bytes));
+    to += part.num_bytes;
+  }
+  return {};
+}
+
+Status DeviceExperts::write_expert(int64_t local, const uint8_t* from) {
+  for (const Part& part : parts_of(local)) {
+    if (part.num_bytes > 0) FP4MOE_RETURN_IF_ERROR(device_memory().upload(part.data, from, part.num_bytes));
+    from += part.num_bytes;
+  }
+  return {};
+}
+
 Status DeviceExperts::put_scales(const std::vector<ExpertScales>& scales) {
   std::vector<float> act;
   for (const ExpertScales& s : scales) act.push_back(s.a1.value);

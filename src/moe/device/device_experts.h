@@ -1,6 +1,7 @@
 // The experts of one layer in a GPU's memory.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "base/buffer.h"
@@ -34,8 +35,18 @@ class DeviceExperts {
   // Removes the last expert from tiles(), after whose weights its own stay in memory, and returns it as the
   // only expert of a view, which this object must outlive. Not for w4a4, whose scales it would move.
   DeviceExperts take_last();
+  // As in PlacedExperts; the weights stay at their addresses.
+  int64_t expert_bytes() const;
+  Status read_expert(int64_t local, uint8_t* to) const;
+  Status write_expert(int64_t local, const uint8_t* from);
 
  private:
+  // The parts of an expert in device memory, in the order of its bytes.
+  struct Part {
+    uint8_t* data;
+    int64_t num_bytes;
+  };
+  std::array<Part, 7> parts_of(int64_t local) const;
   Status put_scales(const std::vector<ExpertScales>& scales);
   template <class Expert>
   Status put_biases(const std::vector<Expert>& experts);

@@ -1,6 +1,7 @@
 // GPU layers: a rank's part of a MoE layer, enqueued on the current stream, without a Transport or readback;
 // a gated MLP, run as a layer with one expert; an FP4 linear layer.
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -92,24 +93,66 @@ struct LayerExperts {
   bool shared_follows = false;  // shared's weights are in the memory of routed's, after theirs
 };
 
-class DeviceLayer final : public MoeLayer {
+// A placement whose table of replicas is in device memory, at addresses that graphs keep.
+class DevicePlacement {
  public:
-  DeviceLayer(const MoePlan& plan, const DenseOps& dense, DeviceRouter router, LayerExperts experts)
+  static Result<DevicePlacement> make(const PlacementShape& shape, int rank) {
+    DevicePlacement made;
+    made.rank_ = rank;
+    FP4MOE_ASSIGN_OR_RETURN(made.first_, Buffer::make((shape.num_logical + 1) * kInt, device_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(made.replicas_, Buffer::make(shape.num_physical * kInt, device_memory()));
+    FP4MOE_RETURN_IF_ERROR(made.set(ExpertPlacement::trivial(shape)));
+    return made;
+  }
+  const ExpertPlacement& placement() const { return placement_; }
+  Status set(ExpertPlacement placement) {
+    placement_ = std::move(placement);
+    const ReplicaTable table = placement_.table_of(rank_);
+    FP4MOE_RETURN_IF_ERROR(device_memory().upload(first_.data(), table.first.data(), first_.num_bytes()));
+    return device_memory().upload(replicas_.data(), table.replicas.data(), std::ssize(table.replicas) * kInt);
+  }
+  A2aReplicas table() const {
+    return {first_.as<int32_t>(), replicas_.as<int32_t>(), placement_.shape().num_logical, rank_};
+  }
+
+ private:
+  static constexpr int64_t kInt = sizeof(int32_t);
+  ExpertPlacement placement_;
+  int rank_ = 0;
+  Buffer first_, replicas_;
+};
+
+class DeviceLayer final : public MoeLayer, public PlacedExperts {
+ public:
+  DeviceLayer(const MoePlan& plan, const DenseOps& dense, DeviceRouter router, LayerExperts shared, std::optional<DevicePlacement> placement)
       : plan_(plan),
         dense_(dense),
         ops_(plan_.device_ops()),
         router_(std::move(router)),
         experts_(std::move(experts.routed)),
-        shared_(std::move(experts.shared)),
-        shared_follows_(experts.shared_follows) {}
+        shared_(std::move(shared)),
+        placement_(std::move(placement)) {}
+
+  PlacedExperts* placed_experts() override { return placement_ ? this : nullptr; }
+  const ExpertPlacement& placement() const override { return placement_->placement(); }
+  Status set_placement(ExpertPlacement placement) override { return placement_->set(std::move(placement)); }
+  int64_t expert_bytes() const override { return experts_.experts().expert_bytes(); }
+  Status read_expert(int64_t local, uint8_t* to) const override {
+    return experts_.experts().read_expert(local, to);
+  }
+  Status write_expert(int64_t local, const uint8_t* from) override {
+    return experts_.experts().write_expert(local, from);
+  }
 
   int64_t scratch_bytes(int64_t max_tokens, const Transport&) const override {
     const int64_t out = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size * 4) : 0;
     const int64_t shared = shared_.scratch_bytes(max_tokens);
     const int64_t routed = experts_.scratch_bytes(max_tokens, router_.rule.top_k);
-    if (!exchanges_rows(plan_)) return router_.scratch_bytes(max_tokens) + out + shared + routed;
+    const int64_t routes = router_.scratch_bytes(max_tokens) +
+                           (placement_ ? Arena::padded(max_tokens * router_.rule.top_k * 4) : 0);
+    if (!exchanges_rows(plan_)) return routes + out + shared + routed;
     const int64_t lanes = experts_.returned_sums_bytes() + lane_batch_bytes(plan_, max_tokens);
-    return router_.scratch_bytes(max_tokens) + out + std::max(routed + lanes, shared);
+    return routes + out + std::max(routed + lanes, shared);
   }
   int64_t weight_bytes() const override {
     return router_.weight.num_bytes() + experts_.weight_bytes() + shared_.weight_bytes();
@@ -128,7 +171,7 @@ class DeviceLayer final : public MoeLayer {
     }
     float* const sum = args.partial != nullptr ? args.partial : args.residual;
     DeviceSlots slots = local_slots();
-    slots.ids = routes.ids;
+    slots.ids = physical_ids(routes.ids, args.x.rows, scratch);
     slots.num_tokens = args.x.rows;
     slots.shared = shared_slot(args);
     if (slots.shared.exists && experts_.runs_shared(slots)) {
@@ -152,7 +195,15 @@ class DeviceLayer final : public MoeLayer {
   DeviceSlots local_slots() const {
     return {.topk = router_.rule.top_k,
             .first_expert = plan_.problem().local_experts().first,
-            .num_routed_experts = plan_.problem().num_experts};
+            .num_routed_experts = plan_.problem().num_physical()};
+  }
+
+  // The physical experts of these rows of the rank; `ids` themselves without a placement.
+  const int32_t* physical_ids(const int32_t* ids, int64_t num_rows, Arena& scratch) const {
+    if (!placement_ || num_rows == 0) return ids;
+    int32_t* const physical = scratch.take<int32_t>(num_rows * router_.rule.top_k);
+    cuda_a2a_ops()->choose_replicas(placement_->table(), ids, num_rows, router_.rule.top_k, physical);
+    return physical;
   }
 
   // The shared expert as a slot of the routed experts' launch; exists is false if it cannot be one.
@@ -185,7 +236,7 @@ class DeviceLayer final : public MoeLayer {
                                 .first = own.first,
                                 .num_filled = args.num_counted,
                                 .x = static_cast<const bf16*>(args.x.data) + own.first * h,
-                                .ids = routes.ids + own.first * k,
+                                .ids = physical_ids(routes.ids + own.first * k, own.count, scratch),
                                 .weights = routes.weights + own.first * k,
                                 .nvfp4_scale = experts_.nvfp4_scale()};
     const int64_t rounds = args.exchange->num_rounds(tokens);
@@ -237,6 +288,7 @@ class DeviceLayer final : public MoeLayer {
   DeviceExpertRunner experts_;
   SharedExpert shared_;
   bool shared_follows_;
+  std::optional<DevicePlacement> placement_;
 };
 
 class DeviceMlp final : public DenseMlp {
@@ -341,8 +393,12 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
                           make_router(router, {p.num_experts, p.hidden_size, p.top_k}, ops));
   gate.batch_invariant = plan.a2a_settings().deterministic;
   FP4MOE_ASSIGN_OR_RETURN(LayerExperts experts, make_experts(plan, ops, weights, shared, pool));
-  return std::unique_ptr<MoeLayer>(
-      std::make_unique<DeviceLayer>(plan, ops, std::move(gate), std::move(experts)));
+  std::optional<DevicePlacement> placement;
+  if (plan.places_experts()) {
+    FP4MOE_ASSIGN_OR_RETURN(placement, DevicePlacement::make(p.placement_shape(), p.layout.ep_rank()));
+  }
+  return std::unique_ptr<MoeLayer>(std::make_unique<DeviceLayer>(
+      plan, ops, std::move(gate), std::move(shared_expert), std::move(placement)));
 }
 
 Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,

@@ -58,8 +58,6 @@ Status check_placement(const MoeProblem& p, const MoeChoice& c) {
     return refuse(what + " with a2a=" + c.a2a,
                   "is not supported, because sums would depend on the ranks that have an expert",
                   "--moe-a2a-backend deepep");
-  if (p.device == DeviceKind::kCuda)
-    return refuse(what + " on device=cuda", "is not supported", "--ep-num-redundant-experts 0");
   const int64_t ep = resolved_ep(c), rest = (p.num_experts + c.num_redundant) % ep;
   if (rest == 0) return {};
   return refuse(value("ep", ep),
@@ -127,7 +125,7 @@ constexpr LegalityRule kRules[] = {
     {"dp_attention", "dp > 1 without DP attention", check_dp_attention},
     {"flashinfer_dp", "DP attention over a2a flashinfer with dp other than tp", check_flashinfer_dp},
     {"ep_size", "ep that is neither 1 nor tp", check_ep_size},
-    {"placement", "redundant experts and placements without a2a deepep, on GPUs, or that ep does not divide",
+    {"placement", "redundant experts and placements without a2a deepep, or that ep does not divide",
      check_placement},
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},

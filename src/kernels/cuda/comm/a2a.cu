@@ -1,7 +1,7 @@
 // Sends token rows to the ranks of their experts and results back, between the GPUs of a group.
 //
 // Computes:  send: stores rows, ids and weights in the ranks' lanes. combine: stores the lanes' results in
-//            places on the tokens' ranks; out [t] += the results of token t.
+//            places on the tokens' ranks; out [t] += the results of token t. choose_replicas: maps ids.
 // Shapes:    H a multiple of 8, K up to 32; any T, any number of ranks up to kMaxGroupRanks.
 // Bytes:     per token. send: 2 H to each rank with one of the token's experts, 8 K to all ranks. combine:
 // one
@@ -426,6 +426,36 @@ void combine(const A2aRound& a, const A2aResults& results, float* out) {
   });
 }
 
+struct ReplicaArgs {
+  A2aReplicas table;
+  const int32_t* ids = nullptr;
+  int64_t num_slots = 0, top_k = 0;
+  int32_t* out = nullptr;
+};
+
+__global__ void __launch_bounds__(kThreads) replicas_kernel(const __grid_constant__ ReplicaArgs a) {
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const int64_t slot = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (slot >= a.num_slots) return;
+  const int32_t id = a.ids[slot];
+  if (id < 0 || id >= a.table.num_experts) {
+    a.out[slot] = -1;
+    return;
+  }
+  const int32_t first = a.table.first[id];
+  const int64_t count = a.table.first[id + 1] - first;
+  a.out[slot] = a.table.replicas[first + (slot / a.top_k + id + a.table.rank) % count];
+}
+
+void choose_replicas(const A2aReplicas& table, const int32_t* ids, int64_t num_tokens, int64_t top_k,
+                     int32_t* out) {
+  const int64_t num_slots = num_tokens * top_k;
+  const auto blocks = static_cast<unsigned>((num_slots + kThreads - 1) / kThreads);
+  launch("a2a_choose_replicas", replicas_kernel, {.grid = dim3(blocks), .block = dim3(kThreads)},
+         ReplicaArgs{table, ids, num_slots, top_k, out});
+}
+
 void clear(float* out, int64_t n) {
   cudaMemsetAsync(out, 0, static_cast<size_t>(n) * sizeof(float), current_stream().handle());
   current_stream().check_launch("clear");
@@ -451,8 +481,11 @@ int a2a_blocks_per_sm() {
 namespace fp4moe {
 
 const DeviceA2aOps* cuda_a2a_ops() {
-  static constexpr DeviceA2aOps ops{
-      .send = cuda::send, .wait = cuda::wait, .combine = cuda::combine, .clear = cuda::clear};
+  static constexpr DeviceA2aOps ops{.send = cuda::send,
+                                    .wait = cuda::wait,
+                                    .combine = cuda::combine,
+                                    .clear = cuda::clear,
+                                    .choose_replicas = cuda::choose_replicas};
   return &ops;
 }
 
