@@ -55,8 +55,8 @@ struct ModelOptions {
   // dp > 1: each group has its own LM head; false: all ranks share one.
   bool dp_lm_head = false;
   RankContext rank;
-  DenseQuant dense_quant = DenseQuant::kNone;          // kQ8: CPU only
-  FeatureOptions features;                             // of a target with a draft model
+  DenseQuant dense_quant = DenseQuant::kNone;  // kQ8: CPU only
+  FeatureOptions features;                     // of a target with a draft model
   // Load each part, with all checks, and drop it: the result is good for nothing but its errors.
   bool checks_only = false;
   std::shared_ptr<const ExpertPlacements> placements;  // ModelPlan::placements

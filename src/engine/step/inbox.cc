@@ -176,10 +176,11 @@ void Inbox::end_idle_task(const Status& status, int64_t num_waited) {
 }
 
 bool Inbox::has_input(bool has_requests) const {
-  return input_.flushes || input_.rebalances || (input_.idle_task != nullptr && (!has_requests || !input_.idle_task->is_known)) ||
-         !input_.sequences.empty() || !input_.events.empty() ||
-         input_.has_grammar || !input_.cancelled_ids.empty() || !input_.released_ids.empty() ||
-         (input_.aborts && has_requests) || input_.stops;
+  return input_.flushes || input_.rebalances ||
+         (input_.idle_task != nullptr && (!has_requests || !input_.idle_task->is_known)) ||
+         !input_.sequences.empty() || !input_.events.empty() || input_.has_grammar ||
+         !input_.cancelled_ids.empty() || !input_.released_ids.empty() || (input_.aborts && has_requests) ||
+         input_.stops;
 }
 
 void Inbox::end_rebalance(const Result<ExpertMoves>& moves) {

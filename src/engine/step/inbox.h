@@ -1,12 +1,9 @@
 // Inbox: the state that the step loop shares with other threads, protected by one mutex.
 //
 //   thread            calls
-//   any               submit, cancel, release, flush_cache, run_when_idle, rebalance_experts, drain, stats, failure
-//   a decode node's   add_event
-//   grammar threads   wake
-//   the loop's        wait, start_idle_task, end_idle_task, end_rebalance, fail, release_id, publish
-//   the watchdog's    abandon
-//   the destructor's  stop
+//   any               submit, cancel, release, flush_cache, run_when_idle, rebalance_experts, drain, stats,
+//   failure a decode node's   add_event grammar threads   wake the loop's        wait, start_idle_task,
+//   end_idle_task, end_rebalance, fail, release_id, publish the watchdog's    abandon the destructor's  stop
 #pragma once
 
 #include <chrono>
@@ -41,9 +38,9 @@ struct IdleTask {
 
 // Input for one iteration of the step loop, in the order in which the loop handles it.
 struct LoopInput {
-  bool flushes = false;     // free the cached pages
+  bool flushes = false;                 // free the cached pages
   std::shared_ptr<IdleTask> idle_task;  // in each input until the task ends
-  bool rebalances = false;  // move experts by their loads, then call end_rebalance()
+  bool rebalances = false;              // move experts by their loads, then call end_rebalance()
   std::vector<std::unique_ptr<Sequence>> sequences;
   std::vector<KvEvent> events;
   bool has_grammar = false;  // a grammar or mask has become ready

@@ -208,7 +208,7 @@ void run_tile(const GatedDeltaArgs& a, const BlockState& state, int column, int 
   const int dk = a.key_head_dim, dv = a.value_head_dim;
   const StateColumns<float> slot{state.data + column, dv, dv - column};
   const StateColumns<float> tile{num_rows > 1 ? scratch.tile : nullptr, V * kLanes, V * kLanes};
-  StateColumns<const float> from = {is_zero ? nullptr : slot.data, slot.stride, slot.cols};
+  StateColumns<const float> from = {state.is_zero ? nullptr : slot.data, slot.stride, slot.cols};
   Update<V> update;
   for (int v = 0; v < V; ++v) update.d[v] = zero();
   for (int t = 0; t < num_rows; ++t) {
@@ -250,11 +250,17 @@ void norm_and_gate(const GatedDeltaArgs& a, int64_t t, int head, const DeltaRow&
 // Runs at most kRows rows from `begin`.
 void run_block(const GatedDeltaArgs& a, const SequenceRows& s, int head, int64_t begin, int num_rows,
                DeltaScratch& scratch) {
-  for (int t = 0; t < num_rows; ++t) prepare_row(a, s, begin + t, head, scratch, scratch.rows[t]);
+  for (int t = 0; t < num_rows; ++t) {
+    prefetch_row(a, s, begin + kRows + t, head, scratch.conv);
+    prepare_row(a, s, begin + t, head, scratch, scratch.rows[t]);
+  }
   const BlockState state{.data = a.recurrent(s.slot, head),
                          .is_zero = s.first_position + begin == 0,
                          .advances = begin < s.num_rows - s.num_tentative};
   int column = 0;
+  if (num_rows == 1)
+    for (; column + kRowVecs * kLanes <= a.value_head_dim; column += kRowVecs * kLanes)
+      run_tile<kRowVecs>(a, state, column, num_rows, scratch);
   for (; column + kTileVecs * kLanes <= a.value_head_dim; column += kTileVecs * kLanes)
     run_tile<kTileVecs>(a, state, column, num_rows, scratch);
   for (; column < a.value_head_dim; column += kLanes) run_tile<1>(a, state, column, num_rows, scratch);
@@ -272,13 +278,7 @@ void gated_delta_chunk(const GatedDeltaArgs& a, const SequenceRows& s, int head)
   const int64_t end = s.num_rows - s.num_tentative;
   for (int64_t begin = -s.num_replayed; begin < end; begin += kRows)
     run_block(a, s, head, begin, static_cast<int>(end - begin < kRows ? end - begin : kRows), scratch);
-  if (s.num_tentative > 0) {
-      prefetch_row(a, s, begin + kRows + t, head, scratch.conv);
-      run_block(a, s, head, end, 
-    }
-    if (num_rows == 1)
-      for (; column + kRowVecs * kLanes <= a.value_head_dim; column += kRowVecs * kLanes)
-        run_tile<kRowVecs>(a, state, column, is_zero, num_rows, scratch);s.num_tentative, scratch);
+  if (s.num_tentative > 0) run_block(a, s, head, end, s.num_tentative, scratch);
 }
 
 }  // namespace fp4moe::FP4MOE_ISA

@@ -136,18 +136,10 @@ void store_conv_inputs(const GatedDeltaArgs& a, ThreadPool& pool) {
     if (s.num_rows == 0) return;
     const int64_t begin = chunk % ranges * kChannelsPerChunk;
     const int64_t end = std::min(a.conv_channels(), begin + kChannelsPerChunk);
-    const int64_t end = end;
-    for (int64_t i = 0; i < kept;
-         ++i) {  // oldest first, so that a slot's entry is read before it is replaced
-      float* const slot = a.conv(s.slot) + i;
-      const int64_t row = s.num_rows - s.num_tentative - kept + i;
-      if (row >= 0)
-        for (int64_t c = begin; c < end; ++c) slot[c * kept] = a.qkv[(s.first_row + row) * a.qkv_stride + c];
-      else if (s.first_position == 0)
-        for (int64_t c = begin; c < end; ++c) slot[c * kept] = 0;
-      else
-        for (int64_t c = begin; c < end; ++c) slot[c * kept] = slot[c * kept + s.num_rows];
-    }
+    for (int64_t i = 0; i < kept; ++i)  // oldest first, so that a slot's entry is read before it is replaced
+      for (int64_t c = begin; c < end; ++c)
+        a.conv(s.slot)[c * kept + i] = conv_input(a, s, s.num_rows - s.num_tentative - kept + i, c);
+    store_replay_rows(a, s, begin, end);
   });
 }
 

@@ -124,13 +124,15 @@ class DevicePlacement {
 
 class DeviceLayer final : public MoeLayer, public PlacedExperts {
  public:
-  DeviceLayer(const MoePlan& plan, const DenseOps& dense, DeviceRouter router, LayerExperts shared, std::optional<DevicePlacement> placement)
+  DeviceLayer(const MoePlan& plan, const DenseOps& dense, DeviceRouter router, LayerExperts experts,
+              std::optional<DevicePlacement> placement)
       : plan_(plan),
         dense_(dense),
         ops_(plan_.device_ops()),
         router_(std::move(router)),
         experts_(std::move(experts.routed)),
-        shared_(std::move(shared)),
+        shared_(std::move(experts.shared)),
+        shared_follows_(experts.shared_follows),
         placement_(std::move(placement)) {}
 
   PlacedExperts* placed_experts() override { return placement_ ? this : nullptr; }
@@ -397,8 +399,8 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
   if (plan.places_experts()) {
     FP4MOE_ASSIGN_OR_RETURN(placement, DevicePlacement::make(p.placement_shape(), p.layout.ep_rank()));
   }
-  return std::unique_ptr<MoeLayer>(std::make_unique<DeviceLayer>(
-      plan, ops, std::move(gate), std::move(shared_expert), std::move(placement)));
+  return std::unique_ptr<MoeLayer>(
+      std::make_unique<DeviceLayer>(plan, ops, std::move(gate), std::move(experts), std::move(placement)));
 }
 
 Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const MoeProblem& problem,

@@ -303,7 +303,7 @@ __global__ void __launch_bounds__(kMaxThreads, kOneRow&& kRows <= 32 ? 2 : 1)
   ptx::grid_dependents_launch();
   DeltaBlock<kChannels> block(p, base);
   if (block.num_rows() == 0 || block.num_rows() > p.most_rows) {  // all blocks of the cluster
-    ptx::grid_dependency_wait();                                  // the next kernel may wait for this one alone
+    ptx::grid_dependency_wait();  // the next kernel may wait for this one alone
     return;
   }
   const int num_rows = kOneRow ? 1 : block.num_rows();
