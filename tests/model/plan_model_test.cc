@@ -49,7 +49,11 @@ TEST(PlanModel, StatesAreRefusedWhereTheyAreNotSupported) {
   EXPECT_EQ(refusal({}), "");
   EngineConfig drafts, ranks;
   drafts.speculative_algorithm = "NGRAM";
-  expect_part(refusal(drafts), "--speculative-algorithm NGRAM does not support models with recurrent layers");
+  drafts.speculative_num_draft_tokens = 17;
+  EXPECT_EQ(refusal(drafts), "");
+  drafts.speculative_num_draft_tokens = 18;
+  expect_part(refusal(drafts),
+              "--speculative-num-draft-tokens 18 does not support models with recurrent layers");
   ranks.tp_size = 4;
   expect_part(refusal(ranks), "the 6 key heads of the recurrent layers cannot be shared by the 4 ranks");
   MoeProblem problem;
@@ -59,8 +63,12 @@ TEST(PlanModel, StatesAreRefusedWhereTheyAreNotSupported) {
   config.delta.num_value_heads = 9 * config.delta.num_key_heads;
   expect_part(check_states(config, problem, {}).message(),
               "--device cuda supports at most 8 value heads of a key head in recurrent layers, not 9");
+  config.delta.num_value_heads = config.delta.num_key_heads;
+  drafts.speculative_num_draft_tokens = 4;
+  expect_part(check_states(config, problem, drafts).message(),
+              "--speculative-algorithm NGRAM on --device cuda does not support models with recurrent layers");
   config.layer_has_state = {false, false};
-  EXPECT_TRUE(check_states(config, problem, {}).ok());
+  EXPECT_TRUE(check_states(config, problem, drafts).ok());
 }
 
 TEST(PlanModel, Float32TakesTheReferenceRunner) {

@@ -30,7 +30,6 @@ struct FakeOptions {
 // "WAITED" fails at once with kUnavailable, and one with "LATE" fails after two tokens with kDeadline. The
 // output is the prompt, then the end token; with ignore_eos the prompt repeats. Prompt token p has
 // log-probability -p, the best token ('a') has 0. Routed experts from n on are n, 258 and -1. Large because
-// Large because Engine is large.
 // Engine is large.
 class FakeEngine final : public Engine {
  public:

@@ -10,6 +10,9 @@ NUM_REQUESTS, NUM_TOKENS = 32, 40
 LENGTHS = [1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 300]
 RANKS = {"none": [["--tp", "2"], ["--tp", "4"], ["--tp", "4", "--dp", "2", "--enable-dp-attention"]],
          "deepep": [["--tp", "2", "--ep-size", "2", "--dp", "2", "--enable-dp-attention"], ["--tp", "4", "--ep-size", "4"]]}
+DRAFTS = [["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6",
+           "--speculative-ngram-min-match-window-size", "1"],
+          ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3"]]
 
 
 def prompts():

@@ -15,7 +15,7 @@ import unittest
 
 import pd_nodes
 from serve_process import Serve, eventually, metric
-from state_requests import LENGTHS, NUM_REQUESTS, NUM_TOKENS, RANKS, begin_and_cancel, generate, generate_all, outputs, post, prompts
+from state_requests import DRAFTS, LENGTHS, NUM_REQUESTS, NUM_TOKENS, RANKS, begin_and_cancel, generate, generate_all, outputs, post, prompts
 
 BINARY = sys.argv[1]
 MODELS = {"qwen3.5-moe-tiny": "modelopt", "qwen3-next-tiny": "compressed-nvfp4"}
@@ -29,8 +29,8 @@ class StateNodes(unittest.TestCase):
         cls.asked = prompts()
         cls.folder = tempfile.TemporaryDirectory()
         for like, dialect in MODELS.items():
-            subprocess.run([BINARY, "make-tiny", cls.path(like), "--like", like, "--dialect", dialect, "--vocab-size", "300"],
-                           check=True, capture_output=True)
+            subprocess.run([BINARY, "make-tiny", cls.path(like), "--like", like, "--dialect", dialect, "--vocab-size", "300",
+                            "--num-nextn-predict-layers", "1"], check=True, capture_output=True)
         cls.expected = cls.alone("qwen3.5-moe-tiny")
 
     @classmethod
@@ -105,6 +105,15 @@ class StateNodes(unittest.TestCase):
                 for i, ids in enumerate(self.asked):
                     pool.submit(begin_and_cancel, url, ids, i % 5)
                 self.assertEqual(outputs(pool.map(lambda ids: generate(url, ids), self.asked)), self.expected)
+
+    def test_drafts(self):
+        few_pages = ["--max-total-tokens", "640", "--schedule-conservativeness", "0"]
+        for drafts in DRAFTS:
+            for few in ([], few_pages):
+                with self.nodes(drafts, [*drafts, *few]) as (url, _, d):
+                    for _ in range(2):
+                        self.assertEqual(outputs(generate_all(url, self.asked)), self.expected, (drafts, few))
+                    self.assertGreater(metric(d.url, "spec_verify_calls_total"), 0)
 
     def test_several_choices(self):
         body = {"input_ids": self.asked[LENGTHS.index(129)], "return_logprob": True, "sampling_params": {

@@ -1,7 +1,7 @@
 """Serves random models with delta nets: chunks of prompts, prefix reuse from snapshots, retraction, cancelled requests,
 several choices, several ranks, and drafts by n-grams or the model's layer for multi-token prediction change no bit of the
-log-probabilities, with 1 and with 32 requests at once. A
-template in the manner of Qwen3.5 selects the syntax of reasoning and calls.
+log-probabilities, with 1 and with 32 requests at once. A template in the manner of Qwen3.5 selects the syntax of
+reasoning and calls.
 
     python3 state_serve_test.py FP4MOE_BINARY CHAT_TEMPLATE [grammars]
 """
@@ -14,16 +14,13 @@ import tempfile
 import unittest
 
 from serve_process import Serve, eventually, metrics
-from state_requests import LENGTHS, NUM_REQUESTS, NUM_TOKENS, RANKS, begin_and_cancel, generate, generate_all, outputs, post, prompts
+from state_requests import DRAFTS, LENGTHS, NUM_REQUESTS, NUM_TOKENS, RANKS, begin_and_cancel, generate, generate_all, outputs, post, prompts
 
 BINARY, TEMPLATE = sys.argv[1:3]
 HAS_GRAMMARS = "grammars" in sys.argv[3:]
 MODELS = {"qwen3.5-moe-tiny": "modelopt", "qwen3-next-tiny": "compressed-nvfp4"}
 FLAGS = ["--self-test", "off", "--context-length", "512", "--max-running-requests", str(NUM_REQUESTS)]
 
-DRAFTS = [["--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "6",
-           "--speculative-ngram-min-match-window-size", "1"],
-          ["--speculative-algorithm", "NEXTN", "--speculative-num-steps", "3"]]
 
 class States:
     @classmethod
@@ -131,8 +128,12 @@ class States:
                 self.assertGreater(metrics(serve.url)["spec_verify_calls_total"], 0)
                 self.check_idle(serve)
             with self.serve(*drafts, *few_pages) as serve:
-                self.assertEqual(outputs(generate_all(serve.url, self.asked)), self.expected, drafts)
-                self.assertGreater(metrics(serve.url)["num_retracted_requests_total"], 0)
+                retracted = lambda: metrics(serve.url)["num_retracted_requests_total"]
+                for _ in range(10):  # requests that arrive slowly have room
+                    self.assertEqual(outputs(generate_all(serve.url, self.asked)), self.expected, drafts)
+                    if retracted() > 0:
+                        break
+                self.assertGreater(retracted(), 0)
                 self.check_idle(serve)
 
     def test_ranks(self):

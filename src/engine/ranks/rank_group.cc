@@ -301,7 +301,10 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
   try {
     FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> group, make_group(setup, limits));
     group->form_ = setup.form;
-    group->has_draft_checkpoint_ = draft != nullptr;
+    if (draft != nullptr)
+      group->no_reload_ = "beside a draft model with a separate checkpoint (--speculative-draft-model-path)";
+    else if (plan.moe.places_experts())
+      group->no_reload_ = "with placed experts (--enable-eplb, --init-expert-location)";
     return group;
   } catch (const std::exception& error) {  // no memory or no threads
     return does_not_fit(std::string("the system has no memory or threads for the ranks: ") + error.what());
@@ -309,10 +312,7 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
 }
 
 Status RankGroup::check_reload(const std::string& folder) const {
-  if (has_draft_checkpoint_)
-    return unsupported(
-        "weights are not reloaded beside a draft model with a separate checkpoint "
-        "(--speculative-draft-model-path)");
+  if (!no_reload_.empty()) return unsupported("weights are not reloaded " + no_reload_);
   return form_->open_same(folder).status();
 }
 

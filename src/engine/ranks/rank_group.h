@@ -76,7 +76,7 @@ class RankGroup : public Executor {
 
  private:
   std::shared_ptr<const CheckpointForm> form_;
-  bool has_draft_checkpoint_ = false;
+  std::string no_reload_;  // why reload() is refused; empty: it is not
 };
 
 }  // namespace fp4moe

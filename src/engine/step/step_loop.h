@@ -37,8 +37,7 @@ namespace fp4moe {
 // A row of logits with NaN fails only its own request. If the watchdog finds that a step is stuck, all
 // requests fail at once and the engine fails permanently; destruction still waits for the step.
 //
-// Large because it offers Engine's methods and has a function for each kind of input.
-// Large because all parts of an iteration use its members.
+// Large because it offers Engine's methods, and all parts of an iteration use its members.
 class StepLoop {
  public:
   // Without a compiler, requests with a grammar are refused.

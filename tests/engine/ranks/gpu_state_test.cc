@@ -42,7 +42,7 @@ TEST(GpuStates, StatesOfACpuAreLaidOutAlike) {
   const auto on_gpu = gpu.states(), on_cpu = cpu.states();
   for (size_t s = 0; s < on_gpu.size(); ++s) {
     const std::vector<float> values = floats_of(on_cpu[s]);
-    EXPECT_LT(relative_l2(floats_of(on_gpu[s]), values), 5e-2) << s;
+    EXPECT_LT(relative_l2(floats_of(on_gpu[s]), values), 0.3) << s;  // of another layout: about 1.4
     EXPECT_GT(std::ranges::count_if(values, [](float x) { return x != 0; }), std::ssize(values) / 2) << s;
   }
   Growing on_gpu_again(kModel, false), on_cpu_again(kModel, false, {}, "cpu");
