@@ -187,8 +187,6 @@ class GpuGroup final : public RankGroup {
   template <class Function>
   Status on_all(const Function& function);
 
-  Status connect_movers(const RankSetup& setup);
-
   std::unique_ptr<PeerHeap> heap_;  // null with one rank
   std::unique_ptr<Job> movers_;     // connects the ranks' threads; null unless several ranks place experts
   std::vector<std::unique_ptr<GpuRank>> ranks_;
@@ -230,7 +228,9 @@ Status GpuGroup::load(const RankSetup& setup) {
     for (int r = 0; r < num_ranks; ++r) gpus.push_back(gpu_of_rank(r));
     FP4MOE_ASSIGN_OR_RETURN(heap_, PeerHeap::make(gpus, setup.memory.heap_bytes));
   }
-  if (num_ranks > 1 && places_experts_) FP4MOE_RETURN_IF_ERROR(connect_movers(setup));
+  if (num_ranks > 1 && places_experts_) {
+    FP4MOE_ASSIGN_OR_RETURN(movers_, connect_movers(ranks_, setup));
+  }
   SummedProgress progress(setup.flags.progress_sink, ranks_.size());
   FP4MOE_RETURN_IF_ERROR(on_all(
       [&](int r) { return ranks_[rank_index(r)]->load(setup, heap_.get(), progress.of(rank_index(r))); }));
@@ -246,22 +246,6 @@ Status GpuGroup::reload_ranks(const std::string& folder) {
   FP4MOE_RETURN_IF_ERROR(on_all(
       [&](int r) { return ranks_[rank_index(r)]->replace_weights(checkpoint, progress.of(rank_index(r))); }));
   return on_all([&](int r) { return ranks_[rank_index(r)]->replace_graphs(flags_); });
-}
-
-// Weights that move between GPUs pass through host memory.
-Status GpuGroup::connect_movers(const RankSetup& setup) {
-  constexpr int64_t kRecordBytes = 256, kStagingBytes = int64_t{16} << 20;
-  const auto num_ranks = static_cast<int>(ranks_.size());
-  FP4MOE_ASSIGN_OR_RETURN(
-      movers_, Job::open({.fabric = "threads",
-                          .num_ranks = num_ranks,
-                          .heap_bytes = Communicator::heap_bytes(num_ranks, kRecordBytes, kStagingBytes),
-                          .timeout_seconds = setup.flags.comm_timeout}));
-  for (int r = 0; r < num_ranks; ++r)
-    ranks_[rank_index(r)]->rank().set_movers(movers_->endpoint(r),
-                                             {.record_bytes = kRecordBytes, .staging_bytes = kStagingBytes},
-                                             {.timeout = comm_timeout(setup.flags)});
-  return {};
 }
 
 Result<ExpertMoves> GpuGroup::rebalance_experts() {

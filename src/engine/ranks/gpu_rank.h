@@ -221,4 +221,8 @@ class GpuRank {
   Status failure_;
 };
 
+// Connects the ranks' threads, for weights that move between GPUs through host memory. Call before load().
+Result<std::unique_ptr<Job>> connect_movers(std::span<const std::unique_ptr<GpuRank>> ranks,
+                                            const RankSetup& setup);
+
 }  // namespace fp4moe

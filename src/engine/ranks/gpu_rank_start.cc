@@ -334,4 +334,21 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
   return {};
 }
 
+Result<std::unique_ptr<Job>> connect_movers(std::span<const std::unique_ptr<GpuRank>> ranks,
+                                            const RankSetup& setup) {
+  constexpr int64_t kRecordBytes = 256, kStagingBytes = int64_t{16} << 20;
+  const auto num_ranks = static_cast<int>(ranks.size());
+  FP4MOE_ASSIGN_OR_RETURN(
+      std::unique_ptr<Job> job,
+      Job::open({.fabric = "threads",
+                 .num_ranks = num_ranks,
+                 .heap_bytes = Communicator::heap_bytes(num_ranks, kRecordBytes, kStagingBytes),
+                 .timeout_seconds = setup.flags.comm_timeout}));
+  for (int r = 0; r < num_ranks; ++r)
+    ranks[static_cast<size_t>(r)]->rank().set_movers(
+        job->endpoint(r), {.record_bytes = kRecordBytes, .staging_bytes = kStagingBytes},
+        {.timeout = comm_timeout(setup.flags)});
+  return job;
+}
+
 }  // namespace fp4moe
