@@ -25,7 +25,7 @@ ON_GPU = "cuda" in sys.argv
 STREAMS, SWAPS, TOKENS = 32, 20, 24
 ROUTE = "/update_weights_from_disk"
 FLAGS = ["--max-total-tokens", "4096", "--context-length", "128", "--disable-autotune"]
-PLACE = ["--device", "cuda"] if ON_GPU else ["--device", "cpu", "--threads", "2", "--weight-cache-dir", "none"]
+PLACE = ["--device", "cuda", "--enable-deterministic-inference"] if ON_GPU else ["--device", "cpu", "--threads", "2", "--weight-cache-dir", "none"]
 TP4 = ["--tp", "4", "--ep", "4"]
 SHAPE = ["--num-hidden-layers", "2", "--hidden-size", "64", "--intermediate-size", "64", "--num-experts", "8", "--top-k",
          "2", "--num-heads", "4", "--vocab-size", "260"]
@@ -64,6 +64,11 @@ def make_tiny(folder, like, dialect, seed, *more):
                        ["--num-kv-heads", "4", "--head-dim", "16"]), *more]
     subprocess.run([BINARY, "make-tiny", folder, "--like", like, "--dialect", dialect, "--seed", str(seed), *sizes],
                    check=True, capture_output=True)
+
+
+def needs_two_gpus(test):
+    if ON_GPU and num_gpus() < 2:
+        test.skipTest("needs 2 GPUs")
 
 
 class UpdateWeights(unittest.TestCase):
@@ -133,8 +138,8 @@ class UpdateWeights(unittest.TestCase):
         self.make("deepseek-v3-tiny", "modelopt", "--num-nextn-predict-layers", "1")
         self.check_swaps("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "2", swaps=6)
 
-    @unittest.skipIf(ON_GPU and num_gpus() < 2, "needs 2 GPUs")
     def test_swaps_on_several_ranks(self):
+        needs_two_gpus(self)
         self.make()
         self.check_swaps(*(["--tp", "2", "--ep", "2"] if ON_GPU else TP4))
 
@@ -460,14 +465,14 @@ class DamagedCheckpoints(unittest.TestCase):
     def test_one_rank(self):
         self.check()
 
-    @unittest.skipIf(ON_GPU and num_gpus() < 2, "needs 2 GPUs")
     def test_several_ranks(self):
+        needs_two_gpus(self)
         self.check("--tp", "2", "--ep", "2")
 
 
 if __name__ == "__main__":
     if ON_GPU:
-        probe = tempfile.mkdtemp()
-        make_tiny(os.path.join(probe, "m"), "gpt-oss-tiny", "gpt-oss", 1)
-        exit_without_gpu(BINARY, os.path.join(probe, "m"))
+        with tempfile.TemporaryDirectory() as probe:
+            make_tiny(os.path.join(probe, "m"), "gpt-oss-tiny", "gpt-oss", 1)
+            exit_without_gpu(BINARY, os.path.join(probe, "m"))
     unittest.main(argv=sys.argv[:1], verbosity=2)
