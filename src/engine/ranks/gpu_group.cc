@@ -46,7 +46,6 @@ class GpuGroup final : public RankGroup {
         draft_shape_(fp4moe::draft_shape(setup.plan, setup.options)),
         flags_(setup.flags),
         form_(setup.form),
-        places_experts_(setup.plan.moe.places_experts()),
         threads_(layout_.tp),
         groups_(static_cast<size_t>(layout_.dp)) {
     for (int r = 0; r < layout_.tp; ++r) ranks_.push_back(std::make_unique<GpuRank>(setup, r));
@@ -85,7 +84,6 @@ class GpuGroup final : public RankGroup {
   Status finish_steps() override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->finish_steps(); });
   }
-  Result<ExpertMoves> rebalance_experts() override;
   // If a rank's wait has timed out, the other ranks' steps end too, but with wrong results.
   Status failure() const override {
     std::vector<Status> failures;
@@ -148,6 +146,7 @@ class GpuGroup final : public RankGroup {
 
  protected:
   Status reload_ranks(const std::string& folder) override;
+  Result<ExpertMoves> move_experts() override;
 
  private:
   // One group's part of a step.
@@ -194,7 +193,6 @@ class GpuGroup final : public RankGroup {
   const DraftShape draft_shape_;
   const EngineConfig flags_;
   const std::shared_ptr<const CheckpointForm> form_;
-  const bool places_experts_;
   RankThreads threads_;
   std::vector<Group> groups_;
   std::deque<std::vector<SampledCounts>> sampled_;  // [dp], for each start_sample() not yet taken
@@ -228,7 +226,7 @@ Status GpuGroup::load(const RankSetup& setup) {
     for (int r = 0; r < num_ranks; ++r) gpus.push_back(gpu_of_rank(r));
     FP4MOE_ASSIGN_OR_RETURN(heap_, PeerHeap::make(gpus, setup.memory.heap_bytes));
   }
-  if (num_ranks > 1 && places_experts_) {
+  if (num_ranks > 1 && setup.plan.moe.places_experts()) {
     FP4MOE_ASSIGN_OR_RETURN(movers_, connect_movers(ranks_, setup));
   }
   SummedProgress progress(setup.flags.progress_sink, ranks_.size());
@@ -248,8 +246,7 @@ Status GpuGroup::reload_ranks(const std::string& folder) {
   return on_all([&](int r) { return ranks_[rank_index(r)]->replace_graphs(flags_); });
 }
 
-Result<ExpertMoves> GpuGroup::rebalance_experts() {
-  if (!places_experts_) return RankGroup::rebalance_experts();
+Result<ExpertMoves> GpuGroup::move_experts() {
   FP4MOE_RETURN_IF_ERROR(failure());
   FP4MOE_RETURN_IF_ERROR(finish_steps());
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) {

@@ -38,7 +38,6 @@ class SingleCpuGroup final : public SingleRankGroup {
 
   Status load(const RankSetup& setup) {
     progress_ = setup.flags.progress_sink;
-    places_experts_ = setup.plan.moe.places_experts();
     FP4MOE_RETURN_IF_ERROR(rank_.load(setup, progress_));
     FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup));
     return {};
@@ -63,14 +62,12 @@ class SingleCpuGroup final : public SingleRankGroup {
     std::lock_guard lock(mutex_);
     return failure_ = status.with_context("rank 0");
   }
-  Result<ExpertMoves> rebalance_experts() override {
-    if (!places_experts_) return SingleRankGroup::rebalance_experts();
+  Result<ExpertMoves> move_experts() override {
     FP4MOE_RETURN_IF_ERROR(rank_.forward_on_rank({.moves_experts = true}, nullptr));
     return rank_.last_moves();
   }
 
  private:
-  bool places_experts_ = false;
   Buffer logits_;  // [max_logit_rows, V] f32, of either model
   ProgressSink progress_;
   mutable std::mutex mutex_;
@@ -96,7 +93,6 @@ class MultiRankGroup final : public RankGroup {
     draft_shape_ = fp4moe::draft_shape(setup.plan, setup.options);
     heap_bytes_ = setup.memory.heap_bytes;
     layout_ = setup.plan.moe.problem().layout;
-    places_experts_ = setup.plan.moe.places_experts();
     if (job_->process() == 0) {
       FP4MOE_ASSIGN_OR_RETURN(logits_, make_logits(setup));
     }
@@ -148,12 +144,6 @@ class MultiRankGroup final : public RankGroup {
     return runner_->run_on_ranks(groups, logits());
   }
   float* logits() override { return logits_.as<float>(); }
-  Result<ExpertMoves> rebalance_experts() override {
-    if (!places_experts_) return RankGroup::rebalance_experts();
-    const std::vector<Batch> groups(static_cast<size_t>(layout_.dp), Batch{.moves_experts = true});
-    FP4MOE_RETURN_IF_ERROR(runner_->run_on_ranks(groups, logits()));
-    return ranks_[0]->last_moves();
-  }
   Status supports_routed_experts() const override {
     if (job_->num_processes() == 1) return {};
     return unsupported("ranks in other processes (--fabric mpi) do not report routed experts");
@@ -195,6 +185,11 @@ class MultiRankGroup final : public RankGroup {
     FP4MOE_RETURN_IF_ERROR(runner_->run_task(folder));
     return std::exchange(refused_, {});
   }
+  Result<ExpertMoves> move_experts() override {
+    const std::vector<Batch> groups(static_cast<size_t>(layout_.dp), Batch{.moves_experts = true});
+    FP4MOE_RETURN_IF_ERROR(runner_->run_on_ranks(groups, logits()));
+    return ranks_[0]->last_moves();
+  }
 
  private:
   Status load(const RankSetup& setup);
@@ -217,7 +212,6 @@ class MultiRankGroup final : public RankGroup {
   ModelConfig config_;
   DraftShape draft_shape_;
   RankLayout layout_;
-  bool places_experts_ = false;
   int64_t heap_bytes_ = 0;
   std::vector<std::unique_ptr<Rank>> ranks_;
   Buffer logits_;  // process 0: as in SingleCpuGroup
@@ -301,9 +295,10 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
   try {
     FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> group, make_group(setup, limits));
     group->form_ = setup.form;
+    group->places_experts_ = plan.moe.places_experts();
     if (draft != nullptr)
       group->no_reload_ = "beside a draft model with a separate checkpoint (--speculative-draft-model-path)";
-    else if (plan.moe.places_experts())
+    else if (group->places_experts_)
       group->no_reload_ = "with placed experts (--enable-eplb, --init-expert-location)";
     return group;
   } catch (const std::exception& error) {  // no memory or no threads

@@ -55,6 +55,9 @@ class RankGroup : public Executor {
   Status reload(const std::string& folder);
   // Compares the checkpoint's form (io/checkpoint/checkpoint_form.h) with the loaded one's; thread-safe.
   Status check_reload(const std::string& folder) const;
+  Result<ExpertMoves> rebalance_experts() final {
+    return places_experts_ ? move_experts() : Executor::rebalance_experts();
+  }
 
   // In other processes: runs the steps of process 0 until process 0 ends the job. OK after an orderly end.
   virtual Status follow() = 0;
@@ -73,9 +76,12 @@ class RankGroup : public Executor {
  protected:
   // reload() for a folder that has passed check_reload().
   virtual Status reload_ranks(const std::string& folder) = 0;
+  // rebalance_experts() with a plan that places experts.
+  virtual Result<ExpertMoves> move_experts() = 0;
 
  private:
   std::shared_ptr<const CheckpointForm> form_;
+  bool places_experts_ = false;
   std::string no_reload_;  // why reload() is refused; empty: it is not
 };
 
