@@ -54,4 +54,28 @@ void run_conversations(TestLoop& loop, std::vector<std::vector<int32_t>> histori
   }
 }
 
+// Runs four rounds of 64 requests for 25 tokens, whose prompts have common beginnings, and cancels some of
+// them at random times. expected(prompt, num_tokens): as above.
+template <class Expected>
+void run_cancelled_streams(TestLoop& loop, std::mt19937& random, const Expected& expected) {
+  constexpr int64_t kTokens = 25;
+  for (int round = 0; round < 4; ++round) {
+    std::vector<Collector> collectors(64);
+    std::vector<std::vector<int32_t>> prompts(collectors.size());
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      prompts[i].assign(static_cast<size_t>(below(random, 30)), 5);
+      for (int n = 1 + below(random, 30); n > 0; --n) prompts[i].push_back(below(random, 4));
+      const auto id_of = [&](size_t number) { return std::to_string(round) + " " + std::to_string(number); };
+      ASSERT_TRUE(loop->submit({id_of(i), prompts[i], exactly(kTokens)}, collectors[i].callback()).ok());
+      if (below(random, 2) == 0)
+        loop->cancel(id_of(static_cast<size_t>(below(random, static_cast<int>(i) + 1))));
+    }
+    for (size_t i = 0; i < collectors.size(); ++i) {
+      const Answer& answer = collectors[i].wait();
+      if (answer.reason() == FinishReason::kAbort) continue;
+      EXPECT_EQ(answer.token_ids, expected(prompts[i], kTokens)) << "round " << round << " stream " << i;
+    }
+  }
+}
+
 }  // namespace fp4moe

@@ -8,9 +8,8 @@
 #include <numeric>
 #include <thread>
 
-#include "engine/ranks/rank_group.h"
+#include "engine/ranks/loaded_ranks.h"
 #include "engine/speculative_crowd.h"
-#include "engine/startup/memory_plan.h"
 #include "io/small_model.h"
 #include "io/status_matchers.h"
 #include "io/temp_folder.h"
@@ -91,30 +90,13 @@ class PlacedExperts32 : public testing::Test {
   TempFolder folder_;
 };
 
-struct Loaded {
-  ModelPlan plan;
-  ModelConfig config;
-  std::unique_ptr<Checkpoint> checkpoint;
-  std::unique_ptr<RankGroup> ranks;
-};
-
-Loaded load(const EngineConfig& flags) {
-  Loaded loaded;
-  loaded.config = load_model_config(flags.model_path).value();
-  Result<ModelPlan> plan = plan_model(loaded.config, flags);
-  EXPECT_TRUE(is_ok(plan.status()));
-  loaded.plan = *plan;
-  loaded.checkpoint = std::make_unique<Checkpoint>(Checkpoint::open(flags.model_path).value());
-  const RankGroupOptions options{
-      .max_batch_tokens = 96, .max_logit_rows = 96 * flags.dp_size, .num_kv_pages = 24};
-  auto ranks = RankGroup::make(*loaded.checkpoint, loaded.config, loaded.plan, loaded.plan.flags, options);
-  EXPECT_TRUE(is_ok(ranks.status()));
-  if (ranks.ok()) loaded.ranks = std::move(*ranks);
-  return loaded;
+LoadedRanks load(const EngineConfig& flags) {
+  return load_ranks(flags,
+                    {.max_batch_tokens = 96, .max_logit_rows = 96 * flags.dp_size, .num_kv_pages = 24});
 }
 
 // Runs a prompt on all groups; returns all rows of logits.
-std::vector<float> logits_of(Loaded& loaded, uint32_t seed) {
+std::vector<float> logits_of(LoadedRanks& loaded, uint32_t seed) {
   std::mt19937 random(seed);
   std::vector<int32_t> ids, pages(12);
   std::iota(pages.begin(), pages.end(), 1);
@@ -132,7 +114,7 @@ std::vector<float> logits_of(Loaded& loaded, uint32_t seed) {
 TEST_F(PlacedExperts32, LogitsAreThoseWithoutAPlacementBeforeAndAfterMoves) {
   for (const auto& [tp, dp] : {std::pair{1, 1}, {2, 1}, {2, 2}, {4, 1}, {4, 2}, {4, 4}}) {
     SCOPED_TRACE(testing::Message() << "tp " << tp << " dp " << dp);
-    Loaded plain = load(config(tp, dp)), moved = load(placed(tp, dp));
+    LoadedRanks plain = load(config(tp, dp)), moved = load(placed(tp, dp));
     ASSERT_NE(plain.ranks, nullptr);
     ASSERT_NE(moved.ranks, nullptr);
     const auto added = static_cast<double>(moved.ranks->weight_bytes() - plain.ranks->weight_bytes());
@@ -157,7 +139,7 @@ TEST_F(PlacedExperts32, LogitsAreThoseWithoutAPlacementBeforeAndAfterMoves) {
 TEST_F(PlacedExperts32, TheBusiestRankHasAtMostATenthMoreThanTheMean) {
   for (const int tp : {2, 4}) {
     SCOPED_TRACE(testing::Message() << "ep " << tp);
-    Loaded ranks = load(placed(tp));
+    LoadedRanks ranks = load(placed(tp));
     for (uint32_t seed = 0; seed < 20; ++seed) logits_of(ranks, seed);
     const ExpertMoves moves = ranks.ranks->rebalance_experts().value();
     EXPECT_GT(moves.imbalance_before, 1.15);
@@ -170,7 +152,7 @@ TEST_F(PlacedExperts32, TheBusiestRankHasAtMostATenthMoreThanTheMean) {
 }
 
 TEST_F(PlacedExperts32, PlacementsFromFilesAndLoadsChangeNoLogits) {
-  Loaded plain = load(config(2));
+  LoadedRanks plain = load(config(2));
   const std::vector<float> want = logits_of(plain, 1);
   std::string map = "[", counts = "[", report = R"({"model": "m", "layers": [)";
   for (int layer = 0; layer < 3; ++layer) {
@@ -197,7 +179,7 @@ TEST_F(PlacedExperts32, PlacementsFromFilesAndLoadsChangeNoLogits) {
     EngineConfig flags = config(2);
     flags.ep_num_redundant_experts = 4;
     flags.init_expert_location = location;
-    Loaded ranks = load(flags);
+    LoadedRanks ranks = load(flags);
     ASSERT_NE(ranks.ranks, nullptr) << location;
     EXPECT_EQ(logits_of(ranks, 1), want) << location.substr(0, 40);
     if (!location.starts_with(R"({"physical)")) {
@@ -225,10 +207,10 @@ TEST(PlacedDemos, LogitsAreThoseWithoutAPlacementForEveryScheme) {
     flags.deepep_dispatcher_output_dtype = c.rows;
     flags.moe_a2a_backend = "deepep";
     flags.tp_size = 2;
-    Loaded plain = load(flags);
+    LoadedRanks plain = load(flags);
     flags.ep_num_redundant_experts = 4;
     flags.enable_eplb = true;
-    Loaded moved = load(flags);
+    LoadedRanks moved = load(flags);
     ASSERT_NE(moved.ranks, nullptr);
     EXPECT_EQ(logits_of(moved, 1), logits_of(plain, 1));
     EXPECT_GT(moved.ranks->rebalance_experts().value().num_experts, 0);

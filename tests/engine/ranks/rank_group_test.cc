@@ -8,6 +8,7 @@
 
 #include "base/relative_l2.h"
 #include "engine/ranks/comm_memory.h"
+#include "engine/ranks/loaded_ranks.h"
 #include "engine/ranks/rank_config.h"
 #include "engine/startup/memory_plan.h"
 
@@ -34,33 +35,11 @@ EngineConfig flags_of(const char* model, const Layout& layout) {
 
 constexpr RankGroupOptions kOptions{.max_batch_tokens = 16, .max_logit_rows = 32, .num_kv_pages = 4};
 
-struct Loaded {
-  ModelConfig config;
-  ModelPlan plan;
-  std::unique_ptr<Checkpoint> checkpoint;
-  std::unique_ptr<RankGroup> ranks;
-};
-
-Loaded load(const EngineConfig& flags) {
-  Loaded loaded;
-  auto config = load_model_config(flags.model_path);
-  EXPECT_TRUE(config.ok());
-  loaded.config = *config;
-  auto plan = plan_model(loaded.config, flags);
-  EXPECT_TRUE(plan.ok()) << plan.status().to_string();
-  loaded.plan = *plan;
-  auto checkpoint = Checkpoint::open(flags.model_path);
-  EXPECT_TRUE(checkpoint.ok());
-  loaded.checkpoint = std::make_unique<Checkpoint>(std::move(*checkpoint));
-  auto ranks = RankGroup::make(*loaded.checkpoint, loaded.config, loaded.plan, loaded.plan.flags, kOptions);
-  EXPECT_TRUE(ranks.ok()) << ranks.status().to_string();
-  if (ranks.ok()) loaded.ranks = std::move(*ranks);
-  return loaded;
-}
+LoadedRanks load(const EngineConfig& flags) { return load_ranks(flags, kOptions); }
 
 // Runs the same prompt on the groups in `mask` while all other groups are idle. Returns all logits, [busy
 // groups, rows, V].
-std::vector<float> logits_of(Loaded& loaded, uint32_t mask) {
+std::vector<float> logits_of(LoadedRanks& loaded, uint32_t mask) {
   const std::vector<int32_t> ids = {5, 17, 300, 42, 7, 9}, pages = {2};
   std::vector<int64_t> rows(ids.size());
   std::iota(rows.begin(), rows.end(), 0);
@@ -81,14 +60,15 @@ std::vector<float> logits_of(Loaded& loaded, uint32_t mask) {
 class RankGroups : public testing::TestWithParam<const char*> {};
 
 TEST_P(RankGroups, AgreeWithOneRank) {
-  Loaded one = load(flags_of(GetParam(), {})), one_deepep = load(flags_of(GetParam(), {.a2a = "deepep"}));
+  LoadedRanks one = load(flags_of(GetParam(), {})),
+              one_deepep = load(flags_of(GetParam(), {.a2a = "deepep"}));
   const std::vector<float> want = logits_of(one, 1), want_deepep = logits_of(one_deepep, 1);
   for (const Layout& layout : {Layout{2, 1, 1, "none"}, Layout{4, 4, 1, "none"}, Layout{4, 4, 2, "none"},
                                Layout{4, 4, 4, "none"}, Layout{4, 4, 1, "deepep"}, Layout{4, 4, 2, "deepep"},
                                Layout{4, 4, 4, "deepep"}, Layout{4, 4, 4, "flashinfer"}}) {
     SCOPED_TRACE(testing::Message() << "tp " << layout.tp << " ep " << layout.ep << " dp " << layout.dp << " "
                                     << layout.a2a);
-    Loaded many = load(flags_of(GetParam(), layout));
+    LoadedRanks many = load(flags_of(GetParam(), layout));
     ASSERT_NE(many.ranks, nullptr);
     EXPECT_EQ(many.ranks->num_groups(), layout.dp);
     const std::vector<float> first = logits_of(many, 1);
@@ -111,7 +91,7 @@ TEST_P(RankGroups, AgreeWithOneRank) {
 // Every token of every group counts once in each layer with a router, whichever rank routes it. Layouts that
 // give one rank's bits also give its counts.
 TEST_P(RankGroups, CountEveryTokenOnce) {
-  Loaded one = load(flags_of(GetParam(), {.a2a = "deepep"}));
+  LoadedRanks one = load(flags_of(GetParam(), {.a2a = "deepep"}));
   logits_of(one, 1);
   const ExpertLoad want = one.ranks->expert_load();
   const bool has_dense_layer = GetParam() == std::string_view("demo-dsv3-nvfp4");
@@ -124,7 +104,7 @@ TEST_P(RankGroups, CountEveryTokenOnce) {
         Layout{4, 4, 4, "flashinfer"}}) {
     SCOPED_TRACE(testing::Message() << "tp " << layout.tp << " ep " << layout.ep << " dp " << layout.dp << " "
                                     << layout.a2a);
-    Loaded many = load(flags_of(GetParam(), layout));
+    LoadedRanks many = load(flags_of(GetParam(), layout));
     ASSERT_NE(many.ranks, nullptr);
     logits_of(many, (1u << layout.dp) - 1);
     const ExpertLoad got = many.ranks->expert_load();
@@ -147,7 +127,7 @@ TEST_P(RankGroups, MemoryIsAsPlanned) {
   for (const Layout& layout :
        {Layout{}, Layout{2, 1, 1, "none"}, Layout{4, 4, 2, "none"}, Layout{4, 4, 4, "deepep"}}) {
     SCOPED_TRACE(testing::Message() << "tp " << layout.tp << " dp " << layout.dp << " " << layout.a2a);
-    Loaded loaded = load(flags_of(GetParam(), layout));
+    LoadedRanks loaded = load(flags_of(GetParam(), layout));
     ASSERT_NE(loaded.ranks, nullptr);
     const MemoryProblem problem =
         memory_problem(*loaded.checkpoint, loaded.config, loaded.plan, loaded.plan.flags).value();

@@ -131,7 +131,6 @@ TEST(StepLoopReuse, ConversationsAreThoseOfEachAlone) {
 // 64 streams, cancelled at random times, with few window pages: neither group of pages leaks one.
 TEST(StepLoopReuse, CancelledStreamsLeakNoPage) {
   std::mt19937 random(17);
-  const auto below = [&](int n) { return fp4moe::below(random, n); };
   for (const bool samples : {false, true}) {
     LoopShape shape{
         .num_pages = 90,
@@ -142,23 +141,9 @@ TEST(StepLoopReuse, CancelledStreamsLeakNoPage) {
         .samples = samples};
     use_window(shape, 8, 30);
     TestLoop loop(hashed_logits, shape);
-    for (int round = 0; round < 4; ++round) {
-      std::vector<Collector> collectors(64);
-      std::vector<std::vector<int32_t>> prompts(collectors.size());
-      for (size_t i = 0; i < prompts.size(); ++i) {
-        prompts[i].assign(static_cast<size_t>(below(30)), 5);  // common beginnings of several windows
-        for (int n = 1 + below(30); n > 0; --n) prompts[i].push_back(below(4));
-        const std::string id = std::to_string(round) + " " + std::to_string(i);
-        ASSERT_TRUE(loop->submit({id, prompts[i], exactly(25)}, collectors[i].callback()).ok());
-        if (below(2) == 0)
-          loop->cancel(std::to_string(round) + " " + std::to_string(below(static_cast<int>(i) + 1)));
-      }
-      for (size_t i = 0; i < collectors.size(); ++i) {
-        const Answer& answer = collectors[i].wait();
-        if (answer.reason() == FinishReason::kAbort) continue;
-        EXPECT_EQ(answer.token_ids, expected_greedy(prompts[i], 25)) << "round " << round << " stream " << i;
-      }
-    }
+    run_cancelled_streams(loop, random, [](const std::vector<int32_t>& prompt, int64_t num_tokens) {
+      return expected_greedy(prompt, num_tokens);
+    });
     const EngineStats stats = loop.finish();
     EXPECT_GT(stats.num_aborted_requests_total, 10);
     EXPECT_GT(stats.cached_tokens_total, 100);

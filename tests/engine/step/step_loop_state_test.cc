@@ -156,7 +156,6 @@ TEST(StepLoopState, ConversationsAreThoseOfEachAlone) {
 // 64 streams, cancelled at random times, leak no slot and no page.
 TEST(StepLoopState, CancelledStreamsLeakNoSlot) {
   std::mt19937 random(17);
-  const auto below = [&](int n) { return fp4moe::below(random, n); };
   for (const bool samples : {false, true}) {
     const LoopShape shape{.num_pages = 90,
                           .page_size = 3,
@@ -169,23 +168,7 @@ TEST(StepLoopState, CancelledStreamsLeakNoSlot) {
                           .num_groups = 2,
                           .samples = samples};
     TestLoop loop(hashed_logits, shape);
-    for (int round = 0; round < 4; ++round) {
-      std::vector<Collector> collectors(64);
-      std::vector<std::vector<int32_t>> prompts(collectors.size());
-      for (size_t i = 0; i < prompts.size(); ++i) {
-        prompts[i].assign(static_cast<size_t>(below(30)), 5);
-        for (int n = 1 + below(30); n > 0; --n) prompts[i].push_back(below(4));
-        const std::string id = std::to_string(round) + " " + std::to_string(i);
-        ASSERT_TRUE(loop->submit({id, prompts[i], exactly(25)}, collectors[i].callback()).ok());
-        if (below(2) == 0)
-          loop->cancel(std::to_string(round) + " " + std::to_string(below(static_cast<int>(i) + 1)));
-      }
-      for (size_t i = 0; i < collectors.size(); ++i) {
-        const Answer& answer = collectors[i].wait();
-        if (answer.reason() == FinishReason::kAbort) continue;
-        EXPECT_EQ(answer.token_ids, expected(prompts[i], 25)) << "round " << round << " stream " << i;
-      }
-    }
+    run_cancelled_streams(loop, random, expected);
     const EngineStats stats = loop.finish();
     EXPECT_GT(stats.num_aborted_requests_total, 10);
     EXPECT_GT(stats.cached_tokens_total, 100);
