@@ -37,8 +37,8 @@ Result<RouterWeights> load_router(WeightLoader& loader, const std::string& prefi
   return weights;
 }
 
-// The experts of which this rank reads scales and checks values: with a placement, the smallest range with
-// all of its experts.
+// The experts whose scales this rank reads and whose values it checks: with a placement, the smallest range
+// with all of its experts.
 ExpertRange experts_to_read(const WeightLoader& loader, const ExpertPlacement* placement) {
   const Shard local = loader.moe_plan().problem().local_experts();
   if (placement == nullptr) return {local.first, local.count};

@@ -37,7 +37,7 @@ inline Cancelled submit_to_cancel(Engine& engine, Request request) {
   return cancelled;
 }
 
-// One request alone, then requests of very different lengths, of which some are cancelled, then one alone.
+// One request alone, then requests of very different lengths, some of them cancelled, then one alone.
 inline Crowd run_uneven(const EngineConfig& config, const TrainedDraft& drafter) {
   Crowd run;
   const auto engine = make_engine(config);

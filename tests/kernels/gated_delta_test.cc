@@ -256,8 +256,8 @@ TEST_P(GatedDelta, SmallPiecesKeepTheBits) {
   }
 }
 
-// A step of a sequence with drafts: rows `first` and after, of which `num_right` drafts have the case's
-// inputs and the others those of another case.
+// A step of a sequence with drafts: rows `first` and after. The first `num_right` drafts have the case's
+// inputs, the others those of another case.
 DeltaCase step_with_drafts(const DeltaCase& c, int64_t first, int64_t num_drafts, int64_t num_right) {
   DeltaCase step(c.dims, 1 + num_drafts, 1, static_cast<int>(c.width));
   step.conv_weight = c.conv_weight, step.decay = c.decay;

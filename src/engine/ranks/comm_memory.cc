@@ -35,8 +35,9 @@ Result<int64_t> exchange_bytes(const MoePlan& plan, int64_t max_group_rows) {
 }
 
 // The memory of an exchange is written again once all ranks have read it, as later operations of the same
-// exchange imply (kernels/device_a2a.h). Nothing else orders the ranks of different groups, one of which may
-// still read the target's results when another sends the draft model's rows: each model has its own region.
+// exchange imply (kernels/device_a2a.h). Nothing else orders the ranks of different groups: one group may
+// still read the target's results when another sends the draft model's rows, so each model has its own
+// region.
 Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limits, const MoePlan* draft) {
   const RankLayout& layout = plan.problem().layout;
   CommMemory memory;

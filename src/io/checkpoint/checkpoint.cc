@@ -94,7 +94,7 @@ struct Checkpoint::State {
   std::vector<TensorEntry> tensors;
   std::unordered_map<std::string_view, const TensorEntry*> by_name;  // points into tensors
   int64_t total_bytes = 0;
-  int64_t mtp_layer = -1;  // the number of the layer below "mtp."; -1: there is none
+  int64_t mtp_layer = -1;  // the number of the layer below "mtp."; -1: no such layer
 
   Status map_shards();
   std::string name_of(const std::string& stored) const {

@@ -49,7 +49,7 @@ class ExpertPlacement {
   int32_t logical(int64_t physical) const { return logical_of_[static_cast<size_t>(physical)]; }
   // The physical experts of a logical one, ascending.
   std::span<const int32_t> replicas(int64_t logical) const;
-  // The replicas on `rank` or, if there are none, all of them.
+  // The replicas on `rank`; all replicas if `rank` has none.
   std::span<const int32_t> replicas_for(int64_t logical, int rank) const;
   ReplicaTable table_of(int rank) const;
 

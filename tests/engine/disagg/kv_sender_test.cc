@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kEpoch = 9;
 
-// A state of 3 pieces, the last one of which is small.
+// A state of 3 pieces, with a small last one.
 ModelConfig with_large_state() {
   ModelConfig config = fake_config(16, {}, 0, /*has_state=*/true);
   config.delta = {

@@ -160,8 +160,8 @@ void delay_rank(int rank, std::chrono::milliseconds duration) {
   again.report(said);
 }
 
-// Runs a step of two groups and two passes of their draft model, of which rank 1 is late in the last; writes
-// each result to stderr.
+// Runs a step of two groups and two passes of their draft model. Rank 1 is late in the last pass. Writes each
+// result to stderr.
 [[noreturn]] void delay_a_draft_pass() {
   setenv("FP4MOE_RANKS_PER_GPU", "1", 1);
   EngineConfig flags;

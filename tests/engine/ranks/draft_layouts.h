@@ -14,7 +14,7 @@ struct DraftLayout {
     return "tp " + std::to_string(tp) + " ep " + std::to_string(ep) + " dp " + std::to_string(dp) + " " + a2a;
   }
 };
-// With one group, two, and four, of which one has no sequences.
+// With one, two and four groups. One of the four has no sequences.
 inline constexpr DraftLayout kDraftLayouts[] = {
     {2, 2, 1}, {4, 4, 1},           {2, 2, 2},           {2, 2, 2, "deepep"},     {2, 2, 2, "flashinfer"},
     {4, 4, 2}, {4, 4, 2, "deepep"}, {4, 4, 4, "deepep"}, {4, 4, 4, "flashinfer"},

@@ -16,8 +16,8 @@ namespace fp4moe::cuda {
 // is bf16 or f32; its padding rows become zero. The pool is not used; work is enqueued on the current stream.
 void attention(const AttentionArgs& args, ThreadPool& pool);
 
-// DenseOps::rope_attention: one kernel for decode if heads have 64 or 128 dims, all of them rotated, or 128
-// or 256 dims, of which 64 are; with norms, not for 64 dims. Otherwise two kernels, and one for the gate.
+// DenseOps::rope_attention: one kernel for decode if heads have 64 or 128 dims and all are rotated, or 128 or
+// 256 dims and 64 are rotated; with norms, not for 64 dims. Otherwise two kernels, and one for the gate.
 // Preconditions as above, and k and v are 16-byte aligned. K/V rows of earlier steps are read before the
 // preceding kernels are done.
 void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);

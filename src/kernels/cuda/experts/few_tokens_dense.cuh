@@ -1,4 +1,4 @@
-// A bf16 shared expert (SharedSlot) in few_tokens.cu: its weights are read once, by all CTAs, each of which
+// A bf16 shared expert (SharedSlot) in few_tokens.cu: its weights are read once, by all CTAs. Each CTA
 // computes some columns of h and then some of the output. Device code only.
 //
 // Time goes down; === is a barrier of the CTA, ~~~ an exchange with the other CTAs:

@@ -107,7 +107,7 @@ struct Routing {
     for (int i = 0; i < 2; ++i) {
       const int64_t local = lane + 32 * i >= n ? -1 : m.ids != nullptr ? slots.id[i] - m.first_expert : 0;
       id[i] = local >= 0 && local < m.experts.num_experts ? static_cast<int>(local) : -1;
-      if (slots.is_shared[i])  // a bf16 one is none of the FP4 experts: few_tokens_dense.cuh
+      if (slots.is_shared[i])  // a bf16 one is not an FP4 expert (few_tokens_dense.cuh)
         id[i] = m.shared.gate_up == nullptr ? static_cast<int>(m.experts.num_experts) : -1;
     }
     first[0] = __ffs(static_cast<int>(__match_any_sync(~0u, id[0]))) - 1;
