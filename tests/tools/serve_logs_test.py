@@ -11,7 +11,7 @@ import time
 import unittest
 import urllib.request
 
-from serve_process import Serve
+from serve_process import Serve, eventually, metric
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 SECONDS = 20  # far more than any step takes
@@ -57,6 +57,8 @@ class Logs(unittest.TestCase):
         self.assertNotIn("spec_verify_ct", plain["meta_info"])
         with Serve(BINARY, MODEL, "--device", "cpu", "--decode-log-interval", "4", "--speculative-algorithm", "NGRAM") as serve:
             answer = generate(serve.url, tokens)
+            # The statistics of a step follow its tokens.
+            self.assertTrue(eventually(lambda: metric(serve.url, "num_running_reqs") == 0))
             with urllib.request.urlopen(serve.url + "/metrics", timeout=SECONDS) as response:
                 metrics = response.read().decode()
             with urllib.request.urlopen(serve.url + "/server_info", timeout=SECONDS) as response:
