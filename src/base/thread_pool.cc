@@ -5,8 +5,10 @@
 #include <chrono>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/check.h"
@@ -69,7 +71,14 @@ class alignas(64) Worker {
     const std::lock_guard lock(moving_);
     thread_.move_to(cpu);
   }
-  std::vector<int> allowed_cpus() const { return thread_.allowed(); }
+  // Empty if unknown.
+  std::vector<int> allowed_cpus() const noexcept {
+    try {
+      return thread_.allowed();
+    } catch (const std::bad_alloc&) {
+      return {};
+    }
+  }
 
  private:
   ThreadCpu thread_;
@@ -104,10 +113,17 @@ struct ThreadPool::State {
   alignas(64) std::atomic<uint32_t> epoch{0};  // incremented for each loop; sleeping workers wait on it
   alignas(64) std::atomic<uint32_t> gate{0};   // kOpen + the number of workers inside
   alignas(64) std::atomic<int64_t> next_chunk{0};
+  std::atomic<bool> has_thrown{false};
+  std::exception_ptr thrown;  // by the worker that set has_thrown
 
-  void drain_chunks(int worker) {
-    for (int64_t c; (c = next_chunk.fetch_add(1, std::memory_order_relaxed)) < loop.num_chunks;)
-      loop.call(loop.body, c, worker);
+  void drain_chunks(int worker) noexcept {
+    try {
+      for (int64_t c; (c = next_chunk.fetch_add(1, std::memory_order_relaxed)) < loop.num_chunks;)
+        loop.call(loop.body, c, worker);
+    } catch (...) {
+      next_chunk.store(loop.num_chunks, std::memory_order_relaxed);
+      if (!has_thrown.exchange(true)) thrown = std::current_exception();
+    }
   }
 
   // Stores the worker's CPU only if it has changed, because the other workers read it in each loop.
@@ -199,6 +215,7 @@ void ThreadPool::run_loop(const Loop& loop) {
     const uint32_t inside = s.gate.load(std::memory_order_acquire);
     if (inside != 0) s.gate.wait(inside, std::memory_order_acquire);
   }
+  if (s.has_thrown.exchange(false)) std::rethrow_exception(std::exchange(s.thrown, nullptr));
 }
 
 }  // namespace fp4moe

@@ -22,7 +22,9 @@ class ThreadPool {
 
   int num_threads() const;
   // Calls body(chunk, worker) once for each chunk in [0, num_chunks), worker in [0, num_threads()); returns
-  // when all chunks are done. One run() at a time; body must not call run() of the same pool.
+  // when all chunks are done. One run() at a time; body must not call run() of the same pool. If calls throw,
+  // the chunks not yet begun are skipped, and run() throws the first of their exceptions once no worker is in
+  // a chunk.
   template <class Body>
   void run(int64_t num_chunks, const Body& body) {
     run_loop({&body,

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/guarded.h"
 #include "base/log.h"
 
 namespace fp4moe {
@@ -145,9 +146,13 @@ void MpiLink::send_to_all(FrameOp op, uint32_t value, std::span<const uint8_t> p
 
 void MpiLink::fail(const Status& status) {
   if (!memory_->fail(status)) return;
-  const std::string text = status.message().substr(0, kMaxFailBytes);
-  send_to_all(FrameOp::kFail, static_cast<uint32_t>(status.code()),
-              {reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+  const std::string& text = status.message();
+  // Without memory for the frame, the other processes learn of the failure at their deadline.
+  static_cast<void>(guarded([&]() -> Status {
+    send_to_all(FrameOp::kFail, static_cast<uint32_t>(status.code()),
+                {reinterpret_cast<const uint8_t*>(text.data()), std::min(text.size(), kMaxFailBytes)});
+    return {};
+  }));
 }
 
 void MpiLink::stop() {

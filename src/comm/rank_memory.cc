@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/guarded.h"
 
 namespace fp4moe {
 namespace {
@@ -119,7 +120,7 @@ bool RankMemory::fail(const Status& status) {
   {
     std::lock_guard lock(failure_mutex_);
     if (!failure_.ok()) return false;
-    failure_ = status;
+    failure_ = guarded([&] { return status; }, status.code());  // without memory, the code alone
     failed_.store(true);
   }
   for (const auto& to : locals_) to->doorbell.ring();

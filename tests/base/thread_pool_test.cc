@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <chrono>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -37,6 +39,30 @@ TEST_P(ThreadPoolOf, RunsEveryChunkOfStreamsOnce) {
     std::vector<std::atomic<int>> calls(static_cast<size_t>(chunks));
     run_in_streams(pool, chunks, [&](int64_t chunk) { ++calls.at(static_cast<size_t>(chunk)); });
     for (auto& n : calls) EXPECT_EQ(n, 1);
+  }
+}
+
+// The caller gets one of the exceptions; chunks that had begun are complete, and the pool runs loops as
+// before.
+TEST_P(ThreadPoolOf, ThrowsWhatAChunkThrows) {
+  ThreadPool pool(GetParam());
+  for (int64_t bad = 0; bad < 50; ++bad) {
+    std::atomic<int64_t> begun{0}, ended{0};
+    try {
+      pool.run(50, [&](int64_t chunk, int) {
+        ++begun;
+        if (chunk >= bad) throw std::runtime_error("chunk " + std::to_string(chunk));
+        ++ended;
+      });
+      ADD_FAILURE() << "nothing was thrown from chunk " << bad;
+    } catch (const std::runtime_error& error) {
+      EXPECT_GE(std::stoll(std::string(error.what()).substr(6)), bad);
+    }
+    EXPECT_EQ(ended, bad);
+    EXPECT_LE(begun, bad + GetParam());  // each worker throws at most once
+    std::atomic<int64_t> sum{0};
+    pool.run(50, [&](int64_t chunk, int) { sum += chunk; });
+    EXPECT_EQ(sum, 49 * 50 / 2);
   }
 }
 

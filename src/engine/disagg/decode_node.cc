@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/guarded.h"
 #include "base/printable.h"
 #include "engine/disagg/decode_peer.h"
-#include "engine/disagg/guarded.h"
 
 namespace fp4moe {
 namespace {

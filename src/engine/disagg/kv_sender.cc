@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "engine/disagg/guarded.h"
+#include "base/guarded.h"
 
 namespace fp4moe {
 

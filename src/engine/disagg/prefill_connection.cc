@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "engine/disagg/guarded.h"
+#include "base/guarded.h"
 #include "engine/disagg/kv_handshake.h"
 
 namespace fp4moe {

@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
-#include "engine/disagg/guarded.h"
+#include "base/guarded.h"
 #include "engine/disagg/prefill_connection.h"
 
 namespace fp4moe {

@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <deque>
-#include <exception>
 #include <mutex>
-#include <new>
 #include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/check.h"
+#include "base/guarded.h"
 #include "comm/job.h"
 #include "device/peer_heap.h"
 #include "engine/ranks/gpu_rank.h"
@@ -206,16 +205,10 @@ Status GpuGroup::on_all(const Function& function) {
   if (ranks_.size() == 1) return function(0);
   std::vector<Status> statuses(ranks_.size());
   threads_.run([&](int rank) {
-    Status status;
-    try {
-      status = function(rank);
-    } catch (const std::bad_alloc&) {
-      status = does_not_fit("out of memory");
-    } catch (const std::exception& error) {
-      status = internal_error(error.what());
-    }
-    statuses[rank_index(rank)] = status.with_context("rank " + std::to_string(rank));
+    statuses[rank_index(rank)] = guarded([&] { return function(rank); }, StatusCode::kDoesNotFit);
   });
+  for (size_t r = 0; r < statuses.size(); ++r)
+    statuses[r] = statuses[r].with_context("rank " + std::to_string(r));
   return cause_of(statuses);
 }
 

@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/cpu_info.h"
+#include "base/guarded.h"
 #include "engine/ranks/gpu_group.h"
 #include "engine/ranks/rank.h"
 #include "engine/ranks/rank_config.h"
@@ -228,27 +229,25 @@ Status MultiRankGroup::load(const RankSetup& setup) {
   for (int rank = first; rank < first + count; ++rank)
     ranks_.push_back(std::make_unique<Rank>(setup, rank, &job_->endpoint(rank)));
   const auto load_rank = [&](int i) {
-    Status status;
-    try {
-      status = ranks_[static_cast<size_t>(i)]->load(setup, progress.of(static_cast<size_t>(i)));
-    } catch (const std::bad_alloc&) {
-      status = does_not_fit("out of memory while loading");
-    } catch (const std::exception& error) {
-      status = internal_error(error.what());
-    }
-    Endpoint& endpoint = job_->endpoint(first + i);
-    if (!status.ok() && endpoint.failure().ok())
-      endpoint.fail(status.with_context("rank " + std::to_string(first + i)));
+    const Status status = guarded(
+        [&] {
+          const auto local = static_cast<size_t>(i);
+          return ranks_[local]
+              ->load(setup, progress.of(local))
+              .with_context("rank " + std::to_string(first + i));
+        },
+        StatusCode::kDoesNotFit);
+    if (!status.ok()) job_->endpoint(first + i).fail(status);
   };
   std::vector<std::thread> threads;
   threads.reserve(static_cast<size_t>(count));
-  try {
+  const auto start = [&]() -> Status {
     for (int i = 0; i < count; ++i) threads.emplace_back(load_rank, i);
-  } catch (const std::exception& error) {  // ranks already started see the job's failure
-    job_->endpoint(first).fail(does_not_fit("cannot start a thread for rank " +
-                                            std::to_string(first + static_cast<int>(threads.size())) + ": " +
-                                            error.what()));
-  }
+    return {};
+  };
+  const Status started = guarded(start, StatusCode::kDoesNotFit);
+  if (!started.ok())  // ranks already started see the job's failure
+    job_->endpoint(first).fail(no_thread_for(first + static_cast<int>(threads.size()), started));
   for (std::thread& thread : threads) thread.join();
   return job_->endpoint(first).failure();
 }

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <string>
 #include <utility>
 
 #include "base/check.h"
+#include "base/guarded.h"
 #include "base/log.h"
 #include "comm/communicator.h"
 
@@ -20,6 +20,11 @@ constexpr int64_t kLengthBytes = 64;
 std::string rank_name(int rank) { return "rank " + std::to_string(rank); }
 
 }  // namespace
+
+Status no_thread_for(int rank, const Status& reason) {
+  return guarded([&] { return reason.with_context("cannot start a thread for " + rank_name(rank)); },
+                 reason.code());
+}
 
 int64_t StepRegion::step_bytes(const StepLimits& limits) {
   return kLengthBytes + StepBatches::max_bytes(limits);
@@ -80,14 +85,12 @@ Status StepRunner::start() {
 Status StepRunner::start_threads() {
   const int first = job_.first_rank(), end = first + job_.num_local_ranks();
   threads_.reserve(static_cast<size_t>(end - first));
-  for (int rank = first + 1; rank < end; ++rank) {
-    try {
-      threads_.emplace_back([this, rank] { rank_loop(rank); });
-    } catch (const std::exception& error) {
-      return fail(does_not_fit("cannot start a thread for " + rank_name(rank) + ": " + error.what()));
-    }
-  }
-  return {};
+  const auto start = [&]() -> Status {
+    for (int rank = first + 1; rank < end; ++rank) threads_.emplace_back([this, rank] { rank_loop(rank); });
+    return {};
+  };
+  const Status started = guarded(start, StatusCode::kDoesNotFit);
+  return started.ok() ? started : fail(no_thread_for(first + 1 + static_cast<int>(threads_.size()), started));
 }
 
 Status StepRunner::failure() const {
@@ -188,12 +191,7 @@ Status StepRunner::task_guarded(int rank, const std::string& text) {
 
 // Runs one rank's part of a step or task. An error or exception fails the rank and therefore the job.
 Status StepRunner::run_guarded(int rank, const std::function<Status()>& part) {
-  Status status;
-  try {
-    status = part();
-  } catch (const std::exception& error) {
-    status = internal_error(std::string("forward: ") + error.what());
-  }
+  const Status status = guarded(part);
   if (status.ok()) return status;
   if (!job_failure().ok()) return job_failure();
   return fail(status.with_context(rank_name(rank)));
@@ -208,33 +206,39 @@ Status StepRunner::follow() {
   return job_failure();
 }
 
-// Runs steps until the job ends or fails.
+// Runs steps until the job ends or fails; an error fails the job.
 void StepRunner::rank_loop(int rank) {
+  const Status status = guarded([&] { return run_steps(rank); });
+  if (!status.ok()) job_.endpoint(rank).fail(status);
+}
+
+// Returns OK when the job ends.
+Status StepRunner::run_steps(int rank) {
   Endpoint& endpoint = job_.endpoint(rank);
   StepBatches received;  // not used in process 0
-  if (!endpoint.signal(0, kDone, options_.first_signal + 1).ok()) return;
+  FP4MOE_RETURN_IF_ERROR(endpoint.signal(0, kDone, options_.first_signal + 1));
   for (uint32_t step = options_.first_signal + 1;; ++step) {
     uint32_t seen = 0;
-    if (!endpoint.wait(0, kStep, step, kNoDeadline, &seen).ok()) return;
+    FP4MOE_RETURN_IF_ERROR(endpoint.wait(0, kStep, step, kNoDeadline, &seen));
     std::string text;
     if (job_.process() == 0) {
-      if (ends_) return;
+      if (ends_) return {};
       text = task_text_;
     } else {
       int64_t length = 0;
       const uint8_t* region = endpoint.heap() + options_.region.step_offset;
       std::memcpy(&length, region, sizeof length);
-      if (length == 0) return;
+      if (length == 0) return {};
       const bool is_task = length < 0;
       length = std::clamp<int64_t>(is_task ? -length : length, 0, StepBatches::max_bytes(options_.limits));
       const std::span encoded(region + kLengthBytes, static_cast<size_t>(length));
       if (is_task) text.assign(encoded.begin(), encoded.end());
       const Status status = is_task ? Status() : received.decode(encoded, options_.limits);
-      if (!status.ok()) return void(fail(status.with_context(rank_name(rank))));
+      FP4MOE_RETURN_IF_ERROR(status.with_context(rank_name(rank)));
     }
     const StepBatches& step_of = job_.process() == 0 ? step_ : received;
-    if (!(text.empty() ? run_rank(rank, step_of) : task_guarded(rank, text)).ok()) return;
-    if (!endpoint.signal(0, kDone, step + 1).ok()) return;
+    FP4MOE_RETURN_IF_ERROR(text.empty() ? run_rank(rank, step_of) : task_guarded(rank, text));
+    FP4MOE_RETURN_IF_ERROR(endpoint.signal(0, kDone, step + 1));
   }
 }
 

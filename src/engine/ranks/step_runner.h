@@ -35,6 +35,10 @@ struct StepRegion {
   int64_t logits_bytes(const StepLimits& limits) const { return limits.num_groups * 2 * piece_bytes; }
 };
 
+// Returns `reason` with the words that a rank's thread cannot be started. Without memory for them, its code
+// alone.
+Status no_thread_for(int rank, const Status& reason);
+
 // Runs one rank's model; logits is null except on a group's first rank.
 using RankForward = std::function<Status(int rank, const Batch& batch, float* logits)>;
 // Runs one rank's part of a task that is not a step.
@@ -77,6 +81,7 @@ class StepRunner {
   Status job_failure() const { return job_.endpoint(job_.first_rank()).failure(); }
   Status start_threads();
   void rank_loop(int rank);
+  Status run_steps(int rank);
   Status run_rank(int rank, const StepBatches& step);
   Status run_guarded(int rank, const std::function<Status()>& part);
   Status forward_guarded(int rank, const Batch& batch, float* logits);

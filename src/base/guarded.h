@@ -1,5 +1,5 @@
-// guarded(): runs part of a connection's work so that an exception fails the connection instead of the
-// process.
+// guarded(): runs the work of a thread, connection or rank so that an exception fails that work instead of
+// the process.
 #pragma once
 
 #include <new>
@@ -10,11 +10,11 @@
 
 namespace fp4moe {
 
-// Returns f()'s Status; kUnavailable for std::bad_alloc and std::system_error (no memory, no thread),
+// Returns f()'s Status; `exhausted` for std::bad_alloc and std::system_error (no memory, no thread),
 // kInternal for any other exception.
 template <class F>
-Status guarded(const F& f) noexcept {
-  const Status no_memory(StatusCode::kUnavailable, "no memory");  // short enough not to allocate
+Status guarded(const F& f, StatusCode exhausted = StatusCode::kUnavailable) noexcept {
+  const Status no_memory(exhausted, "no memory");  // short enough not to allocate
   try {
     return f();
   } catch (const std::bad_alloc&) {
@@ -22,7 +22,7 @@ Status guarded(const F& f) noexcept {
   } catch (const std::exception& error) {
     const bool is_of_system = dynamic_cast<const std::system_error*>(&error) != nullptr;
     try {
-      return {is_of_system ? StatusCode::kUnavailable : StatusCode::kInternal, printable(error.what())};
+      return {is_of_system ? exhausted : StatusCode::kInternal, printable(error.what())};
     } catch (const std::bad_alloc&) {
       return no_memory;
     }
