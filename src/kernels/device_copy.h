@@ -16,15 +16,34 @@ struct CopyFromHostArgs {
   HostRows parts[3];
 };
 
-// A copy, in either direction, of the first num_tokens rows of one page in every layer's keys and values
-// (num_tensors tensors).
+// A copy, in either direction, of the first num_tokens tokens of one page in every layer's keys and values
+// (num_tensors tensors). `pages` has heads [first_head, first_head + num_heads) of all_heads; the rows of
+// other heads in `canonical` are neither read nor written.
 struct KvPageCopyArgs {
   uint8_t* pages = nullptr;      // device: [num_tensors, num_pages, num_heads, page_size, row_bytes]
-  uint8_t* canonical = nullptr;  // page-locked: [num_tensors, num_tokens, num_heads, row_bytes]; both 16-byte
+  uint8_t* canonical = nullptr;  // page-locked: [num_tensors, num_tokens, all_heads, row_bytes]; both 16-byte
                                  // aligned, row_bytes % 16 == 0
   int64_t num_tensors = 0, num_pages = 0, num_heads = 0, page_size = 0, row_bytes = 0;
+  int64_t first_head = 0, all_heads = 0;
   int64_t page = 0, num_tokens = 0;
   bool to_device = false;
+
+  // A row to copy; `head` counts from first_head on.
+  struct Row {
+    int64_t tensor = 0, token = 0, head = 0;
+  };
+  constexpr int64_t num_rows() const { return num_tensors * num_tokens * num_heads; }
+  // Rows are numbered in the order of `canonical`.
+  constexpr Row row(int64_t i) const {
+    return {i / num_heads / num_tokens, i / num_heads % num_tokens, i % num_heads};
+  }
+  // The index of a row in `pages` and in `canonical`, in rows.
+  constexpr int64_t index_in_pages(const Row& row) const {
+    return ((row.tensor * num_pages + page) * num_heads + row.head) * page_size + row.token;
+  }
+  constexpr int64_t index_in_canonical(const Row& row) const {
+    return (row.tensor * num_tokens + row.token) * all_heads + first_head + row.head;
+  }
 };
 
 // A copy of one slot of every layer with a state (StateCache) to another slot.

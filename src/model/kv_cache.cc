@@ -9,13 +9,21 @@
 namespace fp4moe {
 
 KvCache::Shape KvCache::shape_of(const ModelConfig& config, const RankLayout& layout) {
+  const int rank = layout.attention_rank();
   if (const auto latent = static_cast<int>(config.mla.kv_lora_rank); latent > 0)
-    return {1, 1, latent + static_cast<int>(config.mla.qk_rope_head_dim), latent, 0, 1};
-  const Shard heads =
-      head_shard(config.num_heads, config.num_kv_heads, layout.attention_tp(), layout.attention_rank()).kv;
+    return {1, 1, latent + static_cast<int>(config.mla.qk_rope_head_dim), latent, 0, 1, rank == 0};
+  const auto heads_of = [&](int of_rank) {
+    return head_shard(config.num_heads, config.num_kv_heads, layout.attention_tp(), of_rank).kv;
+  };
+  const Shard heads = heads_of(rank);
   const auto head_dim = static_cast<int>(config.head_dim);
-  return {2,        static_cast<int>(heads.count), head_dim,
-          head_dim, static_cast<int>(heads.first), static_cast<int>(config.num_kv_heads)};
+  return {.num_tensors = 2,
+          .num_heads = static_cast<int>(heads.count),
+          .row_dim = head_dim,
+          .value_dim = head_dim,
+          .first_head = static_cast<int>(heads.first),
+          .all_heads = static_cast<int>(config.num_kv_heads),
+          .is_first = rank == 0 || heads_of(rank - 1).first != heads.first};
 }
 
 namespace {
@@ -106,45 +114,34 @@ int64_t KvCache::token_bytes(KvLayers layers) const {
          dtype_bits(dtype_) / 8;
 }
 
-void KvCache::check_page(PageId page, int64_t num_tokens) const {
-  const int64_t num_pages = group(page.layers).num_pages;
-  FP4MOE_CHECK(page.page >= 0 && page.page < num_pages && num_tokens >= 0 && num_tokens <= page_size_,
-               "page " + std::to_string(page.page) + " of " + std::to_string(num_pages) + ", " +
-                   std::to_string(num_tokens) + " tokens");
-}
-
+// Calls copy_row(row in the page, offset in the canonical form, bytes) for each row.
 template <class CopyRow>
-void KvCache::for_rows(PageId page, int64_t num_tokens, const CopyRow& copy_row) const {
-  check_page(page, num_tokens);
-  const Group& of = group(page.layers);
-  const int64_t row_bytes = int64_t{shape_.row_dim} * dtype_bits(dtype_) / 8;
-  for (int64_t tensor = 0; tensor < of.num_layers * shape_.num_tensors; ++tensor)
-    for (int64_t head = 0; head < shape_.num_heads; ++head)
-      for (int64_t token = 0; token < num_tokens; ++token) {
-        const int64_t row =
-            ((tensor * of.num_pages + page.page) * shape_.num_heads + head) * page_size_ + token;
-        const int64_t canonical = (tensor * num_tokens + token) * shape_.all_heads + shape_.first_head + head;
-        copy_row(buffer_.data() + of.offset + row * row_bytes, canonical * row_bytes,
-                 static_cast<size_t>(row_bytes));
-      }
+void KvCache::for_rows(const KvPageCopyArgs& copy, const CopyRow& copy_row) {
+  KvPageCopyArgs::Row row;
+  for (row.tensor = 0; row.tensor < copy.num_tensors; ++row.tensor)
+    for (row.head = 0; row.head < copy.num_heads; ++row.head)
+      for (row.token = 0; row.token < copy.num_tokens; ++row.token)
+        copy_row(copy.pages + copy.index_in_pages(row) * copy.row_bytes,
+                 copy.index_in_canonical(row) * copy.row_bytes, static_cast<size_t>(copy.row_bytes));
 }
 
 void KvCache::read_page(PageId page, int64_t num_tokens, uint8_t* canonical) const {
-  for_rows(page, num_tokens, [&](const uint8_t* row, int64_t offset, size_t num_bytes) {
+  for_rows(page_copy(page, num_tokens, canonical), [&](const uint8_t* row, int64_t offset, size_t num_bytes) {
     std::memcpy(canonical + offset, row, num_bytes);
   });
 }
 
 void KvCache::write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) const {
-  for_rows(page, num_tokens, [&](uint8_t* row, int64_t offset, size_t num_bytes) {
+  for_rows(page_copy(page, num_tokens, nullptr), [&](uint8_t* row, int64_t offset, size_t num_bytes) {
     std::memcpy(row, canonical + offset, num_bytes);
   });
 }
 
 KvPageCopyArgs KvCache::page_copy(PageId page, int64_t num_tokens, uint8_t* canonical) const {
-  check_page(page, num_tokens);
-  FP4MOE_CHECK(shape_.num_heads == shape_.all_heads, "page_copy() needs a rank that has all KV heads");
   const Group& of = group(page.layers);
+  FP4MOE_CHECK(page.page >= 0 && page.page < of.num_pages && num_tokens >= 0 && num_tokens <= page_size_,
+               "page " + std::to_string(page.page) + " of " + std::to_string(of.num_pages) + ", " +
+                   std::to_string(num_tokens) + " tokens");
   return {.pages = buffer_.data() + of.offset,
           .canonical = canonical,
           .num_tensors = of.num_layers * shape_.num_tensors,
@@ -152,6 +149,8 @@ KvPageCopyArgs KvCache::page_copy(PageId page, int64_t num_tokens, uint8_t* cano
           .num_heads = shape_.num_heads,
           .page_size = page_size_,
           .row_bytes = int64_t{shape_.row_dim} * dtype_bits(dtype_) / 8,
+          .first_head = shape_.first_head,
+          .all_heads = shape_.all_heads,
           .page = page.page,
           .num_tokens = num_tokens};
 }

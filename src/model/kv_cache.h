@@ -37,8 +37,11 @@ class KvCache {
   // are copied. The pages must be in host memory; copy_kv_page() does the same for pages in GPU memory.
   void read_page(PageId page, int64_t num_tokens, uint8_t* canonical) const;
   void write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) const;
-  // Arguments for copy_kv_page(); the caller sets `to_device`. Precondition: this rank has all KV heads.
+  // Arguments for copy_kv_page(); the caller sets `to_device`.
   KvPageCopyArgs page_copy(PageId page, int64_t num_tokens, uint8_t* canonical) const;
+  // Whether no lower rank of the group has the same heads or latents, so that a group whose ranks with
+  // sends_pages() read a page reads each row once. Every rank must write a page.
+  bool sends_pages() const { return shape_.is_first; }
   // Bytes of one token in canonical form, in all layers of the group.
   int64_t token_bytes(KvLayers layers = KvLayers::kFull) const;
 
@@ -60,7 +63,8 @@ class KvCache {
     int num_tensors = 2;  // 2: keys and values; 1: the values are the first value_dim columns of the keys
     int num_heads = 0, row_dim = 0, value_dim = 0;
     int first_head = 0,
-        all_heads = 0;  // this rank has heads [first_head, first_head + num_heads) of all_heads
+        all_heads = 0;     // this rank has heads [first_head, first_head + num_heads) of all_heads
+    bool is_first = true;  // no lower rank of the group has these heads
   };
   static Shape shape_of(const ModelConfig& config, const RankLayout& layout);
   KvPages pages(int64_t layer, int which) const;
@@ -75,9 +79,8 @@ class KvCache {
   };
   const Group& group(KvLayers layers) const { return groups_[static_cast<size_t>(layers)]; }
   int64_t tensor_bytes(const Group& group) const;
-  void check_page(PageId page, int64_t num_tokens) const;
   template <class CopyRow>
-  void for_rows(PageId page, int64_t num_tokens, const CopyRow& copy_row) const;
+  static void for_rows(const KvPageCopyArgs& copy, const CopyRow& copy_row);
   Buffer buffer_;  // one group after the other
   DType dtype_ = DType::kBF16;
   int page_size_ = 0;

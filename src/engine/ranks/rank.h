@@ -84,8 +84,8 @@ class Rank {
     return kv_.token_bytes(layers) + (draft == nullptr ? 0 : draft->token_bytes());
   }
   void read_page(PageId page, int64_t num_tokens, uint8_t* canonical) const {
-    kv_.read_page(page, num_tokens, canonical);
-    if (const KvCache* const draft = shared_draft_kv(page.layers); draft != nullptr)
+    if (kv_.sends_pages()) kv_.read_page(page, num_tokens, canonical);
+    if (const KvCache* const draft = shared_draft_kv(page.layers); draft != nullptr && draft->sends_pages())
       draft->read_page(page, num_tokens, canonical + num_tokens * kv_.token_bytes());
   }
   void write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) const {

@@ -117,17 +117,15 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Each thread moves 16 bytes; threads are numbered in canonical order.
+// Each thread moves 16 bytes; threads are numbered in canonical order, without other ranks' heads.
 __global__ void __launch_bounds__(kThreads) copy_kv_page_kernel(const __grid_constant__ KvPageCopyArgs a) {
   ptx::grid_dependency_wait();
   const int64_t pieces = a.row_bytes / int64_t{sizeof(uint4)},
                 i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  const int64_t row = i / pieces, head = row % a.num_heads, token = row / a.num_heads % a.num_tokens;
-  const int64_t tensor = row / a.num_heads / a.num_tokens;
-  if (tensor >= a.num_tensors) return;
-  const int64_t place = ((tensor * a.num_pages + a.page) * a.num_heads + head) * a.page_size + token;
-  uint4* in_page = reinterpret_cast<uint4*>(a.pages) + place * pieces + i % pieces;
-  uint4* on_host = reinterpret_cast<uint4*>(a.canonical) + i;
+  const KvPageCopyArgs::Row row = a.row(i / pieces);
+  if (row.tensor >= a.num_tensors) return;
+  uint4* in_page = reinterpret_cast<uint4*>(a.pages) + a.index_in_pages(row) * pieces + i % pieces;
+  uint4* on_host = reinterpret_cast<uint4*>(a.canonical) + a.index_in_canonical(row) * pieces + i % pieces;
   if (a.to_device)
     *in_page = __ldcv(on_host);
   else
@@ -209,8 +207,7 @@ CopyKvPage cuda_copy_kv_page() {
   return [](const KvPageCopyArgs& args) {
     FP4MOE_CHECK(args.row_bytes % int64_t{sizeof(uint4)} == 0,
                  "rows of " + std::to_string(args.row_bytes) + " bytes; legal: multiples of 16");
-    const int64_t rows = args.num_tensors * args.num_tokens * args.num_heads;
-    const int64_t pieces = rows * args.row_bytes / int64_t{sizeof(uint4)};
+    const int64_t pieces = args.num_rows() * args.row_bytes / int64_t{sizeof(uint4)};
     launch("copy_kv_page", cuda::copy_kv_page_kernel,
            {dim3(static_cast<unsigned>(ceil_div(pieces, cuda::kThreads))), dim3(cuda::kThreads)}, args);
   };
