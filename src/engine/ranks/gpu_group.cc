@@ -93,25 +93,23 @@ class GpuGroup final : public RankGroup {
     }
     return cause_of(failures);
   }
-  Status read_page(int, PageId page, int64_t num_tokens, uint8_t* canonical) override {
-    FP4MOE_CHECK(ranks_.size() == 1, "cannot read KV pages of several ranks");
-    return ranks_[0]->read_page(page, num_tokens, canonical);
+  Status read_page(int group, PageId page, int64_t num_tokens, uint8_t* canonical) override {
+    return pages_of(group).read_page(page, num_tokens, {canonical, page_bytes(page, num_tokens)});
   }
-  Status write_page(int, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
-    FP4MOE_CHECK(ranks_.size() == 1, "cannot write KV pages of several ranks");
-    return ranks_[0]->write_page(page, num_tokens, canonical);
+  Status write_page(int group, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
+    return pages_of(group).write_page(page, num_tokens, {canonical, page_bytes(page, num_tokens)});
   }
-  Status read_state(int, int32_t slot, int64_t first, std::span<uint8_t> canonical) override {
-    FP4MOE_CHECK(ranks_.size() == 1, "cannot read states of several ranks");
-    return ranks_[0]->read_state(slot, first, canonical);
+  Status read_state(int group, int32_t slot, int64_t first, std::span<uint8_t> canonical) override {
+    return pages_of(group).read_state(slot, first, canonical);
   }
-  Status write_state(int, int32_t slot, int64_t first, std::span<const uint8_t> canonical) override {
-    FP4MOE_CHECK(ranks_.size() == 1, "cannot write states of several ranks");
-    return ranks_[0]->write_state(slot, first, canonical);
+  Status write_state(int group, int32_t slot, int64_t first, std::span<const uint8_t> canonical) override {
+    return pages_of(group).write_state(slot, first, canonical);
   }
-  Status copy_states(int, std::span<const StateCopy> copies) override {
-    FP4MOE_CHECK(ranks_.size() == 1, "cannot copy states of several ranks between steps");
-    return ranks_[0]->copy_states(copies);
+  Status copy_states(int group, std::span<const StateCopy> copies) override {
+    return on_all([&](int r) {
+      const bool is_of_group = r / layout_.attention_tp() == group;
+      return is_of_group ? ranks_[rank_index(r)]->copy_states(copies) : Status();
+    });
   }
 
   Status follow() override { return internal_error("ranks on GPUs have no leader to follow"); }
@@ -170,6 +168,10 @@ class GpuGroup final : public RankGroup {
   };
   size_t leader_of(int group) const { return rank_index(group * layout_.attention_tp()); }
   Group& group_of(int rank) { return groups_[static_cast<size_t>(rank / layout_.attention_tp())]; }
+  GroupPages& pages_of(int group) { return *pages_[static_cast<size_t>(group)]; }
+  size_t page_bytes(PageId page, int64_t num_tokens) const {
+    return static_cast<size_t>(num_tokens * leader().page_token_bytes(page.layers));
+  }
   void take_batches(std::span<const Batch> batches);
   std::span<const Draft> drafts(int32_t first, size_t count) const;
   int32_t known_to_rank(int32_t id, const Group& group) const;
@@ -188,6 +190,7 @@ class GpuGroup final : public RankGroup {
   std::unique_ptr<PeerHeap> heap_;  // null with one rank
   std::unique_ptr<Job> movers_;     // connects the ranks' threads; null unless several ranks place experts
   std::vector<std::unique_ptr<GpuRank>> ranks_;
+  std::vector<std::unique_ptr<GroupPages>> pages_;  // [dp]
   const RankLayout layout_;
   const DraftShape draft_shape_;
   const EngineConfig flags_;
@@ -226,6 +229,7 @@ Status GpuGroup::load(const RankSetup& setup) {
   FP4MOE_RETURN_IF_ERROR(on_all(
       [&](int r) { return ranks_[rank_index(r)]->load(setup, heap_.get(), progress.of(rank_index(r))); }));
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) { return ranks_[rank_index(r)]->rehearse(); }));
+  FP4MOE_ASSIGN_OR_RETURN(pages_, make_group_pages(ranks_));
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) { return ranks_[rank_index(r)]->record_graphs(setup.flags); }));
   return failure();
 }

@@ -179,74 +179,41 @@ Status GpuRank::rebalance_experts() {
 
 // ---- KV pages and states exchanged with other engines ----------------------------------------------
 
-Status GpuRank::read_page(PageId page, int64_t num_tokens, uint8_t* canonical) {
-  std::lock_guard lock(page_mutex_);
-  FP4MOE_RETURN_IF_ERROR(copy_page(page, num_tokens, /*to_device=*/false));
-  std::copy_n(page_.data(), page_bytes(page, num_tokens), canonical);
-  return {};
-}
-
-Status GpuRank::write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) {
-  std::lock_guard lock(page_mutex_);
-  std::copy_n(canonical, page_bytes(page, num_tokens), page_.data());
-  return copy_page(page, num_tokens, /*to_device=*/true);
-}
-
 // Copies a page of the target, and that of the draft model behind it, which passes may still be computing.
-Status GpuRank::copy_page(PageId page, int64_t num_tokens, bool to_device) {
+Status GpuRank::start_page(PageId page, int64_t num_tokens, uint8_t* staging, CopyDirection direction) {
   FP4MOE_RETURN_IF_ERROR(failure());
   const StreamScope scope(page_stream_);
-  KvPageCopyArgs args = rank_.kv().page_copy(page, num_tokens, page_.data());
-  args.to_device = to_device;
-  cuda_copy_kv_page()(args);
-  if (const KvCache* draft = rank_.shared_draft_kv(page.layers); draft != nullptr) {
-    for (const Event& drafted : drafted_) drafted.hold(page_stream_);
-    args = draft->page_copy(page, num_tokens, page_.data() + num_tokens * rank_.kv().token_bytes());
+  const bool to_device = direction == CopyDirection::kToRank;
+  const auto copy_page = [&](const KvCache& kv, uint8_t* canonical) {
+    if (!to_device && !kv.sends_pages()) return;
+    KvPageCopyArgs args = kv.page_copy(page, num_tokens, canonical);
     args.to_device = to_device;
     cuda_copy_kv_page()(args);
-  }
-  return finish_copy(to_device, "a KV page");
-}
-
-Status GpuRank::finish_copy(bool to_device, const char* what) {
-  const Status status = page_stream_.synchronize();
-  const std::string doing = to_device ? "writing " : "reading ";
-  return status.ok() ? status : keep_failure(status.with_context("GPU, in " + doing + what));
-}
-
-Status GpuRank::read_state(int32_t slot, int64_t first, std::span<uint8_t> canonical) {
-  std::lock_guard lock(page_mutex_);
-  while (!canonical.empty()) {
-    const auto count = std::min(canonical.size(), static_cast<size_t>(page_.num_bytes()));
-    FP4MOE_RETURN_IF_ERROR(copy_state(slot, first, static_cast<int64_t>(count), /*to_device=*/false));
-    std::copy_n(page_.data(), count, canonical.data());
-    canonical = canonical.subspan(count);
-    first += static_cast<int64_t>(count);
+  };
+  copy_page(rank_.kv(), staging);
+  if (const KvCache* const draft = rank_.shared_draft_kv(page.layers); draft != nullptr) {
+    for (const Event& drafted : drafted_) drafted.hold(page_stream_);
+    copy_page(*draft, staging + num_tokens * rank_.kv().token_bytes());
   }
   return {};
 }
 
-Status GpuRank::write_state(int32_t slot, int64_t first, std::span<const uint8_t> canonical) {
-  std::lock_guard lock(page_mutex_);
-  while (!canonical.empty()) {
-    const auto count = std::min(canonical.size(), static_cast<size_t>(page_.num_bytes()));
-    std::copy_n(canonical.data(), count, page_.data());
-    FP4MOE_RETURN_IF_ERROR(copy_state(slot, first, static_cast<int64_t>(count), /*to_device=*/true));
-    canonical = canonical.subspan(count);
-    first += static_cast<int64_t>(count);
-  }
-  return {};
-}
-
-// Copies part of a state between the slot and page_.
-Status GpuRank::copy_state(int32_t slot, int64_t first, int64_t num_bytes, bool to_device) {
+Status GpuRank::start_state(int32_t slot, int64_t first, std::span<uint8_t> staging,
+                            CopyDirection direction) {
   FP4MOE_RETURN_IF_ERROR(failure());
   const StreamScope scope(page_stream_);
-  for (const StateCache::Piece& piece : rank_.states().pieces(slot, first, num_bytes)) {
-    uint8_t* const staged = page_.data() + piece.offset;
+  const bool to_device = direction == CopyDirection::kToRank;
+  for (const StateCache::Piece& piece : rank_.states().pieces(slot, first, std::ssize(staging))) {
+    uint8_t* const staged = staging.data() + piece.offset;
     copy_async(to_device ? piece.data : staged, to_device ? staged : piece.data, piece.num_bytes);
   }
-  return finish_copy(to_device, "a state");
+  return {};
+}
+
+Status GpuRank::finish_copies(const char* what) {
+  const StreamScope scope(page_stream_);
+  const Status status = page_stream_.synchronize();
+  return status.ok() ? status : keep_failure(status.with_context(std::string("GPU, in ") + what));
 }
 
 // ---- sampling -------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@
 #include "device/stream.h"
 #include "engine/ranks/batch_stage.h"
 #include "engine/ranks/executor.h"
+#include "engine/ranks/group_pages.h"
 #include "engine/ranks/rank.h"
 
 namespace fp4moe {
@@ -46,10 +47,10 @@ struct GpuStep {
 
 // Large because a step's inputs, outputs and graphs each have a separate buffer. Methods behave like those of
 // Executor (executor.h) with the same names.
-class GpuRank {
+class GpuRank final : public PageCopier {
  public:
   GpuRank(const RankSetup& setup, int rank);
-  ~GpuRank();
+  ~GpuRank() override;
 
   // Loads this rank's shard and allocates the memory that steps need. `heap`: shared by all ranks, null if
   // there is only one rank; it must outlive this object.
@@ -94,10 +95,11 @@ class GpuRank {
   }
   // Returns OK, or why one of this rank's groups has failed (DeviceCommunicator::failure()).
   Status group_failure() const;
-  Status read_page(PageId page, int64_t num_tokens, uint8_t* canonical);
-  Status write_page(PageId page, int64_t num_tokens, const uint8_t* canonical);
-  Status read_state(int32_t slot, int64_t first, std::span<uint8_t> canonical);
-  Status write_state(int32_t slot, int64_t first, std::span<const uint8_t> canonical);
+  // Beside the steps; `staging` is pinned. Callable from any thread, by one at a time.
+  Status start_page(PageId page, int64_t num_tokens, uint8_t* staging, CopyDirection direction) override;
+  Status start_state(int32_t slot, int64_t first, std::span<uint8_t> staging,
+                     CopyDirection direction) override;
+  Status finish_copies(const char* what) override;
   Status copy_states(std::span<const StateCopy> copies);
   Status finish_steps() { return wait(step_); }
   // After finish_steps(), on all ranks together. Any error is permanent.
@@ -126,6 +128,7 @@ class GpuRank {
   Status make_side_stream();
   Status rehearse_steps(BatchModel model, int64_t most);
   Status rehearse_sampling(int64_t num_rows);
+  Status rehearse_copies();
   Status make_groups(const RankSetup& setup, const PeerHeap& heap);
   Status make_groups_of(BatchModel model, const RankSetup& setup, const PeerHeap& heap);
   // RankContext::device_group and device_world for a model.
@@ -150,9 +153,6 @@ class GpuRank {
   const ModelConfig& config() const { return rank_.config(); }
   int64_t page_size() const { return rank_.kv().page_size(); }
   int64_t num_window_pages() const { return rank_.kv().num_pages(KvLayers::kWindow); }
-  int64_t page_bytes(PageId page, int64_t num_tokens) const {
-    return num_tokens * rank_.page_token_bytes(page.layers);
-  }
   int64_t expert_bytes(int64_t num_rows) const {
     return config().num_layers * num_rows * config().top_k * int64_t{sizeof(int32_t)};
   }
@@ -162,9 +162,6 @@ class GpuRank {
   void sample_rows(SampleRowsArgs args);
   void choose_draft_ids(int64_t num_rows, const GpuStep& step);
   Status put_target_ids(std::span<const int32_t> masked);
-  Status copy_page(PageId page, int64_t num_tokens, bool to_device);
-  Status copy_state(int32_t slot, int64_t first, int64_t num_bytes, bool to_device);
-  Status finish_copy(bool to_device, const char* what);
   void run_copies(std::span<const StateCopy> copies);
   int64_t params_bytes() const { return max_logit_rows_ * int64_t{sizeof(SampleRowParams)}; }
   SampledRow* sampled_rows() { return reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes()); }
@@ -212,15 +209,15 @@ class GpuRank {
   std::map<GraphKey, Graph> graphs_;
   std::string step_ = "loading";  // description of the last step, for errors
   const bool wants_logits_;
-  // For KV pages and states that other threads read and write.
-  std::mutex page_mutex_;
-  Stream page_stream_;
-  Buffer
-      page_;  // pinned, in canonical form: a page, a draft model's behind the target's, or a piece of a state
+  Stream page_stream_;  // for KV pages and states that other threads read and write
   mutable std::mutex mutex_;
   Status failure_;
 };
 
+// Makes the pages of each data-parallel group, with pinned staging. Call after load() of all ranks, which are
+// borrowed.
+Result<std::vector<std::unique_ptr<GroupPages>>> make_group_pages(
+    std::span<const std::unique_ptr<GpuRank>> ranks);
 // Connects the ranks' threads, for weights that move between GPUs through host memory. Call before load().
 Result<std::unique_ptr<Job>> connect_movers(std::span<const std::unique_ptr<GpuRank>> ranks,
                                             const RankSetup& setup);

@@ -21,8 +21,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kStateStagingBytes = 1 << 20;  // of a state, which is copied piece by piece
-constexpr int kStreams = 3;                      // of a rank: stream_, page_stream_ and side_
+constexpr int kStreams = 3;  // of a rank: stream_, page_stream_ and side_
 
 }  // namespace
 
@@ -165,10 +164,6 @@ Status GpuRank::allocate(const RankSetup& setup) {
   FP4MOE_ASSIGN_OR_RETURN(experts_, Buffer::make(expert_bytes(options.max_batch_tokens), device_memory()));
   FP4MOE_ASSIGN_OR_RETURN(host_experts_, Buffer::make(experts_.num_bytes(), pinned_memory()));
   FP4MOE_ASSIGN_OR_RETURN(page_stream_, Stream::make());
-  const int64_t most_bytes =
-      std::max({page_bytes(0, page_size()), page_bytes({0, KvLayers::kWindow}, page_size()),
-                std::min(StateCache::bytes_per_slot(config(), rank_.layout()), kStateStagingBytes)});
-  FP4MOE_ASSIGN_OR_RETURN(page_, Buffer::make(most_bytes, pinned_memory()));
   buckets_ = decode_buckets(std::max<int64_t>(max_logit_rows_ / per_request, 1), setup.flags.cuda_graph_bs,
                             per_request);
   return allocate_host_buffers(sample_bytes, edit_bytes);
@@ -258,7 +253,20 @@ Status GpuRank::rehearse() {
     FP4MOE_RETURN_IF_ERROR(wait("the rehearsal of " + std::to_string(key.rows) + " decode rows"));
   }
   rehearse_groups(false);
+  FP4MOE_RETURN_IF_ERROR(rehearse_copies());
   return wait("the rehearsal");
+}
+
+// The kernels that copy pages and slots: later, loading one on its first use could wait for another rank's
+// kernels, which may be waiting for this rank's next step.
+Status GpuRank::rehearse_copies() {
+  FP4MOE_ASSIGN_OR_RETURN(const Buffer token,
+                          Buffer::make(rank_.page_token_bytes(KvLayers::kFull), pinned_memory()));
+  std::fill_n(token.data(), token.num_bytes(), uint8_t{0});
+  FP4MOE_RETURN_IF_ERROR(start_page(0, 1, token.data(), CopyDirection::kToRank));
+  FP4MOE_RETURN_IF_ERROR(finish_copies("the rehearsal"));
+  const StateCopy scrap[] = {{0, 0}};
+  return rank_.states().num_slots() > 0 ? copy_states(scrap) : Status();
 }
 
 Status GpuRank::rehearse_steps(BatchModel model, int64_t most) {
@@ -332,6 +340,27 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
            std::to_string(largest) + " rows in " + took + ", " +
            size_string(std::max<int64_t>(0, before.free_bytes - after.free_bytes)));
   return {};
+}
+
+Result<std::vector<std::unique_ptr<GroupPages>>> make_group_pages(
+    std::span<const std::unique_ptr<GpuRank>> ranks) {
+  constexpr int64_t kStateStagingBytes = 1 << 20;  // of a state, which is copied piece by piece
+  const Rank& any = ranks[0]->rank();
+  const int64_t token_bytes =
+      std::max(any.page_token_bytes(KvLayers::kFull), any.page_token_bytes(KvLayers::kWindow));
+  const int64_t most_bytes = std::max(any.kv().page_size() * token_bytes,
+                                      std::min(StateCache::bytes_per_slot(any.config()), kStateStagingBytes));
+  const int num_ranks = any.layout().attention_tp();
+  std::vector<std::unique_ptr<GroupPages>> groups;
+  for (int first = 0; first < any.layout().tp; first += num_ranks) {
+    FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(gpu_of_rank(first)));
+    const DeviceScope on_gpu(*gpu);
+    FP4MOE_ASSIGN_OR_RETURN(Buffer staging, Buffer::make(most_bytes, pinned_memory()));
+    std::vector<PageCopier*> copiers;
+    for (int r = first; r < first + num_ranks; ++r) copiers.push_back(ranks[static_cast<size_t>(r)].get());
+    groups.push_back(std::make_unique<GroupPages>(std::move(copiers), first, std::move(staging)));
+  }
+  return groups;
 }
 
 Result<std::unique_ptr<Job>> connect_movers(std::span<const std::unique_ptr<GpuRank>> ranks,

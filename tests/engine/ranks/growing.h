@@ -70,9 +70,9 @@ class Growing {
   // The contents of all pages in canonical form, sequence by sequence.
   std::vector<std::vector<uint8_t>> pages() {
     std::vector<std::vector<uint8_t>> all;
-    each_page([&](int32_t page, int64_t num_tokens) {
+    each_page([&](size_t s, int32_t page, int64_t num_tokens) {
       all.emplace_back(static_cast<size_t>(num_tokens * ranks_->kv_token_bytes()));
-      EXPECT_TRUE(ranks_->read_page(0, page, num_tokens, all.back().data()).ok());
+      EXPECT_TRUE(ranks_->read_page(group_of(s), page, num_tokens, all.back().data()).ok());
     });
     return all;
   }
@@ -80,7 +80,8 @@ class Growing {
   std::vector<std::vector<uint8_t>> states() {
     std::vector<std::vector<uint8_t>> all;
     if (config_.has_state()) all.resize(3, std::vector<uint8_t>(static_cast<size_t>(ranks_->state_bytes())));
-    for (size_t s = 0; s < all.size(); ++s) EXPECT_TRUE(ranks_->read_state(0, slot_of(s), 0, all[s]).ok());
+    for (size_t s = 0; s < all.size(); ++s)
+      EXPECT_TRUE(ranks_->read_state(group_of(s), slot_of(s), 0, all[s]).ok());
     return all;
   }
   // Continues from `other`'s pages and states by copying them instead of computing rows.
@@ -88,12 +89,12 @@ class Growing {
     for (size_t s = 0; s < 3; ++s) tokens_[s] = other.tokens_[s];
     const auto all = other.pages();
     auto next = all.begin();
-    each_page([&](int32_t page, int64_t num_tokens) {
-      EXPECT_TRUE(ranks_->write_page(0, page, num_tokens, (next++)->data()).ok());
+    each_page([&](size_t s, int32_t page, int64_t num_tokens) {
+      EXPECT_TRUE(ranks_->write_page(group_of(s), page, num_tokens, (next++)->data()).ok());
     });
     const auto states = other.states();
     for (size_t s = 0; s < states.size(); ++s)
-      EXPECT_TRUE(ranks_->write_state(0, slot_of(s), 0, states[s]).ok());
+      EXPECT_TRUE(ranks_->write_state(group_of(s), slot_of(s), 0, states[s]).ok());
   }
 
   // Appends the tokens and runs them; experts() then returns this step's experts. Data-parallel group g of n
@@ -174,14 +175,15 @@ class Growing {
   }
 
   static int32_t slot_of(size_t s) { return static_cast<int32_t>(s) + 1; }
+  int group_of(size_t s) const { return static_cast<int>(s) % ranks_->num_groups(); }
 
-  // Calls function(page, number of tokens in it) for every page.
+  // Calls function(sequence, page, number of tokens in it) for every page.
   template <class Function>
   void each_page(const Function& function) const {
     const int64_t size = ranks_->page_size();
     for (size_t s = 0; s < 3; ++s)
       for (int64_t first = 0; first < std::ssize(tokens_[s]); first += size)
-        function(pages_[s][static_cast<size_t>(first / size)],
+        function(s, pages_[s][static_cast<size_t>(first / size)],
                  std::min(size, std::ssize(tokens_[s]) - first));
   }
 

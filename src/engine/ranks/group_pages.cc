@@ -1,0 +1,83 @@
+#include "engine/ranks/group_pages.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+
+namespace fp4moe {
+
+// Calls start(rank) -> Status for the ranks until one fails. Then waits for all ranks, also after an error,
+// because they use the staging buffer.
+template <class Start>
+Status GroupPages::copy(const char* what, const Start& start) {
+  Status status;
+  const auto keep = [&](const Status& of_rank, size_t index) {
+    if (!status.ok() || of_rank.ok()) return;
+    const std::string rank = "rank " + std::to_string(first_rank_ + static_cast<int>(index));
+    status = ranks_.size() == 1 ? of_rank : of_rank.with_context(rank);
+  };
+  for (size_t i = 0; i < ranks_.size() && status.ok(); ++i) keep(start(*ranks_[i]), i);
+  for (size_t i = 0; i < ranks_.size(); ++i) keep(ranks_[i]->finish_copies(what), i);
+  return status;
+}
+
+void GroupPages::check_fits(size_t num_bytes) const {
+  FP4MOE_CHECK(static_cast<int64_t>(num_bytes) <= staging_.num_bytes(),
+               "a page of " + std::to_string(num_bytes) + " bytes for a staging buffer of " +
+                   std::to_string(staging_.num_bytes()));
+}
+
+Status GroupPages::read_page(PageId page, int64_t num_tokens, std::span<uint8_t> canonical) {
+  std::lock_guard lock(mutex_);
+  check_fits(canonical.size());
+  FP4MOE_RETURN_IF_ERROR(copy("reading a KV page", [&](PageCopier& rank) {
+    return rank.start_page(page, num_tokens, staging_.data(), CopyDirection::kFromRank);
+  }));
+  std::copy_n(staging_.data(), canonical.size(), canonical.data());
+  return {};
+}
+
+Status GroupPages::write_page(PageId page, int64_t num_tokens, std::span<const uint8_t> canonical) {
+  std::lock_guard lock(mutex_);
+  check_fits(canonical.size());
+  std::copy_n(canonical.data(), canonical.size(), staging_.data());
+  return copy("writing a KV page", [&](PageCopier& rank) {
+    return rank.start_page(page, num_tokens, staging_.data(), CopyDirection::kToRank);
+  });
+}
+
+// Calls copy_piece(offset, staging of its bytes) for pieces that fit into the staging buffer.
+template <class CopyPiece>
+Status GroupPages::for_pieces(int64_t num_bytes, const CopyPiece& copy_piece) const {
+  const std::span<uint8_t> staging(staging_.data(), static_cast<size_t>(staging_.num_bytes()));
+  for (int64_t offset = 0; offset < num_bytes; offset += staging_.num_bytes()) {
+    const int64_t count = std::min(staging_.num_bytes(), num_bytes - offset);
+    FP4MOE_RETURN_IF_ERROR(copy_piece(offset, staging.first(static_cast<size_t>(count))));
+  }
+  return {};
+}
+
+Status GroupPages::read_state(int32_t slot, int64_t first, std::span<uint8_t> canonical) {
+  std::lock_guard lock(mutex_);
+  return for_pieces(std::ssize(canonical), [&](int64_t offset, std::span<uint8_t> piece) -> Status {
+    FP4MOE_RETURN_IF_ERROR(copy("reading a state", [&](PageCopier& rank) {
+      return rank.start_state(slot, first + offset, piece, CopyDirection::kFromRank);
+    }));
+    std::ranges::copy(piece, canonical.data() + offset);
+    return {};
+  });
+}
+
+Status GroupPages::write_state(int32_t slot, int64_t first, std::span<const uint8_t> canonical) {
+  std::lock_guard lock(mutex_);
+  return for_pieces(std::ssize(canonical), [&](int64_t offset, std::span<uint8_t> piece) {
+    std::copy_n(canonical.data() + offset, piece.size(), piece.data());
+    return copy("writing a state", [&](PageCopier& rank) {
+      return rank.start_state(slot, first + offset, piece, CopyDirection::kToRank);
+    });
+  });
+}
+
+}  // namespace fp4moe
