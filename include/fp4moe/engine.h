@@ -65,7 +65,10 @@ struct EngineStats {
   // waiting for the prefill engine's first token, and requests waiting for its pages.
   int64_t num_held_reqs = 0, num_awaited_reqs = 0, num_transferring_reqs = 0;
   int64_t kv_transfer_bytes_total = 0;  // bytes of KV pages and states sent (prefill) or received (decode)
-  int64_t num_prompts_total = 0;        // prompts prefilled
+  // Seconds from the request for a prompt's pages to the last of them or of its state, summed over prompts;
+  // and seconds of copies between the connection's buffers and the KV pages and states.
+  double kv_transfer_seconds_total = 0, kv_transfer_copy_seconds_total = 0;
+  int64_t num_prompts_total = 0;  // prompts prefilled
   // Tokens in these prompts, including cached ones; output tokens.
   int64_t prompt_tokens_total = 0, generation_tokens_total = 0;
   int64_t cached_tokens_total = 0;  // prompt tokens served from cached KV pages

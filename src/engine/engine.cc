@@ -109,7 +109,7 @@ class EngineImpl final : public Engine {
   EngineStats stats() const override {
     EngineStats stats = loop_->stats();
     stats.load_seconds = load_seconds_;
-    if (prefill_node_ != nullptr) stats.kv_transfer_bytes_total = prefill_node_->kv_bytes_sent();
+    if (prefill_node_ != nullptr) put_traffic(prefill_node_->traffic(), stats);
     return stats;
   }
   ExpertLoad expert_load() const override {

@@ -1,7 +1,6 @@
 // DecodeNode: a decode engine's side of the connections to prefill nodes (engine/disagg/kv_wire.h).
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -12,6 +11,7 @@
 #include "base/log_limit.h"
 #include "engine/disagg/byte_budget.h"
 #include "engine/disagg/kv_lease.h"
+#include "engine/disagg/kv_traffic.h"
 #include "engine/disagg/kv_wire.h"
 #include "engine/disagg/node_link.h"
 
@@ -59,7 +59,7 @@ class DecodeNode {
   // Ends the room: no further events except those already queued. No effect if it is already released.
   void release(uint64_t room);
 
-  int64_t kv_bytes_received() const { return kv_bytes_.load(); }
+  KvTrafficTotals traffic() const { return traffic_.totals(); }
   int num_peers() const { return static_cast<int>(peers_.size()); }  // call on ask()'s thread
 
  private:
@@ -74,7 +74,7 @@ class DecodeNode {
   const DecodeNodeOptions options_;
   const std::function<void(KvEvent)> on_event_;
   LogLimit log_limit_;
-  std::atomic<int64_t> kv_bytes_{0};
+  KvTraffic traffic_;
   const std::shared_ptr<ByteBudget> budget_;
   uint64_t num_rooms_ = 0;
   Peers peers_;

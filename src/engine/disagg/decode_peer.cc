@@ -9,7 +9,11 @@
 
 namespace fp4moe {
 DecodeNode::Peer::Peer(DecodeNode& node, std::string name, NodeAddress address, std::string last_error)
-    : node_(node), name_(std::move(name)), address_(std::move(address)), last_error_(std::move(last_error)) {}
+    : node_(node),
+      name_(std::move(name)),
+      address_(std::move(address)),
+      sender_(node.traffic_),
+      last_error_(std::move(last_error)) {}
 
 DecodeNode::Peer::~Peer() {
   {
@@ -44,6 +48,7 @@ void DecodeNode::Peer::take(uint64_t room, std::shared_ptr<KvLease> pages, int64
   if (found == rooms_.end()) return;  // its failure event is queued
   found->second.pages = std::move(pages);
   found->second.next_page = first;
+  found->second.taken_at = Clock::now();
   std::string payload(sizeof first, '\0');
   std::memcpy(payload.data(), &first, sizeof first);
   if (!sender_.post(KvFrameType::kTake, room, std::move(payload))) socket_->shut_down();
@@ -165,8 +170,10 @@ Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::span<c
   if (page.index != found.next_page)
     return data_loss("received page " + std::to_string(page.index) + ", expected page " +
                      std::to_string(found.next_page));
-  node_.kv_bytes_.fetch_add(shape.bytes_of(page.index));
-  if (const Status status = found.pages->write(page.index, payload.subspan(sizeof page)); !status.ok()) {
+  const auto before = Clock::now();
+  const Status status = found.pages->write(page.index, payload.subspan(sizeof page));
+  node_.traffic_.count_part(shape.bytes_of(page.index), Clock::now() - before);
+  if (!status.ok()) {
     release(room);
     if (status.code() != StatusCode::kCancelled)
       node_.on_event_({.room = room, .id = found.id, .status = status});
@@ -178,6 +185,7 @@ Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::span<c
     if (const auto it = rooms_.find(room); it != rooms_.end()) ++it->second.next_page;
   }
   if (!is_last) return {};
+  node_.traffic_.count_transfer(Clock::now() - found.taken_at);
   release(room);
   node_.on_event_({.kind = KvEvent::Kind::kArrived, .room = room, .id = found.id});
   return {};

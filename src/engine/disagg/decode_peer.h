@@ -42,6 +42,7 @@ class DecodeNode::Peer {
     std::string id;
     std::shared_ptr<KvLease> pages;  // set by take()
     int64_t next_page = 0;
+    Clock::time_point taken_at;  // take() was called
   };
 
   void run() noexcept;

@@ -28,6 +28,7 @@ bool KvSender::post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t
                .room = room,
                .pages = std::move(pages),
                .next = first,
+               .posted = KvTraffic::Clock::now(),
                .on_failure = std::move(on_failure)});
 }
 
@@ -78,15 +79,19 @@ Status KvSender::send_part(KvSocket& socket, uint64_t epoch, Item& item) {
   std::vector<uint8_t> frame = open_kv_frame(item.type, epoch, item.room, int64_t{sizeof part} + num_bytes);
   const std::span<uint8_t> payload = kv_payload(frame);
   std::memcpy(payload.data(), &part, sizeof part);
+  const auto before = KvTraffic::Clock::now();
   if (const Status status = item.pages->read(item.next, payload.subspan(sizeof part)); !status.ok()) {
     item.pages = nullptr;
     if (status.code() != StatusCode::kCancelled) item.on_failure(status);
     return {};
   }
+  const auto copy = KvTraffic::Clock::now() - before;
   seal_kv_frame(frame);
   FP4MOE_RETURN_IF_ERROR(socket.send(frame));
-  kv_bytes_.fetch_add(num_bytes);
-  if (++item.next == shape.num_parts()) item.pages = nullptr;
+  traffic_.count_part(num_bytes, copy);
+  if (++item.next < shape.num_parts()) return {};
+  item.pages = nullptr;
+  traffic_.count_transfer(KvTraffic::Clock::now() - item.posted);
   return {};
 }
 

@@ -3,7 +3,6 @@
 // messages nor the transfers of other requests for long.
 #pragma once
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -15,6 +14,7 @@
 
 #include "engine/disagg/kv_lease.h"
 #include "engine/disagg/kv_socket.h"
+#include "engine/disagg/kv_traffic.h"
 #include "engine/disagg/kv_wire.h"
 
 namespace fp4moe {
@@ -24,6 +24,9 @@ class KvSender {
   // Limits on queued payload bytes and queued items.
   static constexpr int64_t kMaxQueuedBytes = 256 << 20;
   static constexpr size_t kMaxQueuedItems = 1 << 16;
+
+  // Counts the parts that it sends; the counters are borrowed while run() runs.
+  explicit KvSender(KvTraffic& traffic) : traffic_(traffic) {}
 
   // Thread-safe; never waits for the connection. Items posted before run() are sent once it runs. Returns
   // false and drops the item if a queue limit is reached because the other node receives too slowly.
@@ -38,7 +41,6 @@ class KvSender {
   // receiver too.
   void run(KvSocket& socket, uint64_t epoch) noexcept;
   void stop();
-  int64_t kv_bytes_sent() const { return kv_bytes_.load(); }
 
  private:
   struct Item {
@@ -47,6 +49,7 @@ class KvSender {
     std::string payload;
     std::shared_ptr<KvLease> pages;  // if set, sent instead of the payload
     int64_t next = 0;                // part to send
+    KvTraffic::Clock::time_point posted;
     std::function<void(const Status&)> on_failure;
   };
   bool push(Item item);
@@ -55,12 +58,12 @@ class KvSender {
   Status send(KvSocket& socket, uint64_t epoch, Item& item);
   Status send_part(KvSocket& socket, uint64_t epoch, Item& item);
 
+  KvTraffic& traffic_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;
   int64_t queued_bytes_ = 0;  // payload bytes
   bool stopped_ = false;
-  std::atomic<int64_t> kv_bytes_{0};
 };
 
 }  // namespace fp4moe

@@ -25,7 +25,8 @@ PrefillNode::Connection::Connection(PrefillNode& node, std::unique_ptr<KvSocket>
       loop_(node.loop_),
       socket_(std::move(socket)),
       peer_(socket_->peer()),
-      epoch_(random_epoch()) {}
+      epoch_(random_epoch()),
+      sender_(node.traffic_) {}
 
 void PrefillNode::Connection::start() {
   thread_ = std::thread([this] { run(); });

@@ -31,7 +31,6 @@ class PrefillNode::Connection : public std::enable_shared_from_this<Connection> 
   bool open();
   // When the last room was closed; time_point::max() while there are rooms.
   Clock::time_point idle_since();
-  int64_t kv_bytes_sent() const { return sender_.kv_bytes_sent(); }
 
  private:
   struct Room {

@@ -91,7 +91,6 @@ void PrefillNode::reap() {
   std::erase_if(connections_, [this](const auto& c) {
     if (c->state() != Connection::State::kEnded) return false;
     c->join();
-    ended_bytes_ += c->kv_bytes_sent();
     return true;
   });
 }
@@ -129,13 +128,6 @@ Status PrefillNode::admit(Connection& connection) {
     idlest->shut_down();
   }
   return connection.open() ? Status() : unavailable("too many connections are exchanging their hello");
-}
-
-int64_t PrefillNode::kv_bytes_sent() const {
-  std::lock_guard lock(mutex_);
-  int64_t total = ended_bytes_;
-  for (const auto& connection : connections_) total += connection->kv_bytes_sent();
-  return total;
 }
 
 int PrefillNode::num_connections() const {

@@ -13,6 +13,7 @@
 #include "base/log_limit.h"
 #include "engine/disagg/byte_budget.h"
 #include "engine/disagg/kv_listener.h"
+#include "engine/disagg/kv_traffic.h"
 #include "engine/disagg/kv_wire.h"
 #include "engine/disagg/node_link.h"
 #include "engine/step/step_loop.h"
@@ -46,7 +47,7 @@ class PrefillNode {
   ~PrefillNode();
 
   int port() const { return listener_.port(); }
-  int64_t kv_bytes_sent() const;
+  KvTrafficTotals traffic() const { return traffic_.totals(); }
   // Connections whose threads have not ended.
   int num_connections() const;
 
@@ -68,10 +69,10 @@ class PrefillNode {
   const std::shared_ptr<ByteBudget> budget_ = ByteBudget::make(kMessageBytes);
   KvListener listener_;
   LogLimit log_limit_;
+  KvTraffic traffic_;
   std::chrono::steady_clock::time_point accepts_from_;  // end of the last connection's accept interval
   mutable std::mutex mutex_;
   std::vector<std::shared_ptr<Connection>> connections_;  // oldest first
-  int64_t ended_bytes_ = 0;                               // pages sent by connections that have ended
   std::thread thread_;
 };
 

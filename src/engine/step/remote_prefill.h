@@ -41,7 +41,7 @@ class RemotePrefill {
   // Call after planning, for every scheduled sequence. Returns true if the sequence can decode now.
   Result<bool> fetch_pages(Sequence& sequence, DpScheduler& scheduler);
   void leave_room(Sequence& sequence);
-  int64_t kv_bytes_received() const { return node_.kv_bytes_received(); }
+  KvTrafficTotals traffic() const { return node_.traffic(); }
 
  private:
   void start_decoding(Sequence& sequence);

@@ -397,7 +397,7 @@ void StepLoop::publish() {
       pending_, [](const auto& s) { return s->grammar.ticket.valid() && !s->grammar.ticket.is_ready(); });
   if (grammars_ != nullptr) totals_.num_grammar_queue_reqs += grammars_->num_awaiting_masks();
   if (remote_prefill_ != nullptr) {
-    totals_.kv_transfer_bytes_total = remote_prefill_->kv_bytes_received();
+    put_traffic(remote_prefill_->traffic(), totals_);
     totals_.num_awaited_reqs = std::ranges::count_if(
         pending_, [](const auto& s) { return !s->disagg.prefill_node.empty() && !s->disagg.first_token; });
     listed_.clear();
