@@ -32,6 +32,26 @@ def exit_without_gpu(binary, model):
         sys.exit(SKIPPED)
 
 
+@contextlib.contextmanager
+def environment(**variables):
+    """Sets variables of the environment, also for processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def ranks_share_gpus(ranks):
+    """Lets as many ranks share a GPU as there are too few GPUs for."""
+    return environment(FP4MOE_RANKS_PER_GPU=str(-(-ranks // num_gpus())))
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

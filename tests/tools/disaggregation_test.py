@@ -121,9 +121,18 @@ def stream(url, prompt, tokens, on_event=None):
     return 200, events
 
 
+def print_rates(node):
+    """Prints how fast a node's KV pages and states were sent or received, and how fast its copies were."""
+    num_bytes = metric(node.url, "kv_transfer_bytes_total")
+    whole, copies = (metric(node.url, f"kv_transfer_{name}seconds_total") for name in ("", "copy_"))
+    print(f"{' '.join(node.command[2:])}: {num_bytes:.0f} bytes at {num_bytes / whole / 1e9:.3f} GB/s, "
+          f"copies at {num_bytes / copies / 1e9:.3f} GB/s")
+
+
 class Disaggregation(unittest.TestCase):
-    def check_model(self, model, prefill_flags, decode_flags):
-        with Serve(BINARY, model, *LIMITS, *DEVICE, *POOL, *prefill_flags) as one:
+    def check_model(self, model, prefill_flags, decode_flags, flags=None):
+        """The nodes give the answers of one server with `flags`, by default those of the prefill node."""
+        with Serve(BINARY, model, *LIMITS, *DEVICE, *POOL, *(prefill_flags if flags is None else flags)) as one:
             want, went, listed = answers(one.url), experts(one.url), check_listed_ids(one.url)
         for _, output, without_output in listed:
             self.assertEqual(without_output, output[:1])
@@ -133,9 +142,12 @@ class Disaggregation(unittest.TestCase):
                 self.assertEqual(answers(router.url), want, "with warm caches")
                 self.assertEqual(experts(router.url), went)
                 self.assertEqual(check_listed_ids(router.url), listed)
-                self.assertGreater(metric(d.url, "kv_transfer_bytes_total"), 0)
                 for node in (p, d):
                     self.assertTrue(eventually(node.is_empty), node.role)
+                    self.assertGreater(metric(node.url, "kv_transfer_bytes_total"), 0)
+                    self.assertGreater(metric(node.url, "kv_transfer_copy_seconds_total"), 0)
+                    self.assertGreater(metric(node.url, "kv_transfer_seconds_total"), 0)
+                    print_rates(node)
             self.assertEqual(router.exit_code, 0)
 
     def test_sliding_windows(self):
@@ -196,15 +208,19 @@ class Disaggregation(unittest.TestCase):
                               answer["error"]["message"])
 
     # The kernels differ in the last bits, but not in the greedy text of these prompts.
-    @unittest.skipUnless(CUDA, "needs a GPU")
-    def test_a_gpu_and_a_cpu(self):
-        prompts, devices = PROMPTS[2:], (["--device", "cpu"], ["--device", "cuda"])
+    def check_gpu_and_cpu(self, *flags):
+        """flags: of the node on a GPU or on several."""
+        prompts, devices = PROMPTS[2:], (["--device", "cpu"], ["--device", "cuda", *flags])
         for model in (GPTOSS, DSV3, QWEN35):
             with Serve(BINARY, model, *LIMITS, *devices[0], *POOL) as one:
                 want = [generate(one.url, p)[1]["text"] for p in prompts]
             for first, second in (devices, devices[::-1]):
                 with Node("prefill", model, *first) as p, Node("decode", model, *second) as d, Router([p], [d]) as router:
                     self.assertEqual([generate(router.url, p)[1]["text"] for p in prompts], want, (model, first))
+
+    @unittest.skipUnless(CUDA, "needs a GPU")
+    def test_a_gpu_and_a_cpu(self):
+        self.check_gpu_and_cpu()
 
     @unittest.skipIf(CUDA, "runs several ranks on a CPU")
     def test_latents_and_other_ranks(self):
@@ -314,11 +330,11 @@ class Disaggregation(unittest.TestCase):
                 for node in (p, d):
                     self.assertTrue(eventually(node.is_empty), node.role)
 
-    def check_kill(self, victim):
+    def check_kill(self, victim, prefill_flags=(), decode_flags=()):
         """Kills one side under continuous load: its requests fail with an error that names it, and after a restart
         requests succeed again."""
         with contextlib.ExitStack() as stack:
-            nodes = {"prefill": Node("prefill", GPTOSS), "decode": Node("decode", GPTOSS)}
+            nodes = {"prefill": Node("prefill", GPTOSS, *prefill_flags), "decode": Node("decode", GPTOSS, *decode_flags)}
             for node in nodes.values():
                 node.__enter__()
                 stack.callback(lambda n=node: n.process.poll() is None and n.kill())

@@ -6,7 +6,6 @@ checks the accuracy of serve + eval.
 The exit status is 77 if there is no usable GPU.
 """
 import base64
-import contextlib
 import json
 import math
 import os
@@ -20,8 +19,9 @@ import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "server"))
 sys.dont_write_bytecode = True
+from demo_scores import demo_scores  # noqa: E402
 from listed_ids import check_listed_ids  # noqa: E402
-from serve_process import Serve, exit_without_gpu, num_gpus  # noqa: E402
+from serve_process import Serve, exit_without_gpu, ranks_share_gpus  # noqa: E402
 
 BINARY, MODELS = sys.argv[1:3]
 LEAST_SCORE = 0.98
@@ -29,7 +29,6 @@ W4A16, W4A8, W4A4 = (5e-3, 6e-2, 0.985), (6e-2, 1, 0.95), (6e-2, 1, 0)
 # The KV cache in 8 bits; docs/numerics.md has the errors.
 FP8_KV, W4A16_FP8_KV = ("--kv-cache-dtype", "fp8_e4m3"), (2e-2, 1, 0.97)
 DEMOS, DELTA = ["demo-gptoss-mxfp4", "demo-dsv3-nvfp4"], "demo-qwen35-nvfp4"
-FORMS = {"gsm8k": "gsm8k_form.jsonl", "gpqa": "gpqa_form.csv"}
 
 
 def tensors(path):
@@ -58,15 +57,8 @@ def argmax(row):
     return max(range(len(row)), key=row.__getitem__)
 
 
-@contextlib.contextmanager
-def ranks_share_gpus(flags):
-    """Lets as many ranks share a GPU as there are too few GPUs for."""
-    ranks, gpus = int(flags[flags.index("--tp") + 1]), num_gpus()
-    os.environ["FP4MOE_RANKS_PER_GPU"] = str(-(-ranks // gpus))
-    try:
-        yield
-    finally:
-        del os.environ["FP4MOE_RANKS_PER_GPU"]
+def num_ranks(flags):
+    return int(flags[flags.index("--tp") + 1])
 
 
 class GpuDemo(unittest.TestCase):
@@ -170,25 +162,18 @@ class GpuDemo(unittest.TestCase):
         self.assertGreater(len(set(ids)), k)
 
     def check_ranks(self, demo, *flags):
-        with ranks_share_gpus(flags):
+        with ranks_share_gpus(num_ranks(flags)):
             self.check_logits(demo, "w4a16", W4A16, flags=flags)
             self.check_accuracy(demo, *flags)
 
     def check_accuracy_of_ranks(self, demo, *flags):
-        with ranks_share_gpus(flags):
+        with ranks_share_gpus(num_ranks(flags)):
             self.check_accuracy(demo, *flags)
 
     def check_accuracy(self, demo, *flags, least=LEAST_SCORE):
         with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda", *flags) as serve:
             check_listed_ids(serve.url)
-            for name, data in FORMS.items():
-                with tempfile.TemporaryDirectory() as folder:
-                    report = os.path.join(folder, "report.json")
-                    subprocess.run([BINARY, "eval", "--base-url", serve.url, "--eval-name", name, "--data-path",
-                                    os.path.join(MODELS, "evals", data), "--num-threads", "64", "--max-tokens", "256",
-                                    "--output-json", report], check=True, stdout=subprocess.DEVNULL)
-                    with open(report) as file:
-                        score = json.load(file)["rounds"][0]["score"]
+            for name, score in demo_scores(BINARY, MODELS, serve.url).items():
                 print(f"{demo} {' '.join(flags)} {name}: score {score:.3f}")
                 self.assertGreaterEqual(score, least)
 
