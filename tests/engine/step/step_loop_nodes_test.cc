@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -213,10 +214,11 @@ TEST_P(SomeSample, OnlyTheLastWindowPagesTravel) {
   EXPECT_TRUE(nodes.decode_is_empty());
 }
 
-// Many requests run at once, with data-parallel groups on one side and a decode pool so small that some
+// Many requests run at once, with data-parallel groups on either side and a decode pool so small that some
 // requests queue and are retracted while others continue.
 TEST_P(SomeSample, AFullPoolQueuesAndRetractsWithoutLoss) {
-  for (const auto& [reuses, window] : {std::pair(false, 0), {true, 0}, {false, 6}, {true, 6}}) {
+  for (const auto& [reuses, window, prefill_groups, decode_groups] :
+       {std::tuple(false, 0, 2, 1), {true, 0, 1, 2}, {false, 6, 1, 2}, {true, 6, 2, 1}, {true, 6, 2, 3}}) {
     LoopShape decode = decode_shape(), prefill = prefill_shape();
     decode.num_pages = 12;
     decode.context_length = 40;
@@ -224,7 +226,8 @@ TEST_P(SomeSample, AFullPoolQueuesAndRetractsWithoutLoss) {
     decode.num_window_pages = window == 0 ? 0 : 7;
     prefill.num_window_pages = window == 0 ? 0 : 9;
     decode.reuses_prefixes = prefill.reuses_prefixes = reuses;
-    prefill.num_groups = 2;
+    prefill.num_groups = prefill_groups;
+    decode.num_groups = decode_groups;
     prefill.num_pages = 32;
     Nodes nodes(decode, prefill);
     std::vector<Collector> collectors(24);
