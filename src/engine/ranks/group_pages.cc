@@ -8,8 +8,8 @@
 
 namespace fp4moe {
 
-// Calls start(rank) -> Status for the ranks until one fails. Then waits for all ranks, also after an error,
-// because they use the staging buffer.
+// Calls start(rank) -> Status for the ranks until one fails. Then waits for all ranks, also after an error or
+// an exception, because they use the staging buffer.
 template <class Start>
 Status GroupPages::copy(const char* what, const Start& start) {
   Status status;
@@ -18,8 +18,16 @@ Status GroupPages::copy(const char* what, const Start& start) {
     const std::string rank = "rank " + std::to_string(first_rank_ + static_cast<int>(index));
     status = ranks_.size() == 1 ? of_rank : of_rank.with_context(rank);
   };
-  for (size_t i = 0; i < ranks_.size() && status.ok(); ++i) keep(start(*ranks_[i]), i);
-  for (size_t i = 0; i < ranks_.size(); ++i) keep(ranks_[i]->finish_copies(what), i);
+  const auto finish = [&] {
+    for (size_t i = 0; i < ranks_.size(); ++i) keep(ranks_[i]->finish_copies(what), i);
+  };
+  try {
+    for (size_t i = 0; i < ranks_.size() && status.ok(); ++i) keep(start(*ranks_[i]), i);
+  } catch (...) {
+    finish();
+    throw;
+  }
+  finish();
   return status;
 }
 

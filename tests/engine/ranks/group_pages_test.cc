@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <random>
 #include <thread>
@@ -32,6 +33,7 @@ struct HostRank final : PageCopier {
 
   Status start_page(PageId page, int64_t num_tokens, uint8_t* staging, CopyDirection direction) override {
     FP4MOE_RETURN_IF_ERROR(start_failure);
+    if (throws) throw std::bad_alloc();
     start(kv, page, num_tokens, staging, direction);
     if (draft && page.layers == KvLayers::kFull)
       start(*draft, page, num_tokens, staging + num_tokens * kv.token_bytes(), direction);
@@ -74,6 +76,7 @@ struct HostRank final : PageCopier {
   std::vector<std::function<void()>> copies;
   int64_t bytes_sent = 0;
   Status start_failure, finish_failure;
+  bool throws = false;
 };
 
 struct HostGroup {
@@ -242,6 +245,9 @@ TEST(GroupPages, AnErrorNamesTheRankAndEndsAllCopies) {
   };
   check(&HostRank::start_failure, "rank 5: no GPU");
   check(&HostRank::finish_failure, "rank 5: reading a KV page: no GPU");
+  group.ranks[1]->throws = true;
+  EXPECT_THROW(static_cast<void>(group.pages->write_page(2, kPageSize, page)), std::bad_alloc);
+  for (const auto& rank : group.ranks) EXPECT_TRUE(rank->copies.empty());
 }
 
 // Each thread has a page, which it writes and reads while the other threads do the same.
