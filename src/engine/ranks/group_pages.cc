@@ -1,7 +1,6 @@
 #include "engine/ranks/group_pages.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "base/check.h"

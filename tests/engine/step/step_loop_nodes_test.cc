@@ -46,7 +46,10 @@ TEST_P(SomeSample, AnswersAreThoseOfOneEngine) {
                 one.run(prompt, greedy(num_answer)).token_ids);
     }
   EXPECT_EQ(nodes.run(prompt_of(5), greedy(0)).reason(), FinishReason::kLength);
-  EXPECT_GT((*nodes.decode)->stats().kv_transfer_bytes_total, 0);
+  const EngineStats stats = (*nodes.decode)->stats();
+  EXPECT_GT(stats.kv_transfer_bytes_total, 0);
+  EXPECT_GT(stats.kv_transfer_copy_seconds_total, 0);
+  EXPECT_GT(stats.kv_transfer_seconds_total, stats.kv_transfer_copy_seconds_total);
   EXPECT_GT(nodes.decode->executor().num_finishes, 5);  // before other threads fill pages
   EXPECT_TRUE(nodes.prefill_is_empty());
   EXPECT_TRUE(nodes.decode_is_empty());
