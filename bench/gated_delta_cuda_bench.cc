@@ -95,18 +95,24 @@ class DeltaCalls {
  public:
   DeltaCalls(const DeltaLayer& layer, int64_t sequences, int64_t rows_each)
       : layer_(layer), sequences_(sequences), rows_(rows_each) {
-    std::vector<int32_t> first, position(static_cast<size_t>(sequences), 64), slots;
+    std::vector<int32_t> first, position(static_cast<size_t>(sequences), 64), slots, zeros(position.size());
     for (int64_t s = 0; s <= sequences; ++s) first.push_back(static_cast<int32_t>(s * rows_each));
     for (int64_t s = 0; s < layer.max_slots(); ++s) slots.push_back(static_cast<int32_t>(s));
     first_ = must(Buffer::copy_of(first.data(), static_cast<int64_t>(first.size()) * 4, device_memory()));
     position_ = must(Buffer::copy_of(position.data(), sequences * 4, device_memory()));
     slots_ = must(Buffer::copy_of(slots.data(), layer.max_slots() * 4, device_memory()));
+    zeros_ = must(Buffer::copy_of(zeros.data(), sequences * 4, device_memory()));
   }
   void enqueue(const DenseOps& ops, int64_t call) const {
     DeviceBatch batch;
-    batch.num_sequences = sequences_, batch.max_rows = rows_, batch.num_rows = sequences_ * rows_;
-    batch.first_row = first_.as<int32_t>(), batch.first_position = position_.as<int32_t>();
-    batch.slots = slots_.as<int32_t>() + call % (layer_.max_slots() / sequences_) * sequences_;
+    batch.num_rows = sequences_ * rows_;
+    batch.states = {.num_sequences = sequences_,
+                    .max_rows = rows_,
+                    .first_row = first_.as<int32_t>(),
+                    .first_position = position_.as<int32_t>(),
+                    .slots = slots_.as<int32_t>() + call % (layer_.max_slots() / sequences_) * sequences_,
+                    .num_replayed = zeros_.as<int32_t>(),
+                    .num_tentative = zeros_.as<int32_t>()};
     GatedDeltaArgs args = layer_.args();
     args.device_batch = &batch;
     args.out.rows = batch.num_rows;
@@ -117,7 +123,7 @@ class DeltaCalls {
  private:
   const DeltaLayer& layer_;
   int64_t sequences_, rows_;
-  Buffer first_, position_, slots_;
+  Buffer first_, position_, slots_, zeros_;
 };
 
 struct DeltaSize {

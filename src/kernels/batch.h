@@ -53,6 +53,19 @@ struct ChosenTokens {
   int64_t stride = 0;
 };
 
+// The sequences of a batch in device memory, for layers with states: all rows of a sequence together, also
+// where a DeviceBatch presents each row as a sequence. Kernels read what else they need of a sequence, so
+// that a recorded graph serves all numbers of replayed rows and drafts.
+struct DeviceStates {
+  int64_t num_sequences = 0;                // padded: sequences past the last have no rows
+  int64_t max_rows = 0;                     // the most new rows of any sequence; 1: decode without drafts
+  const int32_t* first_row = nullptr;       // [num_sequences + 1]
+  const int32_t* first_position = nullptr;  // [num_sequences]: of the first new token
+  const int32_t* slots = nullptr;           // [num_sequences]
+  const int32_t* num_replayed = nullptr;    // [num_sequences]: as in SequenceRows
+  const int32_t* num_tentative = nullptr;   // [num_sequences]: as in SequenceRows
+};
+
 // A whole batch in device memory, for kernels that find a row's sequence by themselves. Sizes are those with
 // which a graph was recorded: rows after those of the last sequence (row_sequence -1) are padding, for which
 // kernels write only zeros to their outputs. The batch is complete before the step's first kernel lets the
@@ -73,7 +86,7 @@ struct DeviceBatch {
   const int32_t* first_position = nullptr;     // [num_sequences]: of the first new token
   const int32_t* page_table = nullptr;         // [num_sequences, max_pages]
   const int32_t* window_page_table = nullptr;  // the same, as in SequenceRows
-  const int32_t* slots = nullptr;              // [num_sequences], padded with 0
+  DeviceStates states;                         // null arrays: a model without states
   // [num_logit_rows], ascending, padded with 0. If num_logit_rows is num_rows: all rows in order.
   const int64_t* logit_rows = nullptr;
   int64_t num_logit_rows = 0;

@@ -14,7 +14,7 @@ constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + kAlign - 1) / 
 
 int64_t packed_bytes(const StageLimits& l) {
   const int64_t rows = 2 * padded(l.max_rows * 4) + (l.has_feature_rows ? 2 : 1) * padded(l.max_rows * 8);
-  const int64_t sequences = (l.has_slots ? 3 : 2) * padded((l.max_sequences + 1) * 4);
+  const int64_t sequences = (l.has_slots ? 7 : 2) * padded((l.max_sequences + 1) * 4);
   return rows + sequences + padded(l.max_logit_rows * 8);
 }
 
@@ -64,7 +64,7 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   int32_t* first_row = take(out.num_sequences + 1, &out.first_row);
   int32_t* first_position = take(out.num_sequences, &out.first_position);
   int64_t* logit_rows = take(out.num_logit_rows, &out.logit_rows);
-  int32_t* slots = limits_.has_slots ? take(out.num_sequences, &out.slots) : nullptr;
+  if (limits_.has_slots) write_states(batch, out);
   if (limits_.has_feature_rows) write_feature_rows(batch, out);
   out.page_table = reinterpret_cast<const int32_t*>(device_.data() + page_table_begin_);
   if (limits_.has_window_pages)
@@ -77,27 +77,58 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   std::fill(row_sequence, row_sequence + num_rows, -1);
   std::fill(first_row, first_row + out.num_sequences + 1, static_cast<int32_t>(t));
   std::fill(first_position, first_position + out.num_sequences, 0);
-  if (slots != nullptr) std::fill(slots, slots + out.num_sequences, 0);
   used_pages_ = used_page_rows_ = 0;
   const auto add = [&](const SequenceRows& rows) {
     const int64_t s = used_page_rows_++;
     std::fill_n(row_sequence + rows.first_row, rows.num_rows, static_cast<int32_t>(s));
     first_row[s] = static_cast<int32_t>(rows.first_row);
     first_position[s] = static_cast<int32_t>(rows.first_position);
-    if (slots != nullptr) slots[s] = rows.slot;
     out.max_rows = std::max(out.max_rows, rows.num_rows);
     write_tables(rows, s);
   };
   for (const SequenceRows& rows : batch.sequences) {
     if (!decode) add(rows);
     for (int64_t i = 0; decode && i < rows.num_rows; ++i)
-      add({rows.first_row + i, 1, rows.first_position + i, rows.page_table, rows.window_page_table,
-           rows.slot});
+      add({rows.first_row + i, 1, rows.first_position + i, rows.page_table, rows.window_page_table});
   }
   out.max_rows = std::max<int64_t>(out.max_rows, 1);
   for (int64_t i = 0; i < out.num_logit_rows; ++i)
     logit_rows[i] = decode ? i : batch.logit_rows[static_cast<size_t>(i)];
   return out;
+}
+
+// A graph serves every number of replayed rows and drafts, and every distribution of its rows to sequences.
+void BatchStage::write_states(const Batch& batch, DeviceBatch& out) {
+  const int64_t count = std::ssize(batch.sequences), per_request = limits_.rows_per_request;
+  const int64_t most_requests = std::max<int64_t>(limits_.max_logit_rows / per_request, 1);
+  const bool decode = decodes(batch);
+  DeviceStates& states = out.states;
+  states.num_sequences = decode ? std::min(out.num_rows, most_requests) : count;
+  states.max_rows = decode ? per_request : 1;
+  FP4MOE_CHECK(count <= states.num_sequences,
+               std::to_string(count) + " sequences; legal: at most " + std::to_string(states.num_sequences));
+  const auto fill = [&](int64_t size, const int32_t** on_device, int64_t padding, const auto& value) {
+    int32_t* values = take(size, on_device);
+    for (const SequenceRows& rows : batch.sequences) *values++ = static_cast<int32_t>(value(rows));
+    std::fill_n(values, size - count, static_cast<int32_t>(padding));
+  };
+  const int64_t n = states.num_sequences;
+  fill(n + 1, &states.first_row, std::ssize(batch.token_ids),
+       [](const auto& rows) { return rows.first_row; });
+  fill(n, &states.first_position, 0, [](const auto& rows) { return rows.first_position; });
+  fill(n, &states.slots, 0, [](const auto& rows) { return rows.slot; });
+  fill(n, &states.num_replayed, 0, [](const auto& rows) { return rows.num_replayed; });
+  fill(n, &states.num_tentative, 0, [](const auto& rows) { return rows.num_tentative; });
+  for (const SequenceRows& rows : batch.sequences) {
+    states.max_rows = std::max(states.max_rows, rows.num_rows);
+    FP4MOE_CHECK(std::max(rows.num_replayed, rows.num_tentative) < per_request &&
+                     rows.num_replayed < std::max<int64_t>(rows.first_position, 1) &&
+                     rows.num_tentative < std::max<int64_t>(rows.num_rows, 1),
+                 std::to_string(rows.num_replayed) + " replayed rows and " +
+                     std::to_string(rows.num_tentative) + " drafts among " + std::to_string(rows.num_rows) +
+                     " rows from position " + std::to_string(rows.first_position) +
+                     " on; a step has at most " + std::to_string(per_request) + " rows of a request");
+  }
 }
 
 // Rows without features take those of row 0: padding, and rows of a model that takes none.

@@ -19,7 +19,7 @@ struct StageLimits {
   int64_t max_pages = 0;          // per sequence; also the number of columns in every step's page table
   bool has_window_pages = false;  // window layers have a second page table
   bool has_feature_rows = false;  // for a draft model (Batch::feature_rows)
-  bool has_slots = false;         // sequences have states (SequenceRows::slot)
+  bool has_slots = false;         // sequences have states (SequenceRows::slot), and replay rows for drafts
 };
 
 class BatchStage {
@@ -29,7 +29,8 @@ class BatchStage {
 
   // Returns the batch padded to num_rows >= T rows. In a decode step (decodes()) every row becomes a sequence
   // of one row with a copy of its sequence's page table, so that kernels compute it as in a step without
-  // drafts; the sequences and logit rows are padded to num_rows too. Enqueues the copies on the current
+  // drafts; the sequences and logit rows are padded to num_rows too. Layers with states take the batch's own
+  // sequences, padded to num_rows or to the most requests. Enqueues the copies on the current
   // stream. Host memory alternates between two buffers, so the copies for the step before last must have
   // completed. Device addresses depend only on sizes.
   DeviceBatch put(const Batch& batch, int64_t num_rows);
@@ -43,6 +44,7 @@ class BatchStage {
   template <class T>
   T* take(int64_t count, const T** on_device);
   void write_tables(const SequenceRows& rows, int64_t sequence);
+  void write_states(const Batch& batch, DeviceBatch& out);
   void write_feature_rows(const Batch& batch, DeviceBatch& out);
   HostRows table_copy(int64_t begin, bool is_used);
 

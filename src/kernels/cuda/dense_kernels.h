@@ -20,7 +20,8 @@ void head_linear(const HeadLinearArgs& args, ThreadPool& pool);
 void silu_mul(const SiluMulArgs& args, ThreadPool& pool);
 void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool& pool);
 void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool& pool);
-// The recurrence for every sequence, or for those with at most most_rows new rows, others being left alone.
+// The recurrence for every sequence, or for those with at most most_rows new rows, replayed rows or drafts,
+// others being left alone.
 void gated_delta(const GatedDeltaArgs& args, ThreadPool& pool);
 void gated_delta_rows(const GatedDeltaArgs& args, int most_rows);
 // Chunks for sequences with many new rows (dense/gated_delta_chunks.h), the recurrence for others.

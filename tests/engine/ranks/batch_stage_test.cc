@@ -30,7 +30,9 @@ class Stage {
     b.positions = on_host(b.positions);
     b.logit_rows = on_host(b.logit_rows);
     if (b.feature_rows != nullptr) b.feature_rows = on_host(b.feature_rows);
-    if (b.slots != nullptr) b.slots = on_host(b.slots);
+    DeviceStates& s = b.states;
+    for (auto** p : {&s.first_row, &s.first_position, &s.slots, &s.num_replayed, &s.num_tentative})
+      if (*p != nullptr) *p = on_host(*p);
     return b;
   }
   bool decodes(const Batch& batch) const { return stage_.decodes(batch); }
@@ -118,21 +120,76 @@ TEST(BatchStage, RowsOfADraftModelHaveFeatureRows) {
   EXPECT_EQ(values(b.page_table, 5), (Values{1, 2, 3, 4, 5}));
 }
 
-TEST(BatchStage, SequencesHaveSlots) {
+// For five requests.
+constexpr StageLimits with_states(int64_t rows_per_request) {
   StageLimits limits = kLimits;
+  limits.max_sequences = limits.max_logit_rows = 5 * rows_per_request;
   limits.has_slots = true;
-  limits.rows_per_request = 2;
-  Stage stage(limits);
-  const std::vector<int32_t> ids = {11, 12, 13}, pages0 = {7, 8}, pages1 = {3};
+  limits.rows_per_request = rows_per_request;
+  return limits;
+}
+
+TEST(BatchStage, SequencesHaveStates) {
+  Stage stage(with_states(1));
+  const std::vector<int32_t> ids = {11, 12, 13}, pages0 = {7, 8}, pages1 = {3}, pages2 = {1};
   const std::vector<int64_t> positions = {20, 21, 5}, all = {0, 1, 2}, last = {1, 2};
-  const std::vector<SequenceRows> sequences = {{0, 2, 20, pages0, {}, 9}, {2, 1, 5, pages1, {}, 4}};
-  const DeviceBatch prefill = stage.write({ids, positions, sequences, last}, 3);
-  EXPECT_EQ(values(prefill.slots, 2), (Values{9, 4}));
+  const std::vector<SequenceRows> prompts = {{0, 2, 20, pages0, {}, 9}, {2, 1, 5, pages1, {}, 4}};
+  const DeviceBatch prefill = stage.write({ids, positions, prompts, last}, 3);
+  EXPECT_EQ(prefill.states.num_sequences, 2);
+  EXPECT_EQ(prefill.states.max_rows, 2);
+  EXPECT_EQ(values(prefill.states.first_row, 3), (Values{0, 2, 3}));
+  EXPECT_EQ(values(prefill.states.first_position, 2), (Values{20, 5}));
+  EXPECT_EQ(values(prefill.states.slots, 2), (Values{9, 4}));
+  EXPECT_EQ(values(prefill.states.num_replayed, 2), (Values{0, 0}));
+  EXPECT_EQ(values(prefill.states.num_tentative, 2), (Values{0, 0}));
   EXPECT_EQ(values(prefill.logit_rows, 2), (Values{1, 2}));
-  const DeviceBatch decode = stage.write({ids, positions, sequences, all}, 5);
-  EXPECT_EQ(values(decode.slots, 5), (Values{9, 9, 4, 0, 0}));
-  EXPECT_EQ(values(stage.write({}, 2).slots, 2), (Values{0, 0}));
-  EXPECT_EQ(Stage().write({ids, positions, sequences, all}, 3).slots, nullptr);
+  const std::vector<SequenceRows> decoding = {
+      {0, 1, 20, pages0, {}, 9}, {1, 1, 21, pages1, {}, 4}, {2, 1, 5, pages2, {}, 2}};
+  const DeviceBatch decode = stage.write({ids, positions, decoding, all}, 5);
+  EXPECT_EQ(decode.states.num_sequences, 5);
+  EXPECT_EQ(decode.states.max_rows, 1);
+  EXPECT_EQ(values(decode.states.first_row, 6), (Values{0, 1, 2, 3, 3, 3}));
+  EXPECT_EQ(values(decode.states.slots, 5), (Values{9, 4, 2, 0, 0}));
+  EXPECT_EQ(values(stage.write({}, 2).states.slots, 2), (Values{0, 0}));
+  EXPECT_EQ(Stage().write({ids, positions, decoding, all}, 3).states.slots, nullptr);
+}
+
+// Layers with states take the rows of a sequence together, also in a decode step.
+TEST(BatchStage, DraftsOfASequenceWithAStateStayTogether) {
+  Stage stage(with_states(3));
+  const std::vector<int32_t> ids(7), pages0 = {7, 8}, pages1 = {3};
+  const std::vector<int64_t> positions = {20, 21, 22, 5, 30, 31, 32}, all = {0, 1, 2, 3, 4, 5, 6};
+  const std::vector<SequenceRows> sequences = {
+      {0, 3, 20, pages0, {}, 9, 1, 2}, {3, 1, 5, pages1, {}, 4, 2, 0}, {4, 2, 30, pages1, {}, 3, 0, 1}};
+  const Batch batch{std::span(ids).first(6), std::span(positions).first(6), sequences,
+                    std::span(all).first(6)};
+  const DeviceBatch padding = stage.write({}, 8);
+  const DeviceBatch b = stage.write(batch, 8);
+  EXPECT_EQ(values(b.row_sequence, 8), (Values{0, 1, 2, 3, 4, 5, -1, -1}));
+  EXPECT_EQ(values(b.first_position, 8), (Values{20, 21, 22, 5, 30, 31, 0, 0}));
+  EXPECT_EQ(b.max_rows, 1);
+  EXPECT_EQ(b.states.num_sequences, 5);
+  EXPECT_EQ(b.states.max_rows, 3);
+  EXPECT_EQ(values(b.states.first_row, 6), (Values{0, 3, 4, 6, 6, 6}));
+  EXPECT_EQ(values(b.states.first_position, 5), (Values{20, 5, 30, 0, 0}));
+  EXPECT_EQ(values(b.states.slots, 5), (Values{9, 4, 3, 0, 0}));
+  EXPECT_EQ(values(b.states.num_replayed, 5), (Values{1, 2, 0, 0, 0}));
+  EXPECT_EQ(values(b.states.num_tentative, 5), (Values{2, 0, 1, 0, 0}));
+  // A graph is recorded with padding of the same sizes and addresses.
+  EXPECT_EQ(padding.states.num_sequences, b.states.num_sequences);
+  EXPECT_EQ(padding.states.max_rows, b.states.max_rows);
+  EXPECT_EQ(padding.states.first_row, b.states.first_row);
+  EXPECT_EQ(padding.states.num_replayed, b.states.num_replayed);
+  EXPECT_EQ(padding.states.num_tentative, b.states.num_tentative);
+  EXPECT_EQ(stage.write({}, 4).states.num_sequences, 4);
+  // Beside a prompt, whose rows have no logits.
+  const std::vector<SequenceRows> mixed = {{0, 3, 20, pages0, {}, 9, 1, 2}, {3, 4, 0, pages1, {}, 4}};
+  const DeviceBatch m = stage.write({ids, positions, mixed, std::span(all).first(3)}, 7);
+  EXPECT_EQ(m.states.num_sequences, 2);
+  EXPECT_EQ(m.states.max_rows, 4);
+  EXPECT_EQ(values(m.states.first_row, 3), (Values{0, 3, 7}));
+  EXPECT_EQ(values(m.states.num_replayed, 2), (Values{1, 0}));
+  EXPECT_EQ(values(m.states.num_tentative, 2), (Values{2, 0}));
 }
 
 TEST(BatchStage, WindowLayersHaveASecondPageTable) {

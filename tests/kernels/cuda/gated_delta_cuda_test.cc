@@ -3,120 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
-#include "device/graph.h"
-#include "device/stream.h"
-#include "kernels/cuda/device_array.h"
-#include "kernels/delta_case.h"
-#include "support/compare.h"
+#include "kernels/cuda/delta_on_gpu.h"
 
 namespace fp4moe {
 namespace {
-
-struct Outputs {
-  std::vector<float> out, recurrent, conv;
-  bool operator==(const Outputs& other) const {
-    return same_bits(out, other.out) && same_bits(recurrent, other.recurrent) && same_bits(conv, other.conv);
-  }
-};
-
-class GatedDeltaCuda : public testing::Test {
- protected:
-  void wait() {
-    const Status status = current_stream().synchronize();
-    ASSERT_TRUE(status.ok()) << status.message();
-  }
-
-  // Runs batches of sequences one after the other. Sequences past the last of a batch have no rows, as in a
-  // padded decode step.
-  Outputs run(const DeltaCase& c, const std::vector<std::vector<SequenceRows>>& batches, int64_t num_slots,
-              DType dtype = DType::kF32, int64_t num_padding = 2, bool records = false) {
-    Slots slots = c.slots(num_slots);
-    const DeviceArray<float> qkv(c.qkv), z(c.z), ba(c.ba), conv_weight(c.conv_weight), decay(c.decay),
-        dt_bias(c.dt_bias), norm(c.norm_weight), recurrent(slots.recurrent), conv(slots.conv);
-    const DeviceArray<float> out_f32(dtype == DType::kF32 ? c.tokens * c.columns() : 0);
-    const DeviceArray<bf16> out_bf16(dtype == DType::kBF16 ? c.tokens * c.columns() : 0);
-    void* const out = dtype == DType::kF32 ? static_cast<void*>(out_f32.data()) : out_bf16.data();
-    GatedDeltaArgs args = c.args(slots, {out, dtype, c.tokens, c.columns()});
-    args.qkv = qkv.data(), args.z = z.data(), args.b = ba.data(), args.a = ba.data() + c.dims.value_heads;
-    args.conv_weight = conv_weight.data(), args.decay = decay.data(), args.dt_bias = dt_bias.data();
-    args.norm_weight = norm.data();
-    args.slots = {recurrent.data(), conv.data(), num_slots};
-    const DeviceArray<uint8_t> workspace(
-        ops_->gated_delta_workspace_bytes == nullptr ? 0 : ops_->gated_delta_workspace_bytes(args, c.tokens));
-    args.workspace = workspace.data();
-    for (const std::vector<SequenceRows>& batch : batches) {
-      std::vector<int32_t> first_row, first_position, sequence_slots;
-      DeviceBatch on_device;
-      for (const SequenceRows& s : batch) {
-        on_device.max_rows = std::max(on_device.max_rows, s.num_rows);
-        first_row.push_back(static_cast<int32_t>(s.first_row));
-        first_position.push_back(static_cast<int32_t>(s.first_position));
-        sequence_slots.push_back(s.slot);
-      }
-      const auto count = batch.size() + static_cast<size_t>(num_padding);
-      on_device.num_rows = batch.back().first_row + batch.back().num_rows;
-      first_row.resize(count + 1, static_cast<int32_t>(on_device.num_rows));
-      first_position.resize(count), sequence_slots.resize(count);
-      const DeviceArray<int32_t> rows(first_row), positions(first_position), used_slots(sequence_slots);
-      on_device.num_sequences = static_cast<int64_t>(count);
-      on_device.first_row = rows.data();
-      on_device.first_position = positions.data();
-      on_device.slots = used_slots.data();
-      args.device_batch = &on_device;
-      const auto launch_once = [&] {
-        ops_->gated_delta(args, pool_);
-        return Status();
-      };
-      if (records) {
-        const Result<Graph> graph = Graph::capture(stream_, launch_once);
-        EXPECT_TRUE(graph.ok());
-        graph->launch(stream_);
-      } else {
-        EXPECT_TRUE(launch_once().ok());
-      }
-      wait();
-    }
-    return {dtype == DType::kF32 ? out_f32.values() : to_float(out_bf16.values()), recurrent.values(),
-            conv.values()};
-  }
-
-  Outputs expected(const DeltaCase& c, const std::vector<std::vector<SequenceRows>>& batches,
-                   int64_t num_slots) {
-    Slots slots = c.slots(num_slots);
-    ActBuffer out(DType::kF32, c.tokens, c.columns());
-    for (const std::vector<SequenceRows>& batch : batches) c.run(ref_dense_ops(), batch, slots, out, pool_);
-    return {out.values(), slots.recurrent, slots.conv};
-  }
-
-  // Slots that no sequence has keep their NaN.
-  static void expect_near(const std::vector<float>& actual, const std::vector<float>& expected, double most,
-                          const std::string& what) {
-    ASSERT_EQ(actual.size(), expected.size());
-    double squares = 0, difference = 0;
-    for (size_t i = 0; i < actual.size(); ++i) {
-      ASSERT_EQ(std::isnan(actual[i]), std::isnan(expected[i])) << what << ", element " << i;
-      if (std::isnan(expected[i])) continue;
-      squares += double{expected[i]} * expected[i];
-      difference += (double{actual[i]} - expected[i]) * (double{actual[i]} - expected[i]);
-    }
-    EXPECT_LE(std::sqrt(difference), most * std::sqrt(squares)) << what;
-  }
-
-  const DenseOps* ops_ = cuda_dense_ops();
-  ThreadPool pool_{2};
-  Stream stream_ = std::move(Stream::make()).value();
-  StreamScope scope_{stream_};
-};
-
-std::vector<std::vector<SequenceRows>> cuts(const std::vector<int64_t>& pieces, int32_t slot) {
-  std::vector<std::vector<SequenceRows>> batches;
-  int64_t at = 0;
-  for (const int64_t n : pieces) {
-    batches.push_back({{.first_row = at, .num_rows = n, .first_position = at, .slot = slot}});
-    at += n;
-  }
-  return batches;
-}
 
 constexpr Dims kDims[] = {{1, 1, 1, 1},     {2, 2, 16, 16},   {1, 4, 24, 40},  {2, 4, 40, 24},
                           {1, 2, 7, 81},    {2, 4, 128, 128}, {1, 8, 64, 128}, {1, 1, 256, 160},
@@ -248,32 +138,6 @@ TEST_F(GatedDeltaCuda, ChunksOfLargeBatchesDoNotDependOnOtherSequences) {
   expect_near(crowd.out, wanted.out, 2e-5, "out");
   expect_near(crowd.recurrent, wanted.recurrent, 2e-5, "recurrent");
   expect_near(crowd.conv, wanted.conv, 0, "conv");
-}
-
-// The heads of one of two ranks.
-DeltaCase shard(const DeltaCase& c, int rank) {
-  DeltaCase part({c.dims.key_heads / 2, c.dims.value_heads / 2, c.dims.dk, c.dims.dv}, c.tokens);
-  const int64_t keys = int64_t{part.dims.key_heads} * part.dims.dk, heads = part.dims.value_heads;
-  const auto channel = [&](int64_t i) {
-    if (i < 2 * keys) return i / keys * 2 * keys + rank * keys + i % keys;
-    return 4 * keys + rank * part.columns() + i - 2 * keys;
-  };
-  for (int64_t t = 0; t < c.tokens; ++t) {
-    for (int64_t i = 0; i < part.channels(); ++i)
-      part.qkv[t * (part.channels() + 3) + i] = c.qkv[t * (c.channels() + 3) + channel(i)];
-    for (int64_t i = 0; i < part.columns(); ++i)
-      part.z[t * (part.columns() + 5) + i] = c.z[t * (c.columns() + 5) + rank * part.columns() + i];
-    for (int64_t i = 0; i < 2 * heads; ++i)
-      part.ba[t * part.ba_stride() + i] =
-          c.ba[t * c.ba_stride() + i / heads * 2 * heads + rank * heads + i % heads];
-  }
-  for (int64_t i = 0; i < part.channels(); ++i)
-    for (int tap = 0; tap < c.width; ++tap)
-      part.conv_weight[i * c.width + tap] = c.conv_weight[channel(i) * c.width + tap];
-  for (int64_t i = 0; i < heads; ++i)
-    part.decay[i] = c.decay[rank * heads + i], part.dt_bias[i] = c.dt_bias[rank * heads + i];
-  part.norm_weight = c.norm_weight;
-  return part;
 }
 
 TEST_F(GatedDeltaCuda, AShardOfHeadsHasTheBitsOfTheWhole) {

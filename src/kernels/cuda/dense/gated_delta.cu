@@ -1,15 +1,16 @@
 // gated_delta: the recurrence, for decode and for any number of rows.
 //
 // Computes:  as documented in kernels/gated_delta.h. A block has one value head of one sequence, and its
-// state
-//            in registers: a thread has kRows rows of one column. The blocks of a key head's value heads form
-//            a cluster, so that no block replaces the inputs of the convolution that another has yet to read.
+//            state in registers: a thread has kRows rows of one column. The blocks of a key head's value
+//            heads form a cluster, so that no block replaces what another has yet to read: the convolution's
+//            inputs and the replay rows of the slot. Replayed rows and drafts run like all other rows,
+//            but replayed rows have no outputs, and drafts do not change the slot's state.
 // Shapes:    qkv [T, C], z [T, Hv dv], b and a [T, Hv]; state [dk, dv] per value head; out [T, Hv dv].
-// Bytes:     8 Hv dk dv per sequence, and 4 (2 C + Hv dv) + 2 Hv dv per row.
+// Bytes:     8 Hv dk dv per sequence, and 4 (2 C + Hv dv) + 2 Hv dv per row; 4 (C + 2 Hv) per replayed row,
+//            and 4 (C + 2 Hv) more per draft.
 // Flops:     7 Hv dk dv per row.
-// Bound:     decode: HBM (the states), or the launch for few sequences; many rows: the latency of one row
-// after
-//            another.
+// Bound:     decode: HBM (the states), or the launch for few sequences; many rows: the latency of
+//            one row after another.
 // Numerics:  f32 with expf and log1pf; sums over dk by threads, then over the groups of rows in order, so a
 //            row's bits depend neither on other sequences nor on how a prompt is cut.
 #include <cuda_bf16.h>
@@ -34,15 +35,13 @@ constexpr int kRowsAhead = 8;  // of inputs that are fetched into L2
 
 struct DeltaParams {
   GatedDeltaArgs args;
-  const int32_t* first_row = nullptr;  // as in DeviceBatch
-  const int32_t* first_position = nullptr;
-  const int32_t* slots = nullptr;
+  DeviceStates sequences;
   int columns = 0;   // dv, rounded up to warps
   int groups = 0;    // of rows of the state; blockDim.x = groups * columns
   int keys = 0;      // groups * kRows: elements of q and k, padded with zeros
   int channels = 0;  // of a block: q, k, v
 
-  int most_rows = 0;  // sequences with more are left alone
+  int most_rows = 0;  // sequences with more, and with neither replayed rows nor drafts, are left alone
 };
 
 __device__ float silu(float x) { return x / (1 + expf(-x)); }
@@ -75,8 +74,8 @@ struct DeltaShared {
     inputs = output_squares + kMaxWarps + 4;
     weights = inputs + kRing * p.channels;
   }
-  __device__ float* vectors_of(int row) const { return vectors + row % 2 * vector; }
-  __device__ float2* squares_of(int row) const { return squares + row % 2 * kMaxWarps; }
+  __device__ float* vectors_of(int row) const { return vectors + (row & 1) * vector; }
+  __device__ float2* squares_of(int row) const { return squares + (row & 1) * kMaxWarps; }
   static size_t num_bytes(const DeltaParams& p) {
     const int taps = (kRing + p.args.conv_width) * p.channels, vector = 2 * p.keys + p.columns;
     return sizeof(float) *
@@ -85,19 +84,31 @@ struct DeltaShared {
 };
 
 // A block's sequence and head, and what does not depend on the rows of a thread. A thread has up to kChannels
-// channels.
-template <int kChannels>
+// channels. kOneRow: the sequence has one row, and its slot no replay rows.
+template <int kChannels, bool kOneRow>
 class DeltaBlock {
  public:
   __device__ DeltaBlock(const DeltaParams& p, float* base)
       : p_(p), a_(p.args), s_(p, base), head_(static_cast<int>(blockIdx.x)) {
-    first_row_ = p.first_row[blockIdx.y];
-    num_rows_ = p.first_row[blockIdx.y + 1] - first_row_;
-    slot_ = p.slots[blockIdx.y];
-    is_new_ = p.first_position[blockIdx.y] == 0;
+    const DeviceStates& of = p.sequences;
+    first_row_ = of.first_row[blockIdx.y];
+    num_rows_ = of.first_row[blockIdx.y + 1] - first_row_;
+    slot_ = of.slots[blockIdx.y];
+    is_new_ = of.first_position[blockIdx.y] == 0;
+    first_ = kOneRow ? 0 : -of.num_replayed[blockIdx.y];
+    num_committed_ = num_rows_ - (kOneRow ? 0 : of.num_tentative[blockIdx.y]);
     key_head_ = head_ / (a_.num_value_heads / a_.num_key_heads);
   }
+  // Whether another kernel runs the sequence, or it has no rows; the same for all blocks of the cluster.
+  __device__ bool is_left_alone() const {
+    const bool has_drafts = first_ < 0 || num_committed_ < num_rows_;
+    return num_rows_ == 0 || (num_rows_ > p_.most_rows && !has_drafts);
+  }
+  // The rows are [first(), num_rows()): replayed ones up to -1, then new ones, which are drafts from
+  // num_committed() > 0 on.
+  __device__ int first() const { return first_; }
   __device__ int num_rows() const { return num_rows_; }
+  __device__ int num_committed() const { return num_committed_; }
   __device__ bool is_new() const { return is_new_; }
   __device__ float* state() const { return a_.recurrent(slot_, head_); }
   __device__ const DeltaShared& shared() const { return s_; }
@@ -112,23 +123,28 @@ class DeltaBlock {
       const int64_t channel = channel_of(c);
       for (int i = 0; i < a_.conv_width; ++i)
         s_.weights[i * p_.channels + c] = __ldg(a_.conv_weight + channel * a_.conv_width + i);
-      for (int i = 0; i < kept; ++i) input(i - kept, c) = is_new_ ? 0 : a_.conv(slot_)[channel * kept + i];
+      for (int i = 0; i < kept; ++i)
+        input(first_ + i - kept, c) = is_new_ ? 0 : a_.conv(slot_)[channel * kept + i];
     });
     __syncthreads();
-    ptx::cluster_arrive();
+    if (first_ == 0) leave_slot();
   }
 
   // Fetches a row's inputs.
   __device__ void load(int row) {
     if (row >= num_rows_) return;
+    const bool is_replayed = row < 0;
     const int64_t t = first_row_ + row;
+    const float* const u = is_replayed ? a_.replay(slot_, row - first_) : a_.qkv + t * a_.qkv_stride;
+    const float* const b = is_replayed ? u + a_.conv_channels() : a_.b + t * a_.ba_stride;
+    const float* const a = is_replayed ? b + a_.num_value_heads : a_.a + t * a_.ba_stride;
     each_channel([&](int c, int i) {
-      const float* const at = a_.qkv + t * a_.qkv_stride + channel_of(c);
+      const float* const at = u + channel_of(c);
       next_[i] = __ldcg(at);
-      if (row + kRowsAhead < num_rows_) prefetch(at + kRowsAhead * a_.qkv_stride);
+      if (!is_replayed && row + kRowsAhead < num_rows_) prefetch(at + kRowsAhead * a_.qkv_stride);
     });
-    next_b_ = __ldcg(a_.b + t * a_.ba_stride + head_);
-    next_a_ = __ldcg(a_.a + t * a_.ba_stride + head_);
+    next_b_ = __ldcg(b + head_);
+    next_a_ = __ldcg(a + head_);
   }
 
   // The convolution of the row that was loaded last.
@@ -149,6 +165,7 @@ class DeltaBlock {
     of_q = warp_sum(of_q), of_k = warp_sum(of_k);
     if (threadIdx.x % 32 == 0) s_.squares_of(row)[threadIdx.x / 32] = {of_q, of_k};
     now_ = {next_b_, next_a_};
+    if (row == -1) leave_slot();
   }
 
   // The factors of a row whose convolution is complete, by the last warp, for all threads: of q, of k, of the
@@ -165,7 +182,7 @@ class DeltaBlock {
   }
 
   __device__ float load_gate(int row, int column) const {
-    if (column >= a_.value_head_dim) return 0;
+    if (row < 0 || column >= a_.value_head_dim) return 0;
     return __ldcg(a_.z + (first_row_ + row) * a_.z_stride + head_ * a_.value_head_dim + column);
   }
 
@@ -187,18 +204,37 @@ class DeltaBlock {
       static_cast<bf16*>(a_.out.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(y));
   }
 
-  // Keeps the last inputs, those of q and k by the first value head of a key head.
-  __device__ void end() {
+  // Keeps the last inputs of rows that are not drafts; at most one row after them has been convolved.
+  __device__ void keep_inputs() {
     ptx::cluster_wait();
-    const int kept = a_.conv_width - 1, value_heads = a_.num_value_heads / a_.num_key_heads;
+    const int kept = a_.conv_width - 1;
     each_channel([&](int c, int) {
-      if (c < 2 * a_.key_head_dim && head_ % value_heads != 0) return;
+      if (!keeps(c)) return;
       for (int i = 0; i < kept; ++i)
-        a_.conv(slot_)[channel_of(c) * kept + i] = input(num_rows_ - kept + i, c);
+        a_.conv(slot_)[channel_of(c) * kept + i] = input(num_committed_ - kept + i, c);
     });
   }
 
+  // Keeps a draft's inputs in its replay row: the row that was convolved last, after keep_inputs().
+  __device__ void keep_draft(int row) const {
+    float* const to = a_.replay(slot_, row - num_committed_);
+    each_channel([&](int c, int) {
+      if (keeps(c)) to[channel_of(c)] = input(row, c);
+    });
+    if (threadIdx.x != 0) return;
+    float* const gates = to + a_.conv_channels();
+    gates[head_] = now_.x;
+    gates[a_.num_value_heads + head_] = now_.y;
+  }
+
  private:
+  // Called once, when the block needs no more of the slot's conv inputs and replay rows.
+  static __device__ void leave_slot() { ptx::cluster_arrive(); }
+  // Whether this block writes the channel to the slot: those of q and k only for the first value head of a
+  // key head.
+  __device__ bool keeps(int c) const {
+    return c >= 2 * a_.key_head_dim || head_ % (a_.num_value_heads / a_.num_key_heads) == 0;
+  }
   // Calls function(channel of the block, i) for this thread's channels, always the same ones.
   template <class Function>
   __device__ void each_channel(const Function& function) const {
@@ -221,6 +257,7 @@ class DeltaBlock {
   const DeltaShared s_;
   const int head_;
   int key_head_, first_row_, num_rows_, slot_;
+  int first_, num_committed_;  // first(), num_committed()
   bool is_new_;
   float decay_, dt_bias_;
   float next_[kChannels], next_b_, next_a_;
@@ -294,19 +331,20 @@ __device__ float sum_of_groups(const DeltaParams& p, const float* parts, int col
 }
 
 // Grid (Hv, sequences). Between two barriers of a row, threads also convolve the next row and store the
-// output of the row before. kOneRow: no sequence has more than one row, and two blocks share an SM, so that
-// one's state is on its way while the other computes.
+// output of the row before. The state leaves the registers before the first draft. kOneRow: two blocks share
+// an SM, so that one's state is on its way while the other computes.
 template <int kRows, int kChannels, bool kOneRow>
 __global__ void __launch_bounds__(kMaxThreads, kOneRow&& kRows <= 32 ? 2 : 1)
     gated_delta_kernel(const __grid_constant__ DeltaParams p) {
   extern __shared__ float base[];
   ptx::grid_dependents_launch();
-  DeltaBlock<kChannels> block(p, base);
-  if (block.num_rows() == 0 || block.num_rows() > p.most_rows) {  // all blocks of the cluster
+  DeltaBlock<kChannels, kOneRow> block(p, base);
+  if (block.is_left_alone()) {
     ptx::grid_dependency_wait();  // the next kernel may wait for this one alone
     return;
   }
-  const int num_rows = kOneRow ? 1 : block.num_rows();
+  const int first = kOneRow ? 0 : block.first(), num_rows = kOneRow ? 1 : block.num_rows();
+  const int num_committed = kOneRow ? 1 : block.num_committed();
   const DeltaShared& s = block.shared();
   const int group = static_cast<int>(threadIdx.x) / p.columns,
             column = static_cast<int>(threadIdx.x) % p.columns;
@@ -315,16 +353,17 @@ __global__ void __launch_bounds__(kMaxThreads, kOneRow&& kRows <= 32 ? 2 : 1)
   const float weight = block.norm_weight(column);
   block.begin();
   ptx::grid_dependency_wait();
-  block.load(0);
-  float o = 0, z = 0, next_z = group == 0 ? block.load_gate(0, column) : 0;
-  block.convolve(0);
-  if (num_rows > 1) block.load(1);
+  block.load(first);
+  float o = 0, z = 0, next_z = group == 0 ? block.load_gate(first, column) : 0;
+  block.convolve(first);
+  if (first + 1 < num_rows) block.load(first + 1);
   __syncthreads();
-  for (int row = 0; row < num_rows; ++row) {
+  for (int row = first; row < num_rows; ++row) {
     const float* const q = s.vectors_of(row);
     const float* const k = q + p.keys;
     s.predicted[threadIdx.x] = state.dot(k);
     block.put_factors(row);
+    if (row >= num_committed) block.keep_draft(row);
     if (row + 1 < num_rows) block.convolve(row + 1);
     if (row + 2 < num_rows) block.load(row + 2);
     __syncthreads();
@@ -337,7 +376,10 @@ __global__ void __launch_bounds__(kMaxThreads, kOneRow&& kRows <= 32 ? 2 : 1)
     const float v = q[2 * p.keys + column];
     const float change = f.y * f.w * (v - f.z * f.y * sum_of_groups(p, s.predicted, column));
     s.outputs[threadIdx.x] = state.update(f.z, change, k, q);
-    if (row + 1 == num_rows) state.store();
+    if (row + 1 == num_committed) {
+      state.store();
+      if (!kOneRow) block.keep_inputs();
+    }
     __syncthreads();
     if (group == 0) {
       o = f.x * sum_of_groups(p, s.outputs, column);
@@ -347,18 +389,19 @@ __global__ void __launch_bounds__(kMaxThreads, kOneRow&& kRows <= 32 ? 2 : 1)
   }
   __syncthreads();
   if (group == 0) block.store(num_rows - 1, column, o, z, weight);
-  block.end();
+  if (kOneRow) block.keep_inputs();
 }
 
 template <int kRows, int kChannels, bool kOneRow>
-void run(const DeltaParams& p, int num_sequences) {
+void run(const DeltaParams& p) {
   const unsigned threads = static_cast<unsigned>(p.groups * p.columns);
   FP4MOE_CHECK(threads <= kMaxThreads && p.channels <= static_cast<int>(kChannels * threads),
                std::to_string(p.channels) + " channels for " + std::to_string(threads) + " threads");
   const auto kernel = gated_delta_kernel<kRows, kChannels, kOneRow>;
   prepare_kernel(kernel, {.shared_bytes = 80 << 10});
   launch("gated_delta", kernel,
-         {.grid = dim3(static_cast<unsigned>(p.args.num_value_heads), static_cast<unsigned>(num_sequences)),
+         {.grid = dim3(static_cast<unsigned>(p.args.num_value_heads),
+                       static_cast<unsigned>(p.sequences.num_sequences)),
           .block = dim3(threads),
           .shared_bytes = DeltaShared::num_bytes(p),
           .cluster = static_cast<unsigned>(p.args.num_value_heads / p.args.num_key_heads)},
@@ -366,16 +409,15 @@ void run(const DeltaParams& p, int num_sequences) {
 }
 
 template <int kRows>
-void run(DeltaParams p, const DeviceBatch& batch) {
+void run(DeltaParams p) {
   p.groups = static_cast<int>(ceil_div(p.args.key_head_dim, kRows));
   p.keys = p.groups * kRows;
-  const int num_sequences = static_cast<int>(batch.num_sequences);
   if (p.channels > p.groups * p.columns)
-    run<kRows, 3, false>(p, num_sequences);
-  else if (kRows > 32 || batch.max_rows > 1)
-    run<kRows, 1, false>(p, num_sequences);
+    run<kRows, 3, false>(p);
+  else if (kRows > 32 || p.sequences.max_rows > 1 || p.args.slots.num_replay_rows > 0)
+    run<kRows, 1, false>(p);
   else
-    run<kRows, 1, kRows <= 32>(p, num_sequences);
+    run<kRows, 1, kRows <= 32>(p);
 }
 
 __global__ void __launch_bounds__(kMaxThreads) mul_sigmoid_kernel(const __grid_constant__ MulSigmoidArgs a) {
@@ -407,24 +449,21 @@ void gated_delta_rows(const GatedDeltaArgs& args, int most_rows) {
   FP4MOE_CHECK(args.num_value_heads <= kMaxDeltaCluster * args.num_key_heads,
                std::to_string(args.num_value_heads) + " value heads of " +
                    std::to_string(args.num_key_heads) + " key heads");
-  const DeviceBatch& batch = *args.device_batch;
   DeltaParams p;
   p.args = args;
   p.most_rows = most_rows;
-  p.first_row = batch.first_row;
-  p.first_position = batch.first_position;
-  p.slots = batch.slots;
+  p.sequences = args.device_batch->states;
   p.columns = static_cast<int>(ceil_div(args.value_head_dim, 32)) * 32;
   p.channels = 2 * args.key_head_dim + args.value_head_dim;
   const int64_t rows = ceil_div(args.key_head_dim, kMaxThreads / p.columns);
   if (rows <= 8)
-    run<8>(p, batch);
+    run<8>(p);
   else if (rows <= 32)
-    run<32>(p, batch);
+    run<32>(p);
   else if (rows <= 64)
-    run<64>(p, batch);
+    run<64>(p);
   else
-    run<128>(p, batch);
+    run<128>(p);
 }
 
 void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool&) {

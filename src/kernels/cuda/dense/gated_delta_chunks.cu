@@ -443,17 +443,15 @@ void launch_chunk_states(const ChunkParams& params, int num_sequences) {
 void gated_delta_chunks(const GatedDeltaArgs& args) {
   FP4MOE_CHECK(args.workspace != nullptr, "no workspace");
   const DeviceBatch& batch = *args.device_batch;
+  const DeviceStates& states = batch.states;
   // The longest sequence, and as many of the shortest that run in chunks as the other rows can be.
   const int64_t num_sequences = std::min(
-      batch.num_sequences, 1 + std::max<int64_t>(0, batch.num_rows - batch.max_rows) / kMinChunkedRows);
+      states.num_sequences, 1 + std::max<int64_t>(0, batch.num_rows - states.max_rows) / kMinChunkedRows);
   const int64_t chunks = most_chunks(batch.num_rows, num_sequences),
                 passes = ceil_div(chunks, kMaxPassChunks);
   ChunkParams p;
   p.args = args;
-  p.first_row = batch.first_row;
-  p.first_position = batch.first_position;
-  p.slots = batch.slots;
-  p.num_sequences = static_cast<int>(batch.num_sequences);
+  p.sequences = states;
   p.num_chunks = static_cast<int>(ceil_div(chunks, passes));
   p.keys = reinterpret_cast<DeltaKeys*>(args.workspace);
   p.matrices = reinterpret_cast<DeltaMatrices*>(p.keys + int64_t{p.num_chunks} * args.num_key_heads);
@@ -472,8 +470,10 @@ int64_t gated_delta_workspace_bytes(const GatedDeltaArgs& args, int64_t max_toke
 
 void gated_delta_by_length(const GatedDeltaArgs& args, ThreadPool& pool) {
   const DeviceBatch& batch = *args.device_batch;
-  if (!chunks_fit(args) || batch.max_rows < kMinChunkedRows) return gated_delta(args, pool);
-  if (batch.num_rows > batch.max_rows) gated_delta_rows(args, kMinChunkedRows - 1);
+  const int64_t max_rows = batch.states.max_rows;
+  if (!chunks_fit(args) || max_rows < kMinChunkedRows) return gated_delta(args, pool);
+  if (batch.num_rows > max_rows || args.slots.num_replay_rows > 0)
+    gated_delta_rows(args, kMinChunkedRows - 1);
   ref::check_gated_delta(args);
   gated_delta_chunks(args);
 }

@@ -38,10 +38,8 @@ struct DeltaValues {
 
 struct ChunkParams {
   GatedDeltaArgs args;
-  const int32_t* first_row = nullptr;  // as in DeviceBatch
-  const int32_t* first_position = nullptr;
-  const int32_t* slots = nullptr;
-  int num_sequences = 0, first_chunk = 0, num_chunks = 0;
+  DeviceStates sequences;
+  int first_chunk = 0, num_chunks = 0;
   DeltaKeys* keys = nullptr;          // [num_chunks, Hk]
   DeltaMatrices* matrices = nullptr;  // [num_chunks, Hv]
   DeltaValues* values = nullptr;      // [num_chunks, Hv]
@@ -64,18 +62,20 @@ struct ChunkRows {
 };
 
 __device__ __forceinline__ int num_chunks_of(const ChunkParams& p, int sequence) {
-  const int rows = p.first_row[sequence + 1] - p.first_row[sequence];
-  if (rows < kMinChunkedRows) return 0;
-  return (p.first_position[sequence] % kDeltaChunk + rows + kDeltaChunk - 1) / kDeltaChunk;
+  const DeviceStates& of = p.sequences;
+  const int rows = of.first_row[sequence + 1] - of.first_row[sequence];
+  if (rows < kMinChunkedRows || of.num_replayed[sequence] > 0 || of.num_tentative[sequence] > 0) return 0;
+  return (of.first_position[sequence] % kDeltaChunk + rows + kDeltaChunk - 1) / kDeltaChunk;
 }
 
 // Returns the sequence that has `chunk`, or if that is negative the rank-th sequence with chunks. Called by
 // whole warps.
 __device__ __forceinline__ ChunkedSequence find_sequence(const ChunkParams& p, int chunk, int rank) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int num_sequences = static_cast<int>(p.sequences.num_sequences);
   int chunks_before = 0, sequences_before = 0;
-  for (int base = 0; base < p.num_sequences; base += 32) {
-    const int own = base + lane < p.num_sequences ? num_chunks_of(p, base + lane) : 0;
+  for (int base = 0; base < num_sequences; base += 32) {
+    const int own = base + lane < num_sequences ? num_chunks_of(p, base + lane) : 0;
     int end = own;  // of the sequence's chunks, from chunks_before
     for (int offset = 1; offset < 32; offset *= 2) {
       const int other = __shfl_up_sync(~0u, end, offset);
@@ -96,9 +96,10 @@ __device__ __forceinline__ ChunkedSequence find_sequence(const ChunkParams& p, i
 }
 
 __device__ __forceinline__ ChunkRows chunk_rows(const ChunkParams& p, const ChunkedSequence& s, int chunk) {
-  const int first_row = p.first_row[s.index], position = p.first_position[s.index];
-  return {first_row, p.first_row[s.index + 1] - first_row,
-          (chunk - s.first_chunk) * kDeltaChunk - position % kDeltaChunk, p.slots[s.index], position == 0};
+  const DeviceStates& of = p.sequences;
+  const int first_row = of.first_row[s.index], position = of.first_position[s.index];
+  return {first_row, of.first_row[s.index + 1] - first_row,
+          (chunk - s.first_chunk) * kDeltaChunk - position % kDeltaChunk, of.slots[s.index], position == 0};
 }
 
 // The convolution's input `row` rows after the sequence's first new row; negative rows are in the slot.

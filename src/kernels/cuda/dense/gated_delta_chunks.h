@@ -7,7 +7,7 @@ namespace fp4moe::cuda {
 
 constexpr int kDeltaChunk = 64, kDeltaDim = 128;  // rows; dk and dv of the heads that run in chunks
 
-// Sequences with fewer new rows run by the recurrence.
+// Sequences with fewer new rows, with replayed rows or with drafts run by the recurrence.
 constexpr int kMinChunkedRows = 32;
 
 // Chunks per pass, which limit the workspace.
@@ -15,7 +15,7 @@ constexpr int kMaxPassChunks = 66;
 
 struct ChunkParams;
 
-// Runs every sequence that has at least kMinChunkedRows rows; others are left alone.
+// Runs every sequence that the recurrence does not run; others are left alone.
 void gated_delta_chunks(const GatedDeltaArgs& args);
 
 // A kernel each, of a pass. The first writes the data between them, the second the outputs and the slots of
