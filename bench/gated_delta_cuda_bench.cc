@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kKeyHeads = 16, kHeadDim = 128, kConvWidth = 4;
 constexpr int64_t kColdBytes = 200'000'000;
+constexpr int kDrafts = 3, kReplayed = 2;  // of each sequence in a step that verifies
 
 Buffer random_f32(int64_t n, float scale, float offset) {
   std::vector<float> values(static_cast<size_t>(n));
@@ -57,6 +58,7 @@ class DeltaLayer {
     norm_ = random_f32(kHeadDim, 0.5f, 1);
     recurrent_ = random_f32(max_slots * state_elems(), 0.1f, 0);
     conv_ = random_f32(max_slots * conv_elems(), 1, 0);
+    replay_ = random_f32(max_slots * kDrafts * replay_elems(), 1, 0);
     out_ = device_buffer(max_rows * columns * 2);
     workspace_ = device_buffer(cuda_dense_ops()->gated_delta_workspace_bytes(args(), max_rows));
   }
@@ -70,13 +72,14 @@ class DeltaLayer {
     a.norm_weight = norm_.as<float>(), a.eps = 1e-6f;
     a.num_key_heads = heads_.key_heads, a.num_value_heads = heads_.value_heads;
     a.key_head_dim = a.value_head_dim = kHeadDim, a.conv_width = kConvWidth;
-    a.slots = {recurrent_.as<float>(), conv_.as<float>(), max_slots_};
+    a.slots = {recurrent_.as<float>(), conv_.as<float>(), max_slots_, replay_.as<float>(), kDrafts};
     a.out = {out_.data(), DType::kBF16, 0, columns};
     a.workspace = workspace_.data();
     return a;
   }
   int64_t state_elems() const { return int64_t{heads_.value_heads} * kHeadDim * kHeadDim; }
   int64_t conv_elems() const { return channels_ * (kConvWidth - 1); }
+  int64_t replay_elems() const { return channels_ + int64_t{2} * heads_.value_heads; }
   int64_t max_slots() const { return max_slots_; }
   const Heads& heads() const { return heads_; }
   int64_t num_bytes(int64_t sequences, int64_t rows) const {
@@ -87,21 +90,30 @@ class DeltaLayer {
  private:
   Heads heads_;
   int64_t max_slots_, channels_, stride_;
-  Buffer inputs_, conv_weight_, decay_, dt_bias_, norm_, recurrent_, conv_, out_, workspace_;
+  Buffer inputs_, conv_weight_, decay_, dt_bias_, norm_, recurrent_, conv_, replay_, out_, workspace_;
+};
+
+struct DeltaSize {
+  int64_t sequences, rows_each;
+  bool verifies = false;  // all rows but a sequence's first are drafts, after kReplayed replayed rows
 };
 
 // Calls of one size. Call i uses the i-th range of slots.
 class DeltaCalls {
  public:
-  DeltaCalls(const DeltaLayer& layer, int64_t sequences, int64_t rows_each)
-      : layer_(layer), sequences_(sequences), rows_(rows_each) {
-    std::vector<int32_t> first, position(static_cast<size_t>(sequences), 64), slots, zeros(position.size());
+  DeltaCalls(const DeltaLayer& layer, const DeltaSize& size)
+      : layer_(layer), sequences_(size.sequences), rows_(size.rows_each), verifies_(size.verifies) {
+    const int64_t sequences = sequences_, rows_each = rows_;
+    std::vector<int32_t> first, position(static_cast<size_t>(sequences), 64), slots;
+    const std::vector<int32_t> replayed(position.size(), verifies_ ? kReplayed : 0),
+        drafts(position.size(), verifies_ ? static_cast<int32_t>(rows_each) - 1 : 0);
     for (int64_t s = 0; s <= sequences; ++s) first.push_back(static_cast<int32_t>(s * rows_each));
     for (int64_t s = 0; s < layer.max_slots(); ++s) slots.push_back(static_cast<int32_t>(s));
     first_ = must(Buffer::copy_of(first.data(), static_cast<int64_t>(first.size()) * 4, device_memory()));
     position_ = must(Buffer::copy_of(position.data(), sequences * 4, device_memory()));
     slots_ = must(Buffer::copy_of(slots.data(), layer.max_slots() * 4, device_memory()));
-    zeros_ = must(Buffer::copy_of(zeros.data(), sequences * 4, device_memory()));
+    replayed_ = must(Buffer::copy_of(replayed.data(), sequences * 4, device_memory()));
+    drafts_ = must(Buffer::copy_of(drafts.data(), sequences * 4, device_memory()));
   }
   void enqueue(const DenseOps& ops, int64_t call) const {
     DeviceBatch batch;
@@ -111,9 +123,10 @@ class DeltaCalls {
                     .first_row = first_.as<int32_t>(),
                     .first_position = position_.as<int32_t>(),
                     .slots = slots_.as<int32_t>() + call % (layer_.max_slots() / sequences_) * sequences_,
-                    .num_replayed = zeros_.as<int32_t>(),
-                    .num_tentative = zeros_.as<int32_t>()};
+                    .num_replayed = replayed_.as<int32_t>(),
+                    .num_tentative = drafts_.as<int32_t>()};
     GatedDeltaArgs args = layer_.args();
+    if (!verifies_) args.slots.num_replay_rows = 0;
     args.device_batch = &batch;
     args.out.rows = batch.num_rows;
     ThreadPool pool(1);
@@ -123,17 +136,16 @@ class DeltaCalls {
  private:
   const DeltaLayer& layer_;
   int64_t sequences_, rows_;
-  Buffer first_, position_, slots_, zeros_;
-};
-
-struct DeltaSize {
-  int64_t sequences, rows_each;
+  bool verifies_;
+  Buffer first_, position_, slots_, replayed_, drafts_;
 };
 
 void bench(Stream& stream, const DeltaLayer& layer, const DeltaSize& size, double gbps) {
-  const DeltaCalls calls(layer, size.sequences, size.rows_each);
-  const int64_t num_bytes = layer.num_bytes(size.sequences, size.sequences * size.rows_each);
-  const bool is_decode = size.rows_each == 1;
+  const DeltaCalls calls(layer, size);
+  const int64_t num_replay_rows = size.verifies ? size.sequences * (kReplayed + size.rows_each - 1) : 0;
+  const int64_t num_bytes = layer.num_bytes(size.sequences, size.sequences * size.rows_each) +
+                            num_replay_rows * layer.replay_elems() * 4;
+  const bool is_decode = size.rows_each == 1 || size.verifies;
   struct Kernel {
     const char* name;
     const DenseOps* ops;
@@ -145,11 +157,11 @@ void bench(Stream& stream, const DeltaLayer& layer, const DeltaSize& size, doubl
     const double us = median_us(stream, num_calls, [&](int64_t i) { calls.enqueue(*kernel.ops, i); });
     std::printf(
         "{\"kernel\": \"%s\", \"model\": \"%s\", \"value_heads\": %d, \"sequences\": %lld, \"rows_each\": "
-        "%lld, "
+        "%lld, \"replayed_each\": %d, "
         "\"us\": %.2f, \"gbps\": %.0f, \"floor_us\": %.2f}\n",
         kernel.name, layer.heads().model, layer.heads().value_heads, static_cast<long long>(size.sequences),
-        static_cast<long long>(size.rows_each), us, static_cast<double>(num_bytes) / us * 1e-3,
-        static_cast<double>(num_bytes) / gbps * 1e-3);
+        static_cast<long long>(size.rows_each), size.verifies ? kReplayed : 0, us,
+        static_cast<double>(num_bytes) / us * 1e-3, static_cast<double>(num_bytes) / gbps * 1e-3);
     std::fflush(stdout);
   }
 }
@@ -166,6 +178,7 @@ void run(double gbps) {
     const int64_t state_bytes = int64_t{heads.value_heads} * kHeadDim * kHeadDim * 4;
     const DeltaLayer layer(heads, 8192, std::max<int64_t>(512, kColdBytes / state_bytes));
     for (int64_t sequences : {1, 4, 16, 64, 256}) bench(stream, layer, {sequences, 1}, gbps);
+    for (int64_t sequences : {1, 16, 64}) bench(stream, layer, {sequences, 1 + kDrafts, true}, gbps);
     for (int64_t rows : {16, 32, 64, 128, 512, 2048, 8192}) bench(stream, layer, {1, rows}, gbps);
     bench(stream, layer, {8, 1024}, gbps);
     bench(stream, layer, {64, 128}, gbps);

@@ -137,6 +137,16 @@ DraftSource drafts_of(std::vector<std::vector<int32_t>> whole, Draft draft) {
   };
 }
 
+// How many of the drafts are right, which decides which of them a model with states replays.
+enum class DraftKind { kWrong, kMixed, kRight };
+
+inline DraftSource drafts_of_kind(const std::vector<std::vector<int32_t>>& whole, DraftKind kind) {
+  return drafts_of(whole, [kind](int32_t id, size_t i) {
+    const bool is_right = kind == DraftKind::kRight || (kind == DraftKind::kMixed && i * i % 7 != 2);
+    return is_right ? id : (id + 1) % 259;
+  });
+}
+
 // More than `correct` of the drafts are right.
 inline void expect_plain(const Crowd& drafted, const Crowd& plain, const std::string& what,
                          int64_t correct = 100) {

@@ -2,6 +2,7 @@
 // and spread over ranks are those of requests that run alone.
 #include <gtest/gtest.h>
 
+#include "engine/ranks/growing_drafts.h"
 #include "engine/speculative_crowd.h"
 #include "io/small_model.h"
 #include "io/status_matchers.h"
@@ -81,20 +82,10 @@ TEST_P(StateEngine, RanksHaveTheOutputsOfOneRank) {
   }
 }
 
-// The share of right drafts decides which of a slot's rows are replayed.
-enum class Drafts { kWrong, kMixed, kRight };
-
-DraftSource drafts_of_kind(const std::vector<std::vector<int32_t>>& whole, Drafts kind) {
-  return drafts_of(whole, [kind](int32_t id, size_t i) {
-    const bool is_right = kind == Drafts::kRight || (kind == Drafts::kMixed && i * i % 7 != 2);
-    return is_right ? id : (id + 1) % 259;
-  });
-}
-
 TEST_P(StateEngine, DraftsChangeNoOutput) {
   const Crowd alone = run_alone(config_);
   const auto whole = whole_texts(config_, alone);
-  for (const Drafts kind : {Drafts::kWrong, Drafts::kMixed, Drafts::kRight}) {
+  for (const DraftKind kind : {DraftKind::kWrong, DraftKind::kMixed, DraftKind::kRight}) {
     const std::string what = "drafts " + std::to_string(static_cast<int>(kind));
     EngineConfig config = with_ngrams(config_);
     config.draft_source = drafts_of_kind(whole, kind);
@@ -103,14 +94,14 @@ TEST_P(StateEngine, DraftsChangeNoOutput) {
     EXPECT_GT(crowd.stats.cached_tokens_total, 0);
     EXPECT_GT(crowd.stats.num_state_snapshots, 0);
     const double length = crowd.stats.spec_accept_length();
-    if (kind == Drafts::kWrong) {
+    if (kind == DraftKind::kWrong) {
       EXPECT_LT(length, 1.1);
     }
-    if (kind == Drafts::kMixed) {
+    if (kind == DraftKind::kMixed) {
       EXPECT_GT(length, 1.5);
       EXPECT_LT(length, 4.5);
     }
-    if (kind == Drafts::kRight) {
+    if (kind == DraftKind::kRight) {
       EXPECT_GT(length, 4) << "of at most 6 tokens a step";
     }
 
@@ -153,7 +144,7 @@ TEST_P(StateEngine, TurnsContinueFromSnapshotsInDraftedOutputs) {
   const auto plain = make_engine(config);
   ASSERT_NE(plain, nullptr);
   const std::vector<Output> expected = run_turns(*plain, whole);
-  for (const Drafts kind : {Drafts::kMixed, Drafts::kRight})
+  for (const DraftKind kind : {DraftKind::kMixed, DraftKind::kRight})
     for (const int interval : {8, 256}) {
       config = with_ngrams(config_);
       config.draft_source = drafts_of_kind(whole, kind);
@@ -186,7 +177,7 @@ TEST_P(StateEngine, RanksWithDraftsHaveTheOutputsOfOneRank) {
     config.enable_deterministic_inference = true;
     const Crowd alone = run_alone(config);
     config = with_ngrams(config);
-    config.draft_source = drafts_of_kind(whole_texts(config_, alone), Drafts::kMixed);
+    config.draft_source = drafts_of_kind(whole_texts(config_, alone), DraftKind::kMixed);
     config.tp_size = 2;
     config.ep_size = exchanges ? 2 : 1;
     for (const int dp : {1, 2}) {
@@ -236,7 +227,7 @@ TEST_P(StateEngine, TooManyDraftsAreRefused) {
 TEST_P(StateEngine, AbortedRequestsLeaveTheOthersAsTheyAre) {
   const Crowd alone = run_alone(config_);
   config_ = with_ngrams(config_);
-  config_.draft_source = drafts_of_kind(whole_texts(config_, alone), Drafts::kMixed);
+  config_.draft_source = drafts_of_kind(whole_texts(config_, alone), DraftKind::kMixed);
   const auto engine = make_engine(config_);
   ASSERT_NE(engine, nullptr);
   std::vector<std::future<Output>> outputs;
@@ -260,6 +251,14 @@ TEST_P(StateEngine, AbortedRequestsLeaveTheOthersAsTheyAre) {
   engine->drain(60);
   EXPECT_EQ(engine->stats().num_used_state_slots, 0);
   EXPECT_EQ(engine->stats().num_leaked_pages, 0);
+}
+
+// Step by step, with the ranks of a demo checkpoint; gpu_state_test does the same on a GPU.
+TEST(StateRanks, DraftsChangeNoBit) {
+  EngineConfig flags;
+  flags.device = "cpu";
+  flags.threads = 2;
+  expect_states_without_drafts("demo-qwen35-nvfp4", flags, "CPU");
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, StateEngine, testing::Values("qwen3-next-tiny", "qwen3.5-moe-tiny"),

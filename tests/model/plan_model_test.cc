@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -67,6 +68,11 @@ TEST(PlanModel, StatesAreRefusedWhereTheyAreNotSupported) {
   drafts.speculative_num_draft_tokens = 4;
   expect_part(check_states(config, problem, drafts).message(),
               "--speculative-algorithm NGRAM on --device cuda does not support models with recurrent layers");
+  setenv("FP4MOE_GPU_STATE_DRAFTS", "1", 1);
+  EXPECT_TRUE(check_states(config, problem, drafts).ok());
+  drafts.speculative_num_draft_tokens = 18;
+  expect_part(check_states(config, problem, drafts).message(), "--speculative-num-draft-tokens 17");
+  unsetenv("FP4MOE_GPU_STATE_DRAFTS");
   config.layer_has_state = {false, false};
   EXPECT_TRUE(check_states(config, problem, drafts).ok());
 }

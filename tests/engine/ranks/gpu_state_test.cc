@@ -1,17 +1,62 @@
-// States on a GPU that are handed over to and from other engines, on a GPU and on a CPU.
+// States on a GPU: with drafts, and handed over to and from other engines, on a GPU and on a CPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
 
-#include "engine/ranks/growing.h"
+#include "engine/ranks/growing_drafts.h"
 
 namespace fp4moe {
 namespace {
 
 constexpr const char* kModel = "demo-qwen35-nvfp4";
+
+// Lets plan_model() plan drafts for models with states on GPUs.
+const bool environment_is_set = [] {
+  setenv("FP4MOE_GPU_STATE_DRAFTS", "1", 1);
+  return true;
+}();
+
+TEST(GpuStates, DraftsChangeNoBitIfDecodingIsDeterministic) {
+  EngineConfig flags;
+  flags.device = "cuda";
+  flags.enable_deterministic_inference = true;
+  for (const bool graphs : {true, false}) {
+    flags.disable_cuda_graph = !graphs;
+    expect_states_without_drafts(kModel, flags, graphs ? "by graphs" : "without graphs");
+  }
+}
+
+TEST(GpuStates, ARecordedStepThatVerifiesDraftsGivesTheBitsOfALaunchedOne) {
+  EngineConfig flags;
+  flags.device = "cuda";
+  for (const bool deterministic : {false, true}) {
+    flags.enable_deterministic_inference = deterministic;
+    flags.disable_cuda_graph = false;
+    Growing recorded(kModel, with_drafts(flags));
+    flags.disable_cuda_graph = true;
+    Growing launched(kModel, with_drafts(flags));
+    expect_equal_bits_with_drafts(recorded, launched);
+    EXPECT_EQ(recorded.states(), launched.states());
+  }
+}
+
+// Otherwise the rows of drafts change the last bits, but not more than other rows do.
+TEST(GpuStates, VerifiedRowsAgreeWithPlainDecoding) {
+  EngineConfig flags;
+  flags.device = "cuda";
+  Growing drafted(kModel, with_drafts(flags)), plain(kModel, flags);
+  std::vector<double> errors;
+  compare_with_plain(drafted, plain, [&](const auto& a, const auto& b, const std::string&) {
+    errors.push_back(relative_l2(a, b));
+  });
+  std::ranges::sort(errors);
+  EXPECT_LT(errors[errors.size() / 2], 2e-2);
+  EXPECT_LT(errors.back(), 1.0);
+}
 
 // A rank that receives pages and states continues with the same bits, recorded and launched.
 TEST(GpuStates, StatesThatAreHandedOverAreWorthThePrompt) {

@@ -104,12 +104,17 @@ class Growing {
     for (Logits& rows : run(more, /*all_logits=*/false)) logits.push_back(std::move(rows.back()));
     return logits;
   }
-  // The same with the logits of every row: sequence by sequence, [rows, V].
+  // The same with the logits of every row: sequence by sequence, [rows, V]. If the flags allow drafts, the
+  // rows after a sequence's first one are drafts.
   std::vector<Logits> verify(const std::vector<std::vector<int32_t>>& more) {
     return run(more, /*all_logits=*/true);
   }
-  // Forgets a sequence's last tokens; a later step writes to their places.
-  void drop_last(size_t s, size_t count) { tokens_[s].resize(tokens_[s].size() - count); }
+  // Forgets a sequence's last tokens; a later step writes to their places. A model with states
+  // forgets only drafts of the last step.
+  void drop_last(size_t s, size_t count) {
+    tokens_[s].resize(tokens_[s].size() - count);
+    num_drafts_[s] -= static_cast<int32_t>(count);
+  }
 
  private:
   struct Rows {  // one group's batch
@@ -151,8 +156,12 @@ class Growing {
       if (all_logits || rows.ids.size() == static_cast<size_t>(first_row) + more.size())
         rows.logit_rows.push_back(std::ssize(rows.ids) - 1);
     }
-    const int32_t slot = config_.has_state() ? slot_of(s) : 0;
-    rows.sequences.push_back({first_row, std::ssize(more), first, pages_[s], {}, slot});
+    rows.sequences.push_back({first_row, std::ssize(more), first, pages_[s]});
+    if (!config_.has_state()) return;
+    rows.sequences.back().slot = slot_of(s);
+    rows.sequences.back().num_replayed = num_drafts_[s];
+    num_drafts_[s] = all_logits && takes_drafts_ ? static_cast<int32_t>(more.size()) - 1 : 0;
+    rows.sequences.back().num_tentative = num_drafts_[s];
   }
 
   void make(const std::string& model, EngineConfig flags, std::optional<uint8_t> tactic) {
@@ -167,6 +176,7 @@ class Growing {
     RankGroupOptions options = kOptions;
     options.max_logit_rows *= rows_per_request(plan.flags);
     options.num_slots = StateCache::slots_for(config_, 3);
+    takes_drafts_ = rows_per_request(plan.flags) > 1;
     auto made = RankGroup::make(checkpoint, config_, plan, plan.flags, options);
     if (!made.ok()) throw std::runtime_error(made.status().to_string());
     ranks_ = std::move(*made);
@@ -191,6 +201,8 @@ class Growing {
   size_t num_tactics_ = 0;
   std::unique_ptr<RankGroup> ranks_;
   std::vector<int32_t> tokens_[3], pages_[3], experts_;
+  bool takes_drafts_ = false;
+  int32_t num_drafts_[3] = {};  // right ones of the last step, of a model with states
 };
 
 inline int32_t best(const std::vector<float>& logits) {

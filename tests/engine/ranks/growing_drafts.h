@@ -24,9 +24,9 @@ inline void expect_equal_bits_with_drafts(Growing& recorded, Growing& launched) 
   for (int32_t i = 0; i < 4; ++i) {
     const std::vector<std::vector<int32_t>> rows = {{i, 7, 8, 9}, {i + 1}, {5, i}};
     ASSERT_EQ(recorded.verify(rows), launched.verify(rows)) << "step " << i;
+    for (Growing* growing : {&recorded, &launched}) growing->drop_last(0, 2);
     const std::vector<std::vector<int32_t>> next = {{3}, {i}, {9}};
     ASSERT_EQ(recorded.step(next), launched.step(next)) << "step " << i << " without drafts";
-    for (Growing* growing : {&recorded, &launched}) growing->drop_last(0, 2);
   }
 }
 
@@ -68,6 +68,40 @@ void compare_with_plain(Growing& drafted, Growing& plain, const Check& check) {
       drafted.drop_last(s, rows[s].size() - 1 - num_right[s]);
       at[s] += num_right[s] + 1;
     }
+  }
+}
+
+// Decodes a model with states with drafts: logits, and then the states, have the bits of the tokens without
+// drafts, and a rank that takes the states over continues with these bits.
+inline void expect_states_without_drafts(const std::string& model, const EngineConfig& flags,
+                                         const std::string& what) {
+  Growing drafted(model, with_drafts(flags));
+  {
+    Growing plain(model, flags);
+    compare_with_plain(drafted, plain, [&](const auto& a, const auto& b, const std::string& where) {
+      EXPECT_EQ(a, b) << what << ", " << where;
+    });
+  }
+  Logits last = drafted.step({{1}, {2}, {3}});  // replays the last drafts
+  Growing prefilled(model, flags);
+  for (const bool is_first : {true, false}) {
+    std::vector<std::vector<int32_t>> halves;
+    for (size_t s = 0; s < 3; ++s) {
+      const std::vector<int32_t>& all = drafted.tokens(s);
+      const auto middle = all.begin() + std::ssize(all) / 2;
+      halves.emplace_back(is_first ? all.begin() : middle, is_first ? middle : all.end());
+    }
+    if (const Logits logits = prefilled.step(halves); !is_first) {
+      EXPECT_EQ(logits, last) << what;
+    }
+  }
+  EXPECT_EQ(drafted.states(), prefilled.states()) << what;
+  Growing decode(model, with_drafts(flags));
+  decode.take_over(drafted);
+  for (int i = 0; i < 3; ++i) {
+    const auto next = best_of(last);
+    last = drafted.step(next);
+    ASSERT_EQ(decode.step(next), last) << what << ", step " << i;
   }
 }
 

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "device/absent_gpu.h"
 #include "io/tiny_config.h"
 #include "io/write/dummy_checkpoint.h"
@@ -437,6 +440,32 @@ TEST(MemoryPlanOnAGpu, CountsADraftModel) {
   EXPECT_GT(experts, 0);
   EXPECT_GE(mtp.weight_bytes - alone.weight_bytes, experts);
   EXPECT_GT(mtp.work_bytes_per_token - alone.work_bytes_per_token, 22 * target.hidden_size);
+}
+
+// A slot on a GPU has a replay row for each draft, with the inputs of this rank's heads.
+TEST(MemoryPlanOnAGpu, DraftsTakeRowsOfEachState) {
+  const ModelConfig config = config_of({.like = "qwen3.5-moe-tiny"});
+  const Checkpoint checkpoint = dummy_checkpoint(config, "folder").value();
+  setenv("FP4MOE_GPU_STATE_DRAFTS", "1", 1);
+  for (const int ranks : {1, 2}) {
+    EngineConfig flags;
+    flags.device = "cuda";
+    flags.tp_size = ranks;
+    const auto problem_of = [&] {
+      const ModelPlan plan = plan_model(config, flags, absent_gpu("h200", 0).value()).value();
+      return memory_problem(checkpoint, config, plan, plan.flags).value();
+    };
+    const MemoryProblem plain = problem_of();
+    flags.speculative_algorithm = "NGRAM";
+    flags.speculative_num_draft_tokens = 5;
+    const MemoryProblem drafted = problem_of();
+    const DeltaConfig& delta = config.delta;
+    const int64_t layers = std::ranges::count(config.layer_has_state, true);
+    EXPECT_EQ(drafted.state_bytes_per_slot - plain.state_bytes_per_slot,
+              4 * layers * (delta.conv_channels() + 2 * delta.num_value_heads) * 4 / ranks);
+    EXPECT_EQ(drafted.most_state_slots, plain.most_state_slots);
+  }
+  unsetenv("FP4MOE_GPU_STATE_DRAFTS");
 }
 
 TEST(SizeString, ChangesItsUnitAtAGibibyte) {
