@@ -34,7 +34,9 @@ class FakeExecutor : public FakeMemory {
         draft_(shape.draft.model),
         draft_shape_(draft_shape_of(shape, model.config().vocab_size)) {
     for (int group = 0; group < shape.num_groups; ++group) {
-      kv_.push_back(fake_kv(model.config(), {shape.num_pages, shape.num_window_pages, shape.num_slots},
+      kv_.push_back(fake_kv(model.config(),
+                            {shape.num_pages, shape.num_window_pages, shape.num_slots,
+                             shape.drafts.max_tokens + shape.max_model_drafts},
                             shape.page_size));
       if (draft_ != nullptr)
         draft_kv_.push_back(fake_kv(draft_->config(), {shape.num_pages, 0}, shape.page_size));

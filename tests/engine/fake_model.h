@@ -2,7 +2,8 @@
 // that it reads back through the page tables, so that lost, shared or misplaced pages change its output.
 // Layer 0 holds all tokens; layer 1 may have a window, and the tokens in it are those that layer 1's pages
 // hold. Layer 2, if there is one, has a state: a hash of all tokens so far, and their number. It is part of
-// the logits, so that a wrong slot, a stale snapshot or a missing copy changes the output.
+// the logits, so that a wrong slot, a stale snapshot or a missing copy changes the output. Replay rows hold
+// the ids of drafts, so a wrong number of replayed rows changes it too.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -156,15 +157,24 @@ class FakeModel : public Model {
     const StateSlots slots = kv.states(2);
     for (const SequenceRows& s : batch.sequences) {
       EXPECT_TRUE(s.slot > 0 && s.slot < slots.num_slots) << s.slot;
+      EXPECT_LE(std::max(s.num_replayed, s.num_tentative), slots.num_replay_rows);
       float* const conv = slots.conv + s.slot * 3;
+      const auto replay = [&](int64_t row) -> float& {
+        return slots.replay[(s.slot * slots.num_replay_rows + row) * 5];
+      };
       float state = s.first_position == 0 ? 0 : slots.recurrent[s.slot];
       if (s.first_position > 0) {
-        EXPECT_EQ(conv[0], static_cast<float>(s.first_position)) << "slot " << s.slot;
+        EXPECT_EQ(conv[0], static_cast<float>(s.first_position - s.num_replayed)) << "slot " << s.slot;
       }
-      for (int64_t i = 0; i < s.num_rows; ++i)
-        states.push_back(state = next_state(state, batch.token_ids[static_cast<size_t>(s.first_row + i)]));
-      slots.recurrent[s.slot] = state;
-      conv[0] = static_cast<float>(s.first_position + s.num_rows);
+      for (int64_t i = 0; i < s.num_replayed; ++i) state = next_state(state, static_cast<int32_t>(replay(i)));
+      const int64_t num_committed = s.num_rows - s.num_tentative;
+      for (int64_t i = 0; i < s.num_rows; ++i) {
+        const int32_t id = batch.token_ids[static_cast<size_t>(s.first_row + i)];
+        states.push_back(state = next_state(state, id));
+        if (i < num_committed) slots.recurrent[s.slot] = state;
+        if (i >= num_committed) replay(i - num_committed) = static_cast<float>(id);
+      }
+      conv[0] = static_cast<float>(s.first_position + num_committed);
     }
     return states;
   }

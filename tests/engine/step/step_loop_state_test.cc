@@ -153,6 +153,103 @@ TEST(StepLoopState, ConversationsAreThoseOfEachAlone) {
   EXPECT_GT(num_retracted, 0);
 }
 
+// The logits of the model with a state, but after a third of the histories another token is the best.
+void often_right_logits(std::span<const int32_t> history, std::span<float> logits) {
+  hashed_logits_and_state(history, logits);
+  if (history.size() % 3 == 1) std::ranges::reverse(logits);
+}
+
+// Who drafts: a source on either kind of executor, or a draft model whose drafts stay on the executor until a
+// step has verified them, as on a GPU.
+enum class Drafter { kSourceOnHost, kSource, kTokens, kFeatures, kFeaturesAhead };
+
+class DraftedLoop {
+ public:
+  DraftedLoop(LoopShape shape, Drafter who)
+      : tokens_(fake_config(kVocab), often_right_logits),
+        features_(fake_config(kVocab), often_right_logits, static_cast<size_t>(shape.num_groups)) {
+    constexpr int64_t kDrafts = 4;
+    shape.samples = who != Drafter::kSourceOnHost;
+    if (who == Drafter::kSourceOnHost || who == Drafter::kSource) {
+      shape.drafts = {.max_tokens = kDrafts, .min_match = 1, .max_match = 4};
+      shape.draft_source = [](std::span<const int32_t> ids, int64_t max_tokens) {
+        return expected_greedy({ids.begin(), ids.end()}, max_tokens, often_right_logits);
+      };
+    } else {
+      shape.keeps_draft_ids = true;
+      shape.max_model_drafts = kDrafts;
+      shape.num_cheap_draft_rows = who == Drafter::kFeaturesAhead ? 1000 : 0;
+      features_.runs_ahead = who == Drafter::kFeaturesAhead;
+      shape.draft.model = who == Drafter::kTokens ? static_cast<Model*>(&tokens_) : &features_;
+    }
+    loop_ = std::make_unique<TestLoop>(hashed_logits, shape);
+  }
+  TestLoop& operator*() { return *loop_; }
+
+ private:
+  FakeModel tokens_;
+  FakeFeatureDraft features_;
+  std::unique_ptr<TestLoop> loop_;
+};
+
+// The same with drafts: the replayed rows of every step are the right ones, whoever drafts.
+TEST(StepLoopState, DraftsChangeNoOutput) {
+  std::mt19937 random(23);
+  const auto below = [&](int n) { return fp4moe::below(random, n); };
+  for (const Drafter who : {Drafter::kSourceOnHost, Drafter::kSource, Drafter::kTokens, Drafter::kFeatures,
+                            Drafter::kFeaturesAhead}) {
+    int64_t num_cached = 0, num_retracted = 0, num_correct = 0, num_wrong = 0;
+    for (int round = 0; round < 24; ++round) {
+      LoopShape shape{.page_size = 1 + round % 5,
+                      .num_slots = 2 + below(16),
+                      .scheduler = {.max_running_requests = 1 + below(8),
+                                    .chunked_prefill_size = 1 + below(12),
+                                    .max_prefill_tokens = 1 + below(20),
+                                    .state_interval = 1 + below(20)},
+                      .context_length = 100,
+                      .num_groups = 1 + round % 3,
+                      .reuses_prefixes = round % 8 != 7};
+      shape.num_pages = (100 + shape.page_size - 1) / shape.page_size + below(12);
+      DraftedLoop loop(shape, who);
+      const std::vector<int32_t> system(static_cast<size_t>(below(20)), 200);
+      run_conversations(
+          *loop, std::vector<std::vector<int32_t>>(8, system), random, expected,
+          "drafter " + std::to_string(static_cast<int>(who)) + ", round " + std::to_string(round));
+      const EngineStats stats = (*loop).finish();
+      num_cached += stats.cached_tokens_total;
+      num_retracted += stats.num_retracted_reqs;
+      num_correct += stats.spec_correct_drafts_total;
+      num_wrong += stats.spec_proposed_drafts_total - stats.spec_correct_drafts_total;
+    }
+    EXPECT_GT(num_cached, 300) << static_cast<int>(who);
+    EXPECT_GT(num_retracted, 0) << static_cast<int>(who);
+    EXPECT_GT(num_correct, 500) << static_cast<int>(who);
+    EXPECT_GT(num_wrong, 500) << static_cast<int>(who);
+  }
+}
+
+TEST(StepLoopState, CancelledStreamsWithDraftsLeakNoSlot) {
+  std::mt19937 random(29);
+  for (const Drafter who : {Drafter::kSource, Drafter::kFeaturesAhead}) {
+    DraftedLoop loop({.num_pages = 90,
+                      .page_size = 3,
+                      .num_slots = 30,
+                      .scheduler = {.max_running_requests = 24,
+                                    .chunked_prefill_size = 7,
+                                    .max_prefill_tokens = 40,
+                                    .state_interval = 9},
+                      .context_length = 100,
+                      .num_groups = 2},
+                     who);
+    run_cancelled_streams(*loop, random, expected);
+    const EngineStats stats = (*loop).finish();
+    EXPECT_GT(stats.num_aborted_requests_total, 10);
+    EXPECT_GT(stats.spec_correct_drafts_total, 100);
+    EXPECT_EQ(stats.num_used_state_slots, 0);
+    EXPECT_EQ(stats.num_leaked_pages, 0);
+  }
+}
+
 // 64 streams, cancelled at random times, leak no slot and no page.
 TEST(StepLoopState, CancelledStreamsLeakNoSlot) {
   std::mt19937 random(17);
