@@ -12,8 +12,8 @@ namespace fp4moe {
 
 class NcclPeer {
  public:
-  // Creates one rank on each of these GPUs. kUnsupported: the library is missing or older than 2.18, or two
-  // ranks share a GPU, which NCCL does not support.
+  // Creates one rank on each of these GPUs. kUnsupported: Nccl::open() refuses the library, or two ranks
+  // share a GPU, which NCCL does not support.
   static Result<std::unique_ptr<NcclPeer>> make(std::span<const int> ordinals);
   virtual ~NcclPeer() = default;
 
