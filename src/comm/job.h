@@ -17,6 +17,7 @@ struct JobOptions {
   double timeout_seconds = 10;        // for a blocked send, and for an orderly shutdown
   double start_timeout_seconds = 60;  // for all processes to start
   std::string config_text;            // must be the same text in all processes; compared at start
+  std::string data;                   // process 0's is sent to all processes at start (Job::data())
   // Initial value of signal cells: the communicators' first_epoch - 1. Tests start near 2^32.
   uint32_t first_signal = 0;
 };
@@ -37,6 +38,7 @@ class Job {
   virtual int process() const = 0;
   virtual int first_rank() const = 0;       // of this process
   virtual int num_local_ranks() const = 0;  // R / P
+  virtual std::string data() const = 0;     // JobOptions::data of process 0
   // Precondition: rank in [first_rank, first_rank + num_local_ranks).
   virtual Endpoint& endpoint(int rank) = 0;
   // Logs `status` and ends all processes of the job at once (mpi: MPI_Abort; otherwise: fails the endpoints).

@@ -13,7 +13,7 @@
 namespace fp4moe {
 
 constexpr uint32_t kFrameMagic = 0x34504d46;  // "FMP4"
-constexpr uint32_t kFrameVersion = 1;
+constexpr uint32_t kFrameVersion = 2;
 constexpr int64_t kMaxPutBytes = 256 << 10;  // of one put operation; larger puts are split
 constexpr int64_t kMaxFrameBytes = 8 << 20;
 

@@ -16,9 +16,9 @@ struct WireHello {
   int64_t heap_bytes;
   uint64_t pid_space;
   int64_t pid;
-  int64_t version_bytes, config_bytes;  // of the texts that follow
+  int64_t version_bytes, config_bytes, data_bytes;  // of the texts that follow
 };
-static_assert(sizeof(WireHello) == 56);
+static_assert(sizeof(WireHello) == 64);
 
 // Removes the next line and its newline from the text and returns the line.
 std::string_view take_line(std::string_view& text) {
@@ -54,9 +54,9 @@ Status differ(const Hello& mine, const Hello& theirs, const std::string& what, c
 }  // namespace
 
 std::vector<uint8_t> encode_hello(const Hello& h) {
-  FP4MOE_CHECK(static_cast<int64_t>(h.version.size()) <= kMaxHelloText &&
-                   static_cast<int64_t>(h.config.size()) <= kMaxHelloText,
-               "config_text of " + std::to_string(h.config.size()) + " bytes");
+  for (const std::string* text : {&h.version, &h.config, &h.data})
+    FP4MOE_CHECK(static_cast<int64_t>(text->size()) <= kMaxHelloText,
+                 "a hello with a text of " + std::to_string(text->size()) + " bytes");
   const WireHello wire = {h.process,
                           h.num_processes,
                           h.num_ranks,
@@ -65,11 +65,12 @@ std::vector<uint8_t> encode_hello(const Hello& h) {
                           h.pid_space,
                           h.pid,
                           static_cast<int64_t>(h.version.size()),
-                          static_cast<int64_t>(h.config.size())};
-  std::vector<uint8_t> bytes(sizeof wire + h.version.size() + h.config.size());
+                          static_cast<int64_t>(h.config.size()),
+                          static_cast<int64_t>(h.data.size())};
+  std::vector<uint8_t> bytes(sizeof wire);
   std::memcpy(bytes.data(), &wire, sizeof wire);
-  std::copy(h.version.begin(), h.version.end(), bytes.begin() + sizeof wire);
-  std::copy(h.config.begin(), h.config.end(), bytes.end() - static_cast<int64_t>(h.config.size()));
+  for (const std::string* text : {&h.version, &h.config, &h.data})
+    bytes.insert(bytes.end(), text->begin(), text->end());
   return bytes;
 }
 
@@ -79,11 +80,18 @@ Result<Hello> decode_hello(std::span<const uint8_t> bytes) {
   if (bytes.size() < sizeof wire)
     return data_loss("hello of " + std::to_string(bytes.size()) + " bytes is too short");
   std::memcpy(&wire, bytes.data(), sizeof wire);
-  if (!legal(wire.version_bytes) || !legal(wire.config_bytes) ||
-      static_cast<int64_t>(bytes.size() - sizeof wire) != wire.version_bytes + wire.config_bytes)
+  if (!legal(wire.version_bytes) || !legal(wire.config_bytes) || !legal(wire.data_bytes) ||
+      static_cast<int64_t>(bytes.size() - sizeof wire) !=
+          wire.version_bytes + wire.config_bytes + wire.data_bytes)
     return data_loss("hello of " + std::to_string(bytes.size()) + " bytes does not match its text lengths, " +
-                     std::to_string(wire.version_bytes) + " and " + std::to_string(wire.config_bytes));
+                     std::to_string(wire.version_bytes) + ", " + std::to_string(wire.config_bytes) + " and " +
+                     std::to_string(wire.data_bytes));
   const char* text = reinterpret_cast<const char*>(bytes.data() + sizeof wire);
+  const auto take = [&text](int64_t num_bytes) {
+    const std::string taken(text, static_cast<size_t>(num_bytes));
+    text += num_bytes;
+    return taken;
+  };
   return Hello{wire.process,
                wire.num_processes,
                wire.num_ranks,
@@ -91,8 +99,9 @@ Result<Hello> decode_hello(std::span<const uint8_t> bytes) {
                wire.heap_bytes,
                wire.pid_space,
                wire.pid,
-               std::string(text, static_cast<size_t>(wire.version_bytes)),
-               std::string(text + wire.version_bytes, static_cast<size_t>(wire.config_bytes))};
+               take(wire.version_bytes),
+               take(wire.config_bytes),
+               take(wire.data_bytes)};
 }
 
 Status check_same(const Hello& mine, const Hello& theirs) {

@@ -19,8 +19,9 @@ struct Hello {
   int64_t pid = 0;
   std::string version;  // of fp4moe
   std::string config;   // JobOptions::config_text
+  std::string data;     // JobOptions::data; not compared
 };
-constexpr int64_t kMaxHelloText = 256 << 10;  // limit for each of version and config
+constexpr int64_t kMaxHelloText = 256 << 10;  // limit for each of version, config and data
 
 std::vector<uint8_t> encode_hello(const Hello& hello);
 // kDataLoss if the bytes are not a valid hello.

@@ -64,6 +64,7 @@ class MpiJob : public Job {
   int process() const override { return hello_.process; }
   int first_rank() const override { return memory_->shape().first_rank; }
   int num_local_ranks() const override { return memory_->shape().num_local_ranks; }
+  std::string data() const override { return link_->data(); }
   Endpoint& endpoint(int rank) override {
     FP4MOE_CHECK(memory_->is_local(rank), "rank " + std::to_string(rank));
     return *endpoints_[static_cast<size_t>(rank - first_rank())];
@@ -102,9 +103,11 @@ void warn_if_bound(int num_local_ranks) {
 
 Result<std::unique_ptr<Job>> open_mpi_job(const JobOptions& options, const Fabric& fabric) {
   const LauncherInfo launcher = launcher_info();
-  if (static_cast<int64_t>(options.config_text.size()) > kMaxHelloText)
-    return invalid_argument("config_text of " + std::to_string(options.config_text.size()) +
-                            " bytes is too long; the limit is " + std::to_string(kMaxHelloText));
+  for (const std::string* text : {&options.config_text, &options.data})
+    if (static_cast<int64_t>(text->size()) > kMaxHelloText)
+      return invalid_argument("a text of " + std::to_string(text->size()) +
+                              " bytes is too long for a job's start; the limit is " +
+                              std::to_string(kMaxHelloText));
   FP4MOE_ASSIGN_OR_RETURN(const Fp4moeMpi* mpi, load_plugin());
   FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankMemory> made,
                           RankMemory::make({.num_ranks = fabric.num_ranks,
@@ -121,7 +124,8 @@ Result<std::unique_ptr<Job>> open_mpi_job(const JobOptions& options, const Fabri
                        .pid_space = pid_space_id(),
                        .pid = getpid(),
                        .version = FP4MOE_VERSION,
-                       .config = options.config_text};
+                       .config = options.config_text,
+                       .data = options.data};
   warn_if_bound(memory->shape().num_local_ranks);
   const auto link = std::make_shared<MpiLink>(*mpi, memory, hello, seconds(options.timeout_seconds));
   if (const Status status = MpiLink::start(link, seconds(options.start_timeout_seconds)); !status.ok()) {

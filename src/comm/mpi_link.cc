@@ -347,6 +347,7 @@ Status MpiLink::hello(int process, std::span<const uint8_t> payload) {
   if (mine_.pid_space != 0 && mine_.pid_space == theirs.pid_space) watch_.add(process, theirs.pid);
   {
     std::lock_guard lock(start_mutex_);
+    if (process == 0 && !is_started_) data_of_first_ = theirs.data;
     peers_[static_cast<size_t>(process)]->has_come = true;
     for (size_t p = 0; p < peers_.size(); ++p)
       if (!is_me(p) && !peers_[p]->has_come) return {};

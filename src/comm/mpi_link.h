@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "comm/doorbell.h"
@@ -35,6 +36,9 @@ class MpiLink : public FrameSink {
   void stop();
   // Ends all processes with MPI_Abort.
   [[noreturn]] void abort();
+
+  // Returns Hello::data of process 0; after start() only.
+  const std::string& data() const { return mine_.process == 0 ? mine_.data : data_of_first_; }
 
   // Queue an operation from rank src of this process to rank dst of another one. Block while too many bytes
   // are queued.
@@ -102,6 +106,7 @@ class MpiLink : public FrameSink {
   std::condition_variable start_changed_;
   bool is_initialized_ = false, is_started_ = false, is_finished_ = false;
   Status start_status_;
+  std::string data_of_first_;  // Hello::data of process 0; in other processes, set before is_started_
 
   std::atomic<bool> stopping_{false}, aborting_{false}, sleeping_{false};
   Doorbell bell_;

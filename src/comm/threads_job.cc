@@ -12,8 +12,8 @@ namespace {
 
 class ThreadsJob : public Job {
  public:
-  ThreadsJob(const Fabric& fabric, std::unique_ptr<RankMemory> memory)
-      : fabric_(fabric), memory_(std::move(memory)) {
+  ThreadsJob(const Fabric& fabric, std::unique_ptr<RankMemory> memory, std::string data)
+      : fabric_(fabric), data_(std::move(data)), memory_(std::move(memory)) {
     for (int rank = 0; rank < fabric.num_ranks; ++rank)
       endpoints_.push_back(std::make_unique<LocalEndpoint>(*memory_, rank));
   }
@@ -23,6 +23,7 @@ class ThreadsJob : public Job {
   int process() const override { return 0; }
   int first_rank() const override { return 0; }
   int num_local_ranks() const override { return fabric_.num_ranks; }
+  std::string data() const override { return data_; }
   Endpoint& endpoint(int rank) override {
     FP4MOE_CHECK(rank >= 0 && rank < fabric_.num_ranks, "rank " + std::to_string(rank));
     return *endpoints_[static_cast<size_t>(rank)];
@@ -34,6 +35,7 @@ class ThreadsJob : public Job {
 
  private:
   const Fabric fabric_;
+  const std::string data_;
   std::atomic<bool> has_aborted_{false};
   std::unique_ptr<RankMemory> memory_;
   std::vector<std::unique_ptr<LocalEndpoint>> endpoints_;
@@ -47,7 +49,7 @@ Result<std::unique_ptr<Job>> open_threads_job(const JobOptions& options, const F
                                             .num_local_ranks = fabric.num_ranks,
                                             .heap_bytes = options.heap_bytes,
                                             .first_signal = options.first_signal}));
-  return std::unique_ptr<Job>(std::make_unique<ThreadsJob>(fabric, std::move(memory)));
+  return std::unique_ptr<Job>(std::make_unique<ThreadsJob>(fabric, std::move(memory), options.data));
 }
 
 }  // namespace fp4moe

@@ -120,7 +120,8 @@ class MpiLinkTest : public testing::Test {
                            .num_ranks = num_ranks_,
                            .heap_bytes = kHeap,
                            .version = "1",
-                           .config = configs_.count(p) != 0 ? configs_[p] : "same"};
+                           .config = configs_.count(p) != 0 ? configs_[p] : "same",
+                           .data = "data of " + std::to_string(p)};
       links_.push_back(std::make_shared<MpiLink>(fake(p), memories_.back(), hello, timeout));
     }
     for (int rank = 0; rank < num_ranks_; ++rank) {
@@ -165,6 +166,13 @@ TEST_F(MpiLinkTest, OperationsBetweenAndInsideProcesses) {
   });
   stop();
   EXPECT_EQ(office.finalized, 3);
+}
+
+TEST_F(MpiLinkTest, AllProcessesGetTheDataOfTheFirst) {
+  open(3, 1);
+  expect_started(3);
+  for (const auto& link : links_) EXPECT_EQ(link->data(), "data of 0");
+  stop();
 }
 
 TEST_F(MpiLinkTest, LargePutsArriveWholeWhateverTheQueueHolds) {

@@ -125,7 +125,7 @@ TEST(MpiFrame, BrokenFramesAreRefused) {
     return frame;
   };
   expect_refused(with(0, 1), "magic=1");
-  expect_refused(with(4, kFrameVersion + 1), "protocol version=2 must be 1, this process's version");
+  expect_refused(with(4, kFrameVersion + 1), "protocol version=3 must be 2, this process's version");
   expect_refused(with(8, 1), "sender=1 must be 2");
   std::vector<uint8_t> huge = good;
   for (const int64_t bytes : {int64_t{-1}, int64_t{17}, std::numeric_limits<int64_t>::max()}) {
@@ -162,7 +162,8 @@ Hello hello_of(int process) {
           .pid_space = 6,
           .pid = 7,
           .version = "0.1",
-          .config = "model demo\nlayers 4\ntp 4"};
+          .config = "model demo\nlayers 4\ntp 4",
+          .data = std::string("a\0b", 3) + std::to_string(process)};
 }
 
 TEST(MpiHello, ComesBackAsItWas) {
@@ -177,7 +178,8 @@ TEST(MpiHello, ComesBackAsItWas) {
   EXPECT_EQ(back->pid, 7);
   EXPECT_EQ(back->version, "0.1");
   EXPECT_EQ(back->config, hello_of(1).config);
-  EXPECT_TRUE(check_same(hello_of(0), *back).ok());
+  EXPECT_EQ(back->data, std::string("a\0b1", 4));
+  EXPECT_TRUE(check_same(hello_of(0), *back).ok());  // its data differs
 }
 
 TEST(MpiHello, BrokenOnesAreRefused) {
@@ -185,7 +187,7 @@ TEST(MpiHello, BrokenOnesAreRefused) {
   for (size_t size = 0; size < good.size(); ++size)
     EXPECT_EQ(decode_hello({good.data(), size}).status().code(), StatusCode::kDataLoss);
   for (const int64_t bytes : {int64_t{-1}, int64_t{1} << 40, std::numeric_limits<int64_t>::max()})
-    for (const size_t at : {40u, 48u}) {
+    for (const size_t at : {40u, 48u, 56u}) {
       std::vector<uint8_t> bad = good;
       std::memcpy(bad.data() + at, &bytes, 8);
       EXPECT_EQ(decode_hello(bad).status().code(), StatusCode::kDataLoss);

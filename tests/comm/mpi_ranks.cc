@@ -170,6 +170,7 @@ Result<std::unique_ptr<Job>> open(const Setup& s) {
   options.first_signal = 0xffffffefu;
   options.config_text =
       "model demo\nlayers " + std::string(s.mode == "config" && launcher.process == 1 ? "5" : "4");
+  options.data = "data of process " + std::to_string(launcher.process);
   if (s.mode == "heap" && launcher.process == 1) options.heap_bytes += 64;
   if (s.mode == "missing" && launcher.process == launcher.num_processes - 1)
     std::this_thread::sleep_for(std::chrono::seconds(20));
@@ -185,6 +186,7 @@ int run(const Setup& s) {
   std::printf("process %d pid %d ranks %d+%d\n", (*job)->process(), getpid(), (*job)->first_rank(),
               (*job)->num_local_ranks());
   std::fflush(stdout);
+  if ((*job)->data() != "data of process 0") (*job)->abort(data_loss("wrong data: " + (*job)->data()));
   std::vector<std::thread> threads;
   for (int i = 0; i < (*job)->num_local_ranks(); ++i)
     threads.emplace_back([&, rank = (*job)->first_rank() + i] {
