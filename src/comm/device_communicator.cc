@@ -4,8 +4,10 @@
 #include <atomic>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
+#include "device/device_memory.h"
 #include "device/pinned_memory.h"
 
 namespace fp4moe {
@@ -16,7 +18,8 @@ constexpr int64_t align128(int64_t bytes) { return (bytes + 127) / 128 * 128; }
 }  // namespace
 
 CommLayout DeviceRegion::layout(int num_ranks) const {
-  return comm_layout(num_ranks, align128(word_bytes), align128(gather_bytes), align128(exchange_bytes));
+  return comm_layout(num_ranks, align128(word_bytes), align128(gather_bytes), align128(exchange_bytes),
+                     is_staged);
 }
 
 int64_t DeviceRegion::num_bytes(int num_ranks) const { return layout(num_ranks).num_bytes; }
@@ -36,10 +39,36 @@ Result<std::unique_ptr<DeviceCommunicator>> DeviceCommunicator::make(const PeerH
                                                                      int num_ranks, int rank,
                                                                      const DeviceRegion& region,
                                                                      std::chrono::nanoseconds timeout) {
-  FP4MOE_CHECK(first_rank >= 0 && rank >= 0 && rank < num_ranks &&
+  FP4MOE_CHECK(first_rank >= 0 && rank >= 0 && rank < num_ranks && !region.is_staged &&
                    first_rank + num_ranks <= heap.num_ranks() && region.offset % 128 == 0 &&
                    region.offset + region.num_bytes(num_ranks) <= heap.num_bytes(),
                "the group or its region is outside the heap");
+  FP4MOE_ASSIGN_OR_RETURN(auto made, make_unarmed(first_rank, num_ranks, rank, region));
+  for (int r = 0; r < num_ranks; ++r) made->group_.regions[r] = heap.base(first_rank + r) + region.offset;
+  made->group_.deadline_ns = static_cast<uint64_t>(timeout.count());
+  made->ops_->arm(made->group_);
+  return made;
+}
+
+Result<std::unique_ptr<DeviceCommunicator>> DeviceCommunicator::make_staged(std::unique_ptr<GroupPlane> plane,
+                                                                            int first_rank, int num_ranks,
+                                                                            int rank,
+                                                                            const DeviceRegion& region) {
+  FP4MOE_CHECK(rank >= 0 && rank < num_ranks && region.is_staged && region.offset == 0,
+               "the group's rank or its region is invalid");
+  FP4MOE_ASSIGN_OR_RETURN(auto made, make_unarmed(first_rank, num_ranks, rank, region));
+  FP4MOE_ASSIGN_OR_RETURN(made->memory_, Buffer::make(region.num_bytes(num_ranks), device_memory()));
+  std::fill_n(made->group_.regions, num_ranks, made->memory_.data());
+  made->plane_ = std::move(plane);
+  made->group_.plane = made->plane_.get();
+  made->ops_->arm(made->group_);
+  return made;
+}
+
+// Makes all but the regions' addresses and the deadline.
+Result<std::unique_ptr<DeviceCommunicator>> DeviceCommunicator::make_unarmed(int first_rank, int num_ranks,
+                                                                             int rank,
+                                                                             const DeviceRegion& region) {
   if (num_ranks > kMaxGroupRanks)
     return unsupported("a group of " + std::to_string(num_ranks) + " GPUs is too large; the limit is " +
                        std::to_string(kMaxGroupRanks));
@@ -54,12 +83,9 @@ Result<std::unique_ptr<DeviceCommunicator>> DeviceCommunicator::make(const PeerH
   CommGroup& group = made->group_;
   group.rank = rank;
   group.size = num_ranks;
-  for (int r = 0; r < num_ranks; ++r) group.regions[r] = heap.base(first_rank + r) + region.offset;
   group.layout = region.layout(num_ranks);
   group.verdict = made->verdict_.as<CommVerdict>();
-  group.deadline_ns = static_cast<uint64_t>(timeout.count());
   group.max_blocks = ops->max_blocks();
-  ops->arm(group);
   return made;
 }
 
@@ -74,6 +100,7 @@ CommGroup DeviceCommunicator::view() const {
   alone.rank = 0;
   alone.size = 1;
   alone.regions[0] = group_.regions[group_.rank];
+  alone.plane = nullptr;
   return alone;
 }
 
@@ -104,11 +131,11 @@ void DeviceCommunicator::add_all_reduced(const CommOp& op, const float* partial,
 }
 
 bool DeviceCommunicator::takes_two_shots(int64_t n) const {
-  return !rehearses_ && n * (bf16_partials_ ? 2 : 4) >= two_shot_bytes(size());
+  return !rehearses_ && shares_memory() && n * (bf16_partials_ ? 2 : 4) >= two_shot_bytes(size());
 }
 
 bool DeviceCommunicator::fuses_norm(int64_t rows, int64_t cols) const {
-  return cols % 4 == 0 && cols <= kMaxNormedCols && !takes_two_shots(rows * cols) &&
+  return shares_memory() && cols % 4 == 0 && cols <= kMaxNormedCols && !takes_two_shots(rows * cols) &&
          cols <= max_sum_elements(group_, bf16_partials_, false);
 }
 
@@ -179,6 +206,7 @@ void DeviceCommunicator::gather_rows(const CommOp& op, const void* mine, int64_t
 }
 
 Status DeviceCommunicator::failure() const {
+  if (!shares_memory()) return plane_->failure();
   auto* const verdict = const_cast<CommVerdict*>(verdict_.as<CommVerdict>());
   if (std::atomic_ref(verdict->is_set).load(std::memory_order_acquire) == 0) return {};
   const std::chrono::duration<double> limit = std::chrono::nanoseconds(group_.deadline_ns);

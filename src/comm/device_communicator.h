@@ -1,6 +1,8 @@
-// DeviceCommunicator: a group of consecutive ranks of one process, each on a GPU, that run the same
-// operations in the same order on one stream each. Operations are only enqueued. If a rank does not take part
-// in time, the group fails (failure()), and all later operations do nothing.
+// DeviceCommunicator: a group of consecutive ranks, each on a GPU, that run the same operations in the same
+// order on one stream each. Operations are only enqueued. If a rank does not take part in time, the group
+// fails (failure()), and all later operations do nothing. The ranks of one process share memory; those of
+// different processes stage what they exchange and send it over a plane (kernels/group_plane.h), with the
+// same results.
 #pragma once
 
 #include <chrono>
@@ -22,6 +24,7 @@ struct DeviceRegion {
   int64_t word_bytes = 0;    // largest operand of one exchange of a sum
   int64_t gather_bytes = 0;  // largest output of one gather; larger outputs are gathered some rows at a time
   int64_t exchange_bytes = 0;  // rows and results of a2a rounds
+  bool is_staged = false;      // for make_staged()
 
   CommLayout layout(int num_ranks) const;
   int64_t num_bytes(int num_ranks) const;
@@ -44,6 +47,14 @@ class DeviceCommunicator {
                                                           int rank, const DeviceRegion& region,
                                                           std::chrono::nanoseconds timeout);
 
+  // The same for a group whose ranks do not share memory. `region` has offset 0 and is staged; its memory is
+  // allocated on the current GPU. `first_rank` is only for messages.
+  static Result<std::unique_ptr<DeviceCommunicator>> make_staged(std::unique_ptr<GroupPlane> plane,
+                                                                 int first_rank, int num_ranks, int rank,
+                                                                 const DeviceRegion& region);
+
+  // Whether the ranks share memory, so that kernels can exchange data (exchange_group()).
+  bool shares_memory() const { return plane_ == nullptr; }
   int rank() const { return group_.rank; }  // within the group
   int size() const { return group_.size; }
 
@@ -85,13 +96,16 @@ class DeviceCommunicator {
   // operation.
   void rehearse(bool on);
 
-  // Returns kDeadline, with the peer, operation and layer, if one of this rank's waits passed its deadline.
+  // Without shared memory, returns GroupPlane::failure(). Otherwise
+  // returns kDeadline, with the peer, operation and layer, if one of this rank's waits passed its deadline.
   // If only a peer's wait did, the group has failed but this rank returns OK, so check all ranks. May be
   // called at any time; the result is final once the stream is synchronized.
   Status failure() const;
 
  private:
   DeviceCommunicator() = default;
+  static Result<std::unique_ptr<DeviceCommunicator>> make_unarmed(int first_rank, int num_ranks, int rank,
+                                                                  const DeviceRegion& region);
   void check_stream() const;
   CommGroup view() const;  // the group, or a group of one during a rehearsal
   bool takes_two_shots(int64_t n) const;
@@ -102,7 +116,9 @@ class DeviceCommunicator {
   bool rehearses_ = false, bf16_partials_ = false;
   const char* of_model_ = "";
   StreamHandle stream_ = nullptr;
-  Buffer verdict_;  // pinned
+  Buffer verdict_;                     // pinned
+  std::unique_ptr<GroupPlane> plane_;  // null: the ranks share memory
+  Buffer memory_;                      // device: the region, unless it is in a shared heap
 };
 
 }  // namespace fp4moe

@@ -42,7 +42,12 @@ struct A2aShape {
   // True: each slot's row returns, before the router's weights are applied. False: each rank's weighted sum
   // returns.
   bool slots_return = false;
+  // The ranks do not share memory (CommGroup::plane): each rank's results for another are stored in a staging
+  // area, and travel from there.
+  bool is_staged = false;
 
+  // Returns the largest number of results per token from one rank.
+  constexpr int64_t parts_of_rank() const { return slots_return ? top_k : 1; }
   // Returns the largest number of results per token.
   constexpr int64_t parts(int num_ranks) const {
     if (slots_return) return top_k;
@@ -72,10 +77,11 @@ struct A2aShape {
 
 // Byte offsets in a rank's exchange memory (CommLayout::exchange), for rounds of up to max_tokens tokens.
 struct A2aArea {
-  int64_t rows = 0;     // [R][T][row_bytes]
-  int64_t ids = 0;      // [R][T][K] i32: global ids; -1: padding, or not an expert
-  int64_t weights = 0;  // [R][T][K] f32
-  int64_t returns = 0;  // [T][parts][result_bytes]
+  int64_t rows = 0;      // [R][T][row_bytes]
+  int64_t ids = 0;       // [R][T][K] i32: global ids; -1: padding, or not an expert
+  int64_t weights = 0;   // [R][T][K] f32
+  int64_t returns = 0;   // [T][parts][result_bytes]; is_staged: by source, as `outgoing`
+  int64_t outgoing = 0;  // is_staged: results for other ranks, [R][T][parts_of_rank][result_bytes]
   int64_t num_bytes = 0;
 };
 constexpr A2aArea a2a_area(const A2aShape& shape, int num_ranks, int64_t max_tokens) {
@@ -90,7 +96,9 @@ constexpr A2aArea a2a_area(const A2aShape& shape, int num_ranks, int64_t max_tok
   area.rows = take(lanes * shape.row_bytes());
   area.ids = take(lanes * shape.top_k * 4);
   area.weights = take(lanes * shape.top_k * 4);
-  area.returns = take(max_tokens * shape.parts(num_ranks) * shape.result_bytes());
+  const int64_t parts = shape.is_staged ? num_ranks * shape.parts_of_rank() : shape.parts(num_ranks);
+  area.returns = take(max_tokens * parts * shape.result_bytes());
+  if (shape.is_staged) area.outgoing = take(max_tokens * parts * shape.result_bytes());
   area.num_bytes = used;
   return area;
 }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "kernels/group_plane.h"
 #include "kernels/ops.h"
 
 namespace fp4moe {
@@ -34,7 +35,10 @@ struct CommState {
   uint32_t num_failed;   // waits that have passed their deadline; the first one writes the verdict
 };
 
-// Byte offsets in a rank's region, the same on all ranks; multiples of 128.
+// Byte offsets in a rank's region, the same on all ranks; multiples of 128. If ranks do not share memory
+// (CommGroup::plane), the region is only this rank's and stages what it exchanges: words [R][word_bytes] has
+// operands of sums by source, without marks, there are no sums, and gather [gather_bytes] has one part after
+// another.
 struct CommLayout {
   int64_t flags = 0;     // [R][kMaxCommBlocks] u32: epochs, by source rank and block
   int64_t words = 0;     // [2][R][word_bytes]: operands of sums and choices of tokens, by parity and source;
@@ -46,15 +50,16 @@ struct CommLayout {
   int64_t num_bytes = 0;  // of the whole region
 };
 // Returns the layout of a region. The byte counts are multiples of 128. The region has no `sums` if num_ranks
-// is 2: a sum over two ranks takes one exchange.
+// is 2: a sum over two ranks takes one exchange. is_staged: the ranks do not share memory.
 constexpr CommLayout comm_layout(int num_ranks, int64_t word_bytes, int64_t gather_bytes,
-                                 int64_t exchange_bytes) {
+                                 int64_t exchange_bytes, bool is_staged = false) {
+  const int64_t buffers = is_staged ? 1 : 2;
   CommLayout layout{.word_bytes = word_bytes, .gather_bytes = gather_bytes, .exchange_bytes = exchange_bytes};
   layout.flags = 128;  // after the CommState
   layout.words = layout.flags + int64_t{num_ranks} * kMaxCommBlocks * int64_t{sizeof(uint32_t)};
-  layout.sums = layout.words + 2 * num_ranks * word_bytes;
-  layout.gather = layout.sums + (num_ranks > 2 ? 2 * num_ranks * word_bytes : 0);
-  layout.exchange = layout.gather + 2 * gather_bytes;
+  layout.sums = layout.words + buffers * num_ranks * word_bytes;
+  layout.gather = layout.sums + (num_ranks > 2 && !is_staged ? 2 * num_ranks * word_bytes : 0);
+  layout.exchange = layout.gather + buffers * gather_bytes;
   layout.num_bytes = layout.exchange + exchange_bytes;
   return layout;
 }
@@ -65,11 +70,13 @@ constexpr uint32_t kUnsent = 0xffffffffu;
 // A group as a kernel of one rank sees it.
 struct CommGroup {
   int rank = 0, size = 1;            // within the group
-  uint8_t* regions[kMaxGroupRanks];  // by rank
+  uint8_t* regions[kMaxGroupRanks];  // by rank; with a plane, all of them are this rank's region
   CommLayout layout;
   CommVerdict* verdict = nullptr;
   uint64_t deadline_ns = 0;  // longest wait
   int max_blocks = 1;        // blocks that are resident at once; at most kMaxCommBlocks
+  // Null: the ranks share memory. Otherwise it moves what they exchange; used by the host only.
+  const GroupPlane* plane = nullptr;
 };
 
 // Names an operation in verdicts.
@@ -113,7 +120,8 @@ struct GatherArgs {
   int64_t first[kMaxGroupRanks + 1] = {};  // multiples of 4; first[R] is row_bytes
 };
 
-// All pointers are device memory; all work is enqueued on the current stream.
+// All pointers are device memory; all work is enqueued on the current stream. With a plane, an operation is
+// several launches and an exchange.
 struct DeviceCommOps {
   // Marks the words of this rank's region as unsent, and clears its state and flags. All ranks call it before
   // the first operation.
@@ -121,7 +129,7 @@ struct DeviceCommOps {
   // Adds to out the f32 sum of all ranks' partial, in rank order: the same bits on every rank and with both
   // algorithms. A sum of -0.0 counts as +0.0. The bits of a NaN are unspecified.
   void (*all_reduce)(const AllReduceArgs& args);
-  // all_reduce() followed by rms_norm(), with the same bits, in one launch.
+  // all_reduce() followed by rms_norm(), with the same bits, in one launch. The ranks must share memory.
   void (*all_reduce_norm)(const AllReduceNormArgs& args);
   void (*gather)(const GatherArgs& args);
   // Returns how many blocks of these kernels can be resident at once on the current GPU.

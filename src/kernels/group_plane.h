@@ -1,7 +1,6 @@
-// GroupPlane: moves bytes between the ranks of a group whose GPUs do not map each other's memory, because
-// they belong to different processes (comm/nccl_plane.h). The operations of device_comm.h and device_a2a.h
-// then put what other ranks need into staging areas of their own region, and add or copy what arrived there,
-// with the bits of a group with shared memory.
+// GroupPlane: moves bytes between the ranks of a group that do not share memory, because they belong to
+// different processes (comm/nccl_plane.h). The operations of device_comm.h and device_a2a.h then stage what
+// they exchange in their own region, and have the same bits as with shared memory.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +12,8 @@ namespace fp4moe {
 
 struct CommOp;
 
-// What this rank exchanges with one other rank: device memory, which must not overlap any other receive. The
-// peer's receive_bytes of its transfer in the same place of its list for this rank is send_bytes.
+// What this rank exchanges with another one; device memory. A rank's n-th transfer with a peer belongs to the
+// peer's n-th transfer with the rank, and what one of them sends has the size that the other receives.
 struct PlaneTransfer {
   int peer = 0;
   const void* send = nullptr;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "comm/copy_plane.h"
 #include "comm/device_communicator.h"
 #include "device/device_info.h"
 #include "device/device_memory.h"
@@ -42,7 +43,8 @@ struct TestRank {
   std::unique_ptr<DeviceCommunicator> group;
 };
 
-// The ranks of one group; the test's thread enqueues for all of them.
+// The ranks of one group; the test's thread enqueues for all of them. If the region is staged, they do not
+// share memory.
 struct TestGroup {
   std::unique_ptr<PeerHeap> heap;
   std::vector<std::unique_ptr<TestRank>> ranks;
@@ -52,13 +54,17 @@ struct TestGroup {
     const std::vector<int> gpus = gpus_of(num_ranks);
     EXPECT_LE(num_ranks, ranks_per_gpu() * (gpus.back() + 1))
         << "more ranks per GPU than FP4MOE_RANKS_PER_GPU";
-    heap = PeerHeap::make(gpus, region.offset + region.num_bytes(num_ranks)).value();
+    const auto hub = region.is_staged ? std::make_shared<CopyHub>(num_ranks) : nullptr;
+    if (hub == nullptr) heap = PeerHeap::make(gpus, region.offset + region.num_bytes(num_ranks)).value();
     for (int r = 0; r < num_ranks; ++r) {
       const DeviceScope scope(*DeviceContext::of(gpus[static_cast<size_t>(r)]).value());
       ranks.push_back(std::make_unique<TestRank>());
       ranks.back()->stream = Stream::make().value();
       const StreamScope stream(ranks.back()->stream);
-      ranks.back()->group = DeviceCommunicator::make(*heap, 0, num_ranks, r, region, timeout).value();
+      auto group = hub == nullptr ? DeviceCommunicator::make(*heap, 0, num_ranks, r, region, timeout)
+                                  : DeviceCommunicator::make_staged(std::make_unique<CopyPlane>(hub, r), 0,
+                                                                    num_ranks, r, region);
+      ranks.back()->group = std::move(group).value();
     }
     synchronize();
   }

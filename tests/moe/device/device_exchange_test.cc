@@ -103,10 +103,11 @@ struct RankTokens {
   Buffer on_gpu_x, on_gpu_ids, on_gpu_weights, on_gpu_filled, out;
 };
 
-class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>> {
+class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol, bool>> {
  protected:
   int num_ranks() const { return std::get<0>(GetParam()); }
   const Protocol& protocol() const { return std::get<1>(GetParam()); }
+  bool is_staged() const { return std::get<2>(GetParam()); }  // the ranks do not share memory
 
   void make(int64_t hidden, int64_t max_tokens) {
     const A2aShape shape{.hidden_size = hidden,
@@ -115,9 +116,12 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol>>
                          .experts_per_rank = protocol().whole_experts ? kExperts / num_ranks() : 0,
                          .row_format = protocol().row_format,
                          .result_format = protocol().result_format,
-                         .slots_return = protocol().slots_return};
+                         .slots_return = protocol().slots_return,
+                         .is_staged = is_staged()};
     size_ = {shape, max_tokens, a2a_area(shape, num_ranks(), max_tokens)};
-    group_.emplace(num_ranks(), DeviceRegion{.offset = 256, .exchange_bytes = size_.area.num_bytes});
+    group_.emplace(num_ranks(), DeviceRegion{.offset = is_staged() ? 0 : 256,
+                                             .exchange_bytes = size_.area.num_bytes,
+                                             .is_staged = is_staged()});
     exchanges_.clear();
     for (const auto& rank : group_->ranks) exchanges_.emplace_back(size_, *rank->group);
     scratch_.clear();
@@ -403,10 +407,12 @@ TEST_P(DeviceExchanges, EveryRowAndResultArrives) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, DeviceExchanges,
-                         testing::Combine(testing::Values(1, 2, 3, 4, 8), testing::ValuesIn(kProtocols)),
+                         testing::Combine(testing::Values(1, 2, 3, 4, 8), testing::ValuesIn(kProtocols),
+                                          testing::Bool()),
                          [](const auto& p) {
                            return std::string(std::get<1>(p.param).name) + "_" +
-                                  std::to_string(std::get<0>(p.param));
+                                  std::to_string(std::get<0>(p.param)) +
+                                  (std::get<2>(p.param) ? "_staged" : "");
                          });
 
 }  // namespace

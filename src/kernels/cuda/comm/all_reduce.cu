@@ -17,6 +17,7 @@
 #include "kernels/cuda/comm/comm_kernels.h"
 #include "kernels/cuda/comm/partials.cuh"
 #include "kernels/cuda/ptx/launch.h"
+#include "kernels/staged_transfers.h"
 
 namespace fp4moe::cuda {
 namespace {
@@ -123,6 +124,57 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constan
   }
 }
 
+struct StagedArgs {
+  const float* partial;
+  uint8_t* words;  // rank r's operand at r * word_bytes, as it was sent
+  float* out;
+  int64_t num_vectors;  // of Elements
+  int64_t word_bytes;
+  int rank, size;
+};
+
+// Without shared memory: stores this rank's operand as it is sent in its own place among the words.
+__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ StagedArgs a) {
+  using E = Elements<true>;
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  auto* const mine = reinterpret_cast<uint4*>(a.words + a.rank * a.word_bytes);
+  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads())
+    mine[i] = E::load(a.partial + i * E::kCount).pack();
+}
+
+// Without shared memory: adds all operands once they have arrived.
+template <bool kBf16>
+__global__ void __launch_bounds__(kThreads) staged_sum_kernel(const __grid_constant__ StagedArgs a) {
+  using E = Elements<kBf16>;
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
+    E sum;
+    for (int r = 0; r < a.size; ++r) {
+      const auto* const words = reinterpret_cast<const uint4*>(a.words + r * a.word_bytes);
+      sum += E::unpack(r == a.rank ? E::load(a.partial + i * E::kCount).pack() : __ldcg(words + i));
+    }
+    float* const out = a.out + i * E::kCount;
+    auto v = E::load(out);
+    v += sum;
+    v.store(out);
+  }
+}
+
+// f32 partials are sent from where they are.
+void staged_all_reduce(const AllReduceArgs& a, int64_t vectors) {
+  const CommGroup& g = a.group;
+  const StagedArgs args{a.partial, staged_words(g, 0), a.out, vectors, g.layout.word_bytes, g.rank, g.size};
+  const auto blocks = std::clamp<int64_t>(ceil_div(vectors, kThreads), 1, g.max_blocks);
+  const LaunchShape shape{dim3(static_cast<unsigned>(blocks)), dim3(kThreads)};
+  if (a.bf16_partials) launch("all_reduce_pack", pack_kernel, shape, args);
+  const void* const mine = a.bf16_partials ? staged_words(g, g.rank) : static_cast<const void*>(a.partial);
+  g.plane->exchange(a.op, sum_transfers(g, mine, vectors * int64_t{sizeof(uint4)}));
+  launch("all_reduce_staged", a.bf16_partials ? staged_sum_kernel<true> : staged_sum_kernel<false>, shape,
+         args);
+}
+
 struct ArmArgs {
   uint4* region;
   int64_t num_zeros, num_vectors;  // vectors to zero (state and flags); all vectors, with the words
@@ -147,10 +199,12 @@ void arm_group(const CommGroup& g) {
 void all_reduce(const AllReduceArgs& a) {
   const int64_t per_vector = a.bf16_partials ? 8 : 4;
   const int64_t most = max_sum_elements(a.group, a.bf16_partials, a.two_shot);
-  FP4MOE_CHECK(a.n % per_vector == 0 && a.n <= most && (!a.two_shot || a.group.size > 2),
-               "all_reduce of " + std::to_string(a.n) + " elements over " + std::to_string(a.group.size) +
-                   " ranks; elements that fit in the heap: " + std::to_string(most));
+  FP4MOE_CHECK(
+      a.n % per_vector == 0 && a.n <= most && (!a.two_shot || (a.group.size > 2 && a.group.plane == nullptr)),
+      "all_reduce of " + std::to_string(a.n) + " elements over " + std::to_string(a.group.size) +
+          " ranks; elements that fit in the heap: " + std::to_string(most));
   const int64_t vectors = a.n / per_vector;
+  if (a.group.plane != nullptr) return staged_all_reduce(a, vectors);
   const auto blocks = std::clamp<int64_t>(ceil_div(vectors, kThreads), 1, a.group.max_blocks);
   const auto kernel = a.two_shot ? (a.bf16_partials ? two_shot_kernel<true> : two_shot_kernel<false>)
                                  : (a.bf16_partials ? one_shot_kernel<true> : one_shot_kernel<false>);

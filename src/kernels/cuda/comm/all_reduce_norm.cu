@@ -241,7 +241,8 @@ void all_reduce_norm(const AllReduceNormArgs& args) {
   const RmsNormArgs& norm = args.norm;
   const int64_t rows = norm.out_act.rows, cols = norm.out_act.cols;
   FP4MOE_CHECK(
-      sum.n == rows * cols && norm.x == sum.out && !sum.two_shot && cols % 4 == 0 && cols <= kMaxNormedCols &&
+      sum.n == rows * cols && norm.x == sum.out && !sum.two_shot && sum.group.plane == nullptr &&
+          cols % 4 == 0 && cols <= kMaxNormedCols &&
           sum.n <= max_sum_elements(sum.group, sum.bf16_partials, false),
       "all_reduce_norm of " + std::to_string(rows) + " rows of " + std::to_string(cols) + " elements");
   const unsigned threads = num_norm_threads(cols);

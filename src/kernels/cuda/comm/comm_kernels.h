@@ -1,6 +1,7 @@
 // The kernels behind DeviceCommOps (kernels/device_comm.h).
 #pragma once
 
+#include "kernels/device_a2a.h"
 #include "kernels/device_comm.h"
 
 namespace fp4moe::cuda {
@@ -9,6 +10,11 @@ void arm_group(const CommGroup& group);
 void all_reduce(const AllReduceArgs& args);
 void all_reduce_norm(const AllReduceNormArgs& args);
 void gather_columns(const GatherArgs& args);
+// The parts of DeviceA2aOps for groups with a plane; staged_send() follows the kernel that fills this rank's
+// lanes.
+void staged_send(const A2aRound& round);
+void staged_wait(const A2aRound& round, const A2aDecoded& decoded);
+void staged_combine(const A2aRound& round, const A2aResults& results, float* out);
 // Return how many blocks of a kernel fit on an SM of the current GPU.
 int all_reduce_blocks_per_sm();
 int gather_blocks_per_sm();

@@ -13,6 +13,7 @@
 #include "kernels/cuda/comm/comm_kernels.h"
 #include "kernels/cuda/comm/group.cuh"
 #include "kernels/cuda/ptx/launch.h"
+#include "kernels/staged_transfers.h"
 
 namespace fp4moe::cuda {
 namespace {
@@ -59,6 +60,52 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   }
 }
 
+struct PlaceArgs {
+  const uint8_t* mine;
+  const uint8_t* staged;
+  uint8_t* out;
+  int64_t rows;
+  int rank, size;
+  int64_t first[kMaxGroupRanks + 1];  // in words of the kernel's type
+};
+
+// Without shared memory: places this rank's columns and those that have arrived, one rank's after another's,
+// in `out`. `mine` may be its own place in out.
+template <class Word>
+__global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__ PlaceArgs a) {
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const int64_t width = a.first[a.size];
+  const auto* const mine = reinterpret_cast<const Word*>(a.mine);
+  const auto* const staged = reinterpret_cast<const Word*>(a.staged);
+  auto* const out = reinterpret_cast<Word*>(a.out);
+  for (int64_t i = blockIdx.x * int64_t{kThreads} + threadIdx.x; i < a.rows * width;
+       i += gridDim.x * int64_t{kThreads}) {
+    const int64_t row = i / width, col = i % width;
+    int r = 0;
+    while (a.first[r + 1] <= col) ++r;
+    const int64_t at = row * (a.first[r + 1] - a.first[r]) + col - a.first[r];
+    out[i] = r == a.rank ? __ldcg(mine + at) : __ldcg(staged + a.rows * a.first[r] + at);
+  }
+}
+
+// `word`: 16 or 4, of which all parts of a row are multiples.
+void staged_gather(const GatherArgs& a, int64_t word) {
+  const CommGroup& g = a.group;
+  g.plane->exchange(a.op, gather_transfers(a));
+  PlaceArgs args{static_cast<const uint8_t*>(a.mine),
+                 g.regions[g.rank] + g.layout.gather,
+                 static_cast<uint8_t*>(a.out),
+                 a.rows,
+                 g.rank,
+                 g.size,
+                 {}};
+  for (int r = 0; r <= g.size; ++r) args.first[r] = a.first[r] / word;
+  const auto blocks = std::clamp<int64_t>(ceil_div(a.rows * args.first[g.size], kThreads), 1, g.max_blocks);
+  launch("place_columns", word == 16 ? place_kernel<uint4> : place_kernel<uint32_t>,
+         {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)}, args);
+}
+
 }  // namespace
 
 void gather_columns(const GatherArgs& a) {
@@ -72,6 +119,7 @@ void gather_columns(const GatherArgs& a) {
     while (a.first[r] % word != 0) word /= 2;
   FP4MOE_CHECK(word >= 4, "each rank's part of a row must be whole 4-byte words");
   if (word == 8) word = 4;
+  if (a.group.plane != nullptr) return staged_gather(a, word);
   ColumnsArgs args{a.group, a.op, static_cast<const uint8_t*>(a.mine), static_cast<uint8_t*>(a.out),
                    a.rows,  {}};
   int64_t widest = 0;
