@@ -44,13 +44,17 @@ NcclComm::NcclComm(const Nccl& nccl, NcclCommOptions options) : nccl_(nccl), opt
 }
 
 NcclComm::~NcclComm() {
+  stop_watching();
+  abort_handle();
+}
+
+void NcclComm::stop_watching() {
   {
     std::lock_guard lock(mutex_);
     ends_ = true;
   }
   changed_.notify_all();
-  watcher_.join();
-  abort_handle();
+  if (watcher_.joinable()) watcher_.join();
 }
 
 Status NcclComm::connect(const NcclId& id) {

@@ -51,6 +51,10 @@ class NcclComm {
   // failure().
   Status exchange(const CommOp& op, std::span<const PlaneTransfer> transfers, StreamHandle stream);
 
+  // Ends the watch: from now on, an error of NCCL is no failure. Call when all ranks' work is complete,
+  // before any of them closes its communicator.
+  void stop_watching();
+
   // Returns OK, or why the communicator was aborted: the job's failure, an error of NCCL, or kDeadline for a
   // HostWait or a call that took longer than the timeout. Messages name the rank and the operation.
   // Thread-safe. After a failure, operations are not enqueued, and those in flight end with wrong data.

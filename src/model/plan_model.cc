@@ -181,7 +181,8 @@ MoeChoice moe_choice(const EngineConfig& flags) {
 // memory.
 Result<MoePlan> plan_on_gpus(const MoeProblem& problem, const MoeChoice& choice) {
   Result<MoePlan> plan = plan_moe(problem, choice);
-  if (!plan.ok() || problem.device != DeviceKind::kCuda || choice.tp == 1) return plan;
+  if (!plan.ok() || problem.device != DeviceKind::kCuda || choice.tp == 1 || plan->spans_processes())
+    return plan;
   std::vector<int> gpus;
   for (int rank = 0; rank < choice.tp; ++rank) gpus.push_back(gpu_of_rank(rank));
   const Status peers = check_peers(gpus);
@@ -195,6 +196,16 @@ Status check_gpu(const DeviceChoice& device) {
   return unsupported("device=cuda: a GPU of compute capability " +
                      compute_capability_text(device.compute_capability) +
                      " cannot run a model, which needs 9.0 (H100, H200); nearest legal choice: --device cpu");
+}
+
+// Ranks on GPUs in several processes do not exchange drafts' ids.
+Status check_processes(const EngineConfig& flags, const MoePlan& plan) {
+  if (plan.problem().device != DeviceKind::kCuda || !plan.spans_processes() ||
+      flags.speculative_algorithm == "none")
+    return {};
+  return unsupported("--speculative-algorithm " + flags.speculative_algorithm +
+                     " is not supported on GPUs in several processes (--fabric mpi); nearest legal choice: "
+                     "--speculative-algorithm none");
 }
 
 // CPU ranks send f32, and deterministic inference adds no partial sums.
@@ -314,6 +325,7 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   }
   if (!moe.ok()) return moe.status();
   plan.moe = std::move(*moe);
+  FP4MOE_RETURN_IF_ERROR(check_processes(flags, plan.moe));
   FP4MOE_ASSIGN_OR_RETURN(plan.placements, plan_placements(model, plan.moe, flags.init_expert_location));
   if (problem.device == DeviceKind::kCuda && flags.dp_size > 1 && !flags.enable_dp_lm_head) {
     plan.flags.enable_dp_lm_head = true;

@@ -18,13 +18,14 @@ int64_t staging_bytes(int num_ranks) { return std::max<int64_t>((int64_t{4} << 2
 constexpr int64_t kLeastRecordBytes = 256;  // for operations other than the transport's
 constexpr int64_t kLogitPieceBytes = 256 << 10;
 
-// For ranks on GPUs.
-DeviceRegion attention_region(int num_ranks, const StepLimits& limits) {
-  constexpr int64_t kGatheredRows = 64;
+// For ranks on GPUs. is_staged: in several processes; the rank then has room for the operands of all ranks.
+DeviceRegion attention_region(int num_ranks, const StepLimits& limits, bool is_staged) {
+  constexpr int64_t kGatheredRows = 64, kStagedSumBytes = 32 << 20;
   const int64_t vocab_size = std::max(limits.vocab_size, limits.draft.vocab_size);
   return {.offset = 0,
-          .word_bytes = sum_word_bytes(num_ranks),
-          .gather_bytes = std::min(kGatheredRows, limits.max_logit_rows) * vocab_size * int64_t{4}};
+          .word_bytes = is_staged ? kStagedSumBytes / num_ranks : sum_word_bytes(num_ranks),
+          .gather_bytes = std::min(kGatheredRows, limits.max_logit_rows) * vocab_size * int64_t{4},
+          .is_staged = is_staged};
 }
 
 // The bytes for rows that a GPU's ranks exchange; 0 if they exchange none.
@@ -40,14 +41,16 @@ Result<int64_t> exchange_bytes(const MoePlan& plan, int64_t max_group_rows) {
 // region.
 Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limits, const MoePlan* draft) {
   const RankLayout& layout = plan.problem().layout;
+  const bool is_staged = plan.spans_processes();
   CommMemory memory;
   if (layout.attention_tp() > 1) {
-    memory.device_attention = attention_region(layout.attention_tp(), limits);
+    memory.device_attention = attention_region(layout.attention_tp(), limits, is_staged);
     memory.heap_bytes = memory.device_attention.num_bytes(layout.attention_tp());
   }
   const auto add = [&](int64_t num_bytes, DeviceRegion& region) {
     if (num_bytes == 0) return;
-    region = {.offset = memory.heap_bytes, .exchange_bytes = num_bytes};
+    region = {
+        .offset = is_staged ? 0 : memory.heap_bytes, .exchange_bytes = num_bytes, .is_staged = is_staged};
     memory.heap_bytes += region.num_bytes(layout.tp);
     memory.a2a_bytes += num_bytes;
   };

@@ -22,7 +22,8 @@ struct CommMemory {
   int64_t communicator_bytes = 0;  // for `world` and `attention`
   int64_t step_bytes = 0;          // for steps and logits; 0 if all ranks are in one process
   // For ranks on GPUs: one group's region, and the regions of all ranks for each model's exchanges. A region
-  // that is not needed is empty, and unused members are 0.
+  // that is not needed is empty, and unused members are 0. Staged regions (ranks in several processes) are
+  // separate allocations.
   DeviceRegion device_attention, device_world, device_draft_world;
   int64_t heap_bytes = 0;  // the sum, per rank
 };

@@ -45,9 +45,12 @@ class GpuGroup final : public RankGroup {
         draft_shape_(fp4moe::draft_shape(setup.plan, setup.options)),
         flags_(setup.flags),
         form_(setup.form),
-        threads_(layout_.tp),
+        staged_bytes_(setup.others == nullptr ? 0 : setup.memory.heap_bytes),
+        first_rank_(setup.others == nullptr ? 0 : setup.others->nccl.rank()),
+        threads_(setup.others == nullptr ? layout_.tp : 1),
         groups_(static_cast<size_t>(layout_.dp)) {
-    for (int r = 0; r < layout_.tp; ++r) ranks_.push_back(std::make_unique<GpuRank>(setup, r));
+    const int count = setup.others == nullptr ? layout_.tp : 1;
+    for (int i = 0; i < count; ++i) ranks_.push_back(std::make_unique<GpuRank>(setup, first_rank_ + i));
   }
 
   Status load(const RankSetup& setup);
@@ -133,10 +136,12 @@ class GpuGroup final : public RankGroup {
     }
     return sum;
   }
-  int64_t comm_bytes() const override { return heap_ ? heap_->num_ranks() * heap_->num_bytes() : 0; }
+  int64_t comm_bytes() const override {
+    return heap_ ? heap_->num_ranks() * heap_->num_bytes() : staged_bytes_;
+  }
   ExpertLoad expert_load() const override {
-    std::vector<const Model*> models;  // every rank of a group counts all its tokens
-    for (int g = 0; g < layout_.dp; ++g)
+    std::vector<const Model*> models = {&leader().model()};  // every rank of a group counts all its tokens
+    for (int g = 1; g < layout_.dp && ranks_.size() > 1; ++g)
       models.push_back(&std::as_const(*ranks_[leader_of(g)]).rank().model());
     return sum_expert_load(models, layout_.dp);
   }
@@ -182,7 +187,8 @@ class GpuGroup final : public RankGroup {
   void keep_draft_rows();
 
   const Rank& leader() const { return std::as_const(*ranks_[0]).rank(); }
-  static size_t rank_index(int rank) { return static_cast<size_t>(rank); }
+  size_t rank_index(int rank) const { return static_cast<size_t>(rank - first_rank_); }
+  bool is_here(int rank) const { return rank >= first_rank_ && rank_index(rank) < ranks_.size(); }
   // Calls function(rank) -> Status on every rank's thread and returns cause_of() of the statuses.
   template <class Function>
   Status on_all(const Function& function);
@@ -190,11 +196,13 @@ class GpuGroup final : public RankGroup {
   std::unique_ptr<PeerHeap> heap_;  // null with one rank
   std::unique_ptr<Job> movers_;     // connects the ranks' threads; null unless several ranks place experts
   std::vector<std::unique_ptr<GpuRank>> ranks_;
-  std::vector<std::unique_ptr<GroupPages>> pages_;  // [dp]
+  std::vector<std::unique_ptr<GroupPages>> pages_;  // [dp]; none if there are other processes
   const RankLayout layout_;
   const DraftShape draft_shape_;
   const EngineConfig flags_;
   const std::shared_ptr<const CheckpointForm> form_;
+  const int64_t staged_bytes_;  // for exchanges with other processes
+  const int first_rank_;  // of ranks_, which are all ranks, or one rank if the others are in other processes
   RankThreads threads_;
   std::vector<Group> groups_;
   std::deque<std::vector<SampledCounts>> sampled_;  // [dp], for each start_sample() not yet taken
@@ -205,7 +213,7 @@ class GpuGroup final : public RankGroup {
 
 template <class Function>
 Status GpuGroup::on_all(const Function& function) {
-  if (ranks_.size() == 1) return function(0);
+  if (ranks_.size() == 1) return function(first_rank_);
   std::vector<Status> statuses(ranks_.size());
   threads_.run([&](int rank) {
     statuses[rank_index(rank)] = guarded([&] { return function(rank); }, StatusCode::kDoesNotFit);
@@ -229,7 +237,11 @@ Status GpuGroup::load(const RankSetup& setup) {
   FP4MOE_RETURN_IF_ERROR(on_all(
       [&](int r) { return ranks_[rank_index(r)]->load(setup, heap_.get(), progress.of(rank_index(r))); }));
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) { return ranks_[rank_index(r)]->rehearse(); }));
-  FP4MOE_ASSIGN_OR_RETURN(pages_, make_group_pages(ranks_));
+  if (setup.others == nullptr) {
+    FP4MOE_ASSIGN_OR_RETURN(pages_, make_group_pages(ranks_));
+  } else {
+    FP4MOE_RETURN_IF_ERROR(setup.others->meet());
+  }
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) { return ranks_[rank_index(r)]->record_graphs(setup.flags); }));
   return failure();
 }
@@ -442,9 +454,10 @@ Status GpuGroup::take_sampled(std::span<SampledRow> out, std::span<float> id_log
     others.resize(num_rows);
     other_logprobs.resize(num_ids);
     for (int r = 0; r < layout_.attention_tp(); ++r)
-      FP4MOE_RETURN_IF_ERROR(ranks_[leader_of(g) + static_cast<size_t>(r)]->take_sampled(
-          r == 0 ? out.subspan(first_row, num_rows) : std::span(others),
-          r == 0 ? id_logprobs.subspan(first_id, num_ids) : std::span(other_logprobs)));
+      if (const int rank = g * layout_.attention_tp() + r; is_here(rank))
+        FP4MOE_RETURN_IF_ERROR(ranks_[rank_index(rank)]->take_sampled(
+            r == 0 ? out.subspan(first_row, num_rows) : std::span(others),
+            r == 0 ? id_logprobs.subspan(first_id, num_ids) : std::span(other_logprobs)));
     first_row += num_rows, first_id += num_ids;
   }
   return failure();

@@ -71,7 +71,7 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
   FP4MOE_RETURN_IF_ERROR(failure());
   const StreamScope scope(stream_);
   const Event& staged = host_buffers_[num_steps_ % 2].staged;
-  if (const Status status = staged.synchronize(); !status.ok()) return wait(step_);
+  if (const Status status = synchronize(staged, step_); !status.ok()) return wait(step_);
   const int64_t padded = step.decodes ? step.rows : padded_rows(batch);
   DeviceBatch on_device = put(batch, padded, step.verifies);
   on_device.largest_rows = step.rows;
@@ -155,9 +155,20 @@ Status GpuRank::run_batch(const DeviceBatch& on_device, BatchModel model, bool c
 
 // Waits for all enqueued work. Keeps a permanent error, after which execute_step() refuses further steps.
 Status GpuRank::wait(const std::string& what) {
-  Status status = stream_.synchronize();
-  if (status.ok()) status = group_failure();
+  Status status;
+  {
+    const HostWait limit(limits_waits_, what);
+    status = stream_.synchronize();
+  }
+  // The failure of an exchange between processes may be the cause of errors of this GPU.
+  if (const Status failed = group_failure(); !failed.ok() && (status.ok() || nccl_ != nullptr))
+    status = failed;
   return status.ok() ? status : keep_failure(status.with_context("GPU, in " + what));
+}
+
+Status GpuRank::synchronize(const Event& event, const std::string& what) {
+  const HostWait limit(limits_waits_, what);
+  return event.synchronize();
 }
 
 Status GpuRank::keep_failure(const Status& status) {
@@ -289,9 +300,9 @@ Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<co
   return {};
 }
 
-// The ranks of a group exchange the best ids of greedy rows, and otherwise all logits.
+// The ranks of a group exchange the best ids of greedy rows if they share memory, and otherwise all logits.
 void GpuRank::sample_rows(SampleRowsArgs args) {
-  if (!shares_vocab() || !args.all_greedy) {
+  if (!shares_vocab() || !args.all_greedy || !last_group().shares_memory()) {
     gather_logits(args.num_rows);
     return cuda_sample_rows()(args);
   }
@@ -305,7 +316,7 @@ void GpuRank::sample_rows(SampleRowsArgs args) {
 Status GpuRank::take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs) {
   FP4MOE_CHECK(num_taken_ < num_sampled_, "no rows were sampled");
   const HostBuffers& buffers = host_buffers_[num_taken_++ % 2];
-  const Status status = buffers.sampled.synchronize();
+  const Status status = synchronize(buffers.sampled, buffers.step);
   if (const Status asked = stream_.take_failure(); status.ok() && !asked.ok())
     return keep_failure(asked.with_context("GPU, in " + buffers.step));
   if (!status.ok()) return wait(buffers.step + " or its sampling");
@@ -335,7 +346,7 @@ void GpuRank::choose_draft_ids(int64_t num_rows, const GpuStep& step) {
 
 Status GpuRank::take_draft_ids(std::span<const int64_t> rows, std::span<int32_t> ids) {
   if (rows.empty()) return {};
-  const Status status = drafted_[rows[0] / most_drafts()].synchronize();
+  const Status status = synchronize(drafted_[rows[0] / most_drafts()], step_);
   if (const Status asked = stream_.take_failure(); status.ok() && !asked.ok())
     return keep_failure(asked.with_context("GPU, in " + step_));
   if (!status.ok()) return wait(step_);

@@ -53,7 +53,7 @@ class GpuRank final : public PageCopier {
   ~GpuRank() override;
 
   // Loads this rank's shard and allocates the memory that steps need. `heap`: shared by all ranks, null if
-  // there is only one rank; it must outlive this object.
+  // this process has only one rank; it and setup.others must outlive this object.
   Status load(const RankSetup& setup, const PeerHeap* heap, const ProgressSink& progress);
   // Runs steps of doubling sizes and of every decode size, and samples in every way, without the other ranks
   // (DeviceCommunicator::rehearse()). Call after load(). Does nothing if there is only one rank.
@@ -129,8 +129,8 @@ class GpuRank final : public PageCopier {
   Status rehearse_steps(BatchModel model, int64_t most);
   Status rehearse_sampling(int64_t num_rows);
   Status rehearse_copies();
-  Status make_groups(const RankSetup& setup, const PeerHeap& heap);
-  Status make_groups_of(BatchModel model, const RankSetup& setup, const PeerHeap& heap);
+  Status make_groups(const RankSetup& setup, const PeerHeap* heap);
+  Status make_groups_of(BatchModel model, const RankSetup& setup, const PeerHeap* heap);
   // RankContext::device_group and device_world for a model.
   struct Groups {
     std::unique_ptr<DeviceCommunicator> attention, world;
@@ -167,6 +167,7 @@ class GpuRank final : public PageCopier {
   SampledRow* sampled_rows() { return reinterpret_cast<SampledRow*>(sampled_.data() + params_bytes()); }
   ChosenTokens chosen() { return {&sampled_rows()->token_id, int64_t{sizeof(SampledRow) / sizeof(int32_t)}}; }
   Status wait(const std::string& what);
+  Status synchronize(const Event& event, const std::string& what);
   Status keep_failure(const Status& status);
   Status fail_if(const Status& status);
 
@@ -174,7 +175,9 @@ class GpuRank final : public PageCopier {
   Rank rank_;
   SideStream side_;  // of stream_; empty without a use for it
   Stream stream_;
-  Groups groups_[2];  // by BatchModel
+  NcclComm* nccl_ = nullptr;          // null unless ranks are in other processes
+  NcclComm* limits_waits_ = nullptr;  // nccl_ once ranks exchange data; waits for the GPU are HostWaits
+  Groups groups_[2];                  // by BatchModel
   BatchStage stage_;
   DraftShape draft_shape_;
   ModelShape shapes_[2];                         // by BatchModel

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "comm/nccl_plane.h"
 #include "device/device_info.h"
 #include "device/device_memory.h"
 #include "device/pinned_memory.h"
@@ -26,7 +27,9 @@ constexpr int kStreams = 3;  // of a rank: stream_, page_stream_ and side_
 }  // namespace
 
 Status GpuRank::load(const RankSetup& setup, const PeerHeap* heap, const ProgressSink& progress) {
-  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(gpu_of_rank(rank_.layout().rank)));
+  if (setup.others != nullptr) nccl_ = &setup.others->nccl;
+  const int rank_here = nccl_ != nullptr ? 0 : rank_.layout().rank;
+  FP4MOE_ASSIGN_OR_RETURN(auto* const gpu, DeviceContext::of(gpu_of_rank(rank_here)));
   const DeviceScope on_gpu(*gpu);
   FP4MOE_ASSIGN_OR_RETURN(stream_, Stream::make());
   places_ = std::make_unique<PlacedMemory>(gpu->memory());
@@ -35,7 +38,7 @@ Status GpuRank::load(const RankSetup& setup, const PeerHeap* heap, const Progres
     const UploadScope uploads(rank_.pool());
     const StreamScope scope(stream_);
     FP4MOE_RETURN_IF_ERROR(prepare_cuda_dense_ops());
-    if (heap != nullptr) FP4MOE_RETURN_IF_ERROR(make_groups(setup, *heap));
+    if (heap != nullptr || nccl_ != nullptr) FP4MOE_RETURN_IF_ERROR(make_groups(setup, heap));
     FP4MOE_RETURN_IF_ERROR(rank_.load(setup, progress));
     FP4MOE_RETURN_IF_ERROR(wait("loading"));
   }
@@ -88,7 +91,7 @@ Status GpuRank::make_side_stream() {
   return {};
 }
 
-Status GpuRank::make_groups(const RankSetup& setup, const PeerHeap& heap) {
+Status GpuRank::make_groups(const RankSetup& setup, const PeerHeap* heap) {
   FP4MOE_RETURN_IF_ERROR(make_groups_of(BatchModel::kTarget, setup, heap));
   if (setup.plan.draft != nullptr) FP4MOE_RETURN_IF_ERROR(make_groups_of(BatchModel::kDraft, setup, heap));
   stream_.set_has_peers();
@@ -97,22 +100,25 @@ Status GpuRank::make_groups(const RankSetup& setup, const PeerHeap& heap) {
 
 // The two models' collectives of a group have one region: their operations follow each other on the group's
 // streams, in the same order on all of its ranks.
-Status GpuRank::make_groups_of(BatchModel model, const RankSetup& setup, const PeerHeap& heap) {
+Status GpuRank::make_groups_of(BatchModel model, const RankSetup& setup, const PeerHeap* heap) {
   const RankLayout& layout = rank_.layout();
   const CommMemory& memory = setup.memory;
   const auto timeout = comm_timeout(setup.flags);
   const bool is_draft = model == BatchModel::kDraft;
   const DeviceRegion& world = is_draft ? memory.device_draft_world : memory.device_world;
   Groups& groups = groups_[static_cast<size_t>(model)];
+  const auto make = [&](int first, int size, int rank, const DeviceRegion& region) {
+    if (nccl_ == nullptr) return DeviceCommunicator::make(*heap, first, size, rank, region, timeout);
+    return DeviceCommunicator::make_staged(std::make_unique<NcclPlane>(*nccl_, first), first, size, rank,
+                                           region);
+  };
   if (const int size = layout.attention_tp(); size > 1) {
-    FP4MOE_ASSIGN_OR_RETURN(groups.attention, DeviceCommunicator::make(heap, layout.dp_rank() * size, size,
-                                                                       layout.attention_rank(),
-                                                                       memory.device_attention, timeout));
+    FP4MOE_ASSIGN_OR_RETURN(groups.attention, make(layout.dp_rank() * size, size, layout.attention_rank(),
+                                                   memory.device_attention));
     if (setup.flags.tp_reduce_dtype == "bfloat16") groups.attention->send_bf16_partials();
   }
   if (world.exchange_bytes > 0) {
-    FP4MOE_ASSIGN_OR_RETURN(groups.world,
-                            DeviceCommunicator::make(heap, 0, layout.tp, layout.rank, world, timeout));
+    FP4MOE_ASSIGN_OR_RETURN(groups.world, make(0, layout.tp, layout.rank, world));
   }
   for (DeviceCommunicator* group : {groups.attention.get(), groups.world.get()})
     if (group != nullptr && is_draft) group->name_model("the draft model");
@@ -311,6 +317,7 @@ Status GpuRank::rehearse_sampling(int64_t num_rows) {
 // For each size, records a step that consists only of padding; its graph serves all steps of that size. The
 // step first runs once, so that kernels and libraries make their first-use allocations.
 Status GpuRank::record_graphs(const EngineConfig& flags) {
+  limits_waits_ = nccl_;
   if (flags.disable_cuda_graph || cuda_sync_is_on()) return {};
   const auto started = std::chrono::steady_clock::now();
   FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo before, device_memory_info(stream_.device().ordinal()));
@@ -322,7 +329,9 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
     if (key.rows > largest) continue;
     const DeviceBatch batch = put({}, key.rows, key.shares_pages);
     const auto run = [&] { return run_batch(batch, key.model, key.chains); };
-    if (!has_peers()) FP4MOE_RETURN_IF_ERROR(run());  // otherwise rehearse() has run it
+    // rehearse() has run it, but without the exchanges between processes, which must not connect in a
+    // capture.
+    if (!has_peers() || nccl_ != nullptr) FP4MOE_RETURN_IF_ERROR(run());
     FP4MOE_RETURN_IF_ERROR(wait("the first decode step of " + std::to_string(key.rows) + " rows"));
     Result<Graph> graph = Graph::capture(stream_, run);
     if (!graph.ok())

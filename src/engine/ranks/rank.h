@@ -9,6 +9,7 @@
 #include "base/thread_pool.h"
 #include "base/weight_store.h"
 #include "comm/communicator.h"
+#include "comm/nccl_comm.h"
 #include "device/placed_memory.h"
 #include "engine/ranks/comm_memory.h"
 #include "engine/ranks/rank_config.h"
@@ -19,6 +20,12 @@
 #include "model/kv_cache.h"
 
 namespace fp4moe {
+
+// For a rank on a GPU whose peers are in other processes: how it reaches them.
+struct OtherProcesses {
+  NcclComm& nccl;
+  std::function<Status()> meet;  // waits, without a time limit, until all ranks call it
+};
 
 // The inputs from which all ranks of a process are loaded.
 struct RankSetup {
@@ -31,6 +38,7 @@ struct RankSetup {
   int num_threads = 1;                         // per rank
   const Checkpoint* draft = nullptr;           // of plan.draft; null: `checkpoint`
   std::shared_ptr<const CheckpointForm> form;  // of `checkpoint`
+  const OtherProcesses* others = nullptr;      // null: on CPUs, and if all ranks are in this process
 };
 
 // Computes Engine::expert_load() from the ranks' counters. `ranks`: the models of this process's ranks, at

@@ -21,10 +21,6 @@
 namespace fp4moe {
 namespace {
 
-// After a failure, process 0 first ends its clients' requests and then the job. If it has not ended the job
-// after this time, the other processes do.
-constexpr std::chrono::seconds kGrace{1};
-
 // For the target or the draft model, whichever has the larger vocabulary.
 Result<Buffer> make_logits(const RankSetup& setup) {
   const int64_t vocab_size =
@@ -83,7 +79,7 @@ class MultiRankGroup final : public RankGroup {
   ~MultiRankGroup() override {
     const bool failed = runner_ != nullptr && !runner_->failure().ok();
     if (failed && job_->num_processes() > 1) {
-      if (job_->process() != 0) std::this_thread::sleep_for(kGrace);
+      if (job_->process() != 0) std::this_thread::sleep_for(kAbortGrace);
       abort();
     }
     runner_.reset();
@@ -257,6 +253,7 @@ Result<std::unique_ptr<RankGroup>> make_group(RankSetup setup, const StepLimits&
   const EngineConfig& flags = setup.flags;
   const RankLayout& layout = plan.moe.problem().layout;
   if (plan.device() == DeviceKind::kCuda) {
+    if (local_ranks(plan) < layout.tp) return make_gpu_processes(setup, limits);
     setup.num_threads = std::max(1, setup.num_threads / layout.tp);
     return make_gpu_group(setup);
   }
@@ -297,6 +294,8 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
     group->places_experts_ = plan.moe.places_experts();
     if (draft != nullptr)
       group->no_reload_ = "beside a draft model with a separate checkpoint (--speculative-draft-model-path)";
+    else if (plan.device() == DeviceKind::kCuda && local_ranks(plan) < plan.moe.problem().layout.tp)
+      group->no_reload_ = "on GPUs in several processes (--fabric mpi)";
     else if (group->places_experts_)
       group->no_reload_ = "with placed experts (--enable-eplb, --init-expert-location)";
     return group;

@@ -2,6 +2,7 @@
 // KV pages; rank 0's is the thread that calls execute_step(). With MPI, the other processes follow process 0.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -33,6 +34,10 @@ struct RankGroupOptions {
 struct DraftBytes {
   int64_t weights = 0, kv = 0;
 };
+
+// After a failure, process 0 first ends its clients' requests and then the job. If it has not ended the job
+// after this time, the other processes do.
+constexpr std::chrono::seconds kAbortGrace{1};
 
 class RankGroup : public Executor {
  public:

@@ -91,7 +91,7 @@ void StepBatches::encode(std::vector<uint8_t>& bytes) const {
     for (const size_t n : {g.token_ids.size(), g.sequences.size(), g.logit_rows.size(), g.page_tables.size(),
                            g.state_copies.size()})
       words.push_back(word(static_cast<int64_t>(n)));
-    for (const int32_t id : g.token_ids) words.push_back(word(id));
+    for (const int32_t id : g.token_ids) words.push_back(static_cast<uint32_t>(id));
     for (const SequenceRows& s : g.sequences) {
       words.push_back(word(s.num_rows));
       words.push_back(static_cast<uint32_t>(s.first_position));
@@ -198,7 +198,8 @@ Status StepBatches::decode_group(std::span<const uint32_t>& words, const StepLim
     return taken;
   };
   for (const uint32_t id : take(rows)) {
-    if (id >= static_cast<uint64_t>(limits.num_ids_of(model_)))
+    const bool is_unknown = ~id < limits.num_unknown_ids;
+    if (!is_unknown && id >= static_cast<uint64_t>(limits.num_ids_of(model_)))
       return beyond("token id", id, limits.num_ids_of(model_) - 1);
     group.token_ids.push_back(static_cast<int32_t>(id));
   }

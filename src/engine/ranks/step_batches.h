@@ -24,6 +24,7 @@ struct StepLimits {
   int64_t max_table_pages = 0;  // entries in one kind of page tables of a batch; sequences may share pages
   int page_size = 0;
   int64_t vocab_size = 0;
+  int64_t num_unknown_ids = 0;  // ids ~r with r below it are legal (Executor::samples())
   DraftShape draft;
 
   // Columns of a model's logits, and the number of ids that its batches may have.

@@ -377,7 +377,7 @@ Result<MemoryProblem> memory_problem(const Checkpoint& checkpoint, const ModelCo
         .max_position_embeddings = config.max_position_embeddings,
     };
     if (plan.absent_gpu) problem.available_bytes = plan.absent_gpu->memory_bytes;
-    for (int rank = 0; !plan.absent_gpu && rank < plan.moe.problem().layout.tp; ++rank) {
+    for (int rank = 0; !plan.absent_gpu && rank < local_ranks(plan); ++rank) {
       FP4MOE_ASSIGN_OR_RETURN(const DeviceMemoryInfo memory, device_memory_info(gpu_of_rank(rank)));
       const int64_t free_bytes = memory.free_bytes / ranks_per_gpu();
       problem.available_bytes = rank == 0 ? free_bytes : std::min(problem.available_bytes, free_bytes);

@@ -57,7 +57,8 @@ Result<DeviceExchangeSize> device_exchange_size(const MoePlan& plan, int64_t max
                 .experts_per_rank = layout.ep == 1 ? 0 : p.num_physical() / layout.ep,
                 .row_format = row_format(plan.a2a_settings().payload),
                 .result_format = result_format(plan),
-                .slots_return = protocol == "deepep" || plan.a2a_settings().deterministic};
+                .slots_return = protocol == "deepep" || plan.a2a_settings().deterministic,
+                .is_staged = plan.spans_processes()};
   const int64_t budget = plan.a2a_settings().memory_budget;
   const auto bytes = [&](int64_t tokens) { return a2a_area(size.shape, layout.tp, tokens).num_bytes; };
   if (bytes(1) > budget)

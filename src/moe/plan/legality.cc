@@ -1,9 +1,12 @@
 #include "moe/plan/legality.h"
 
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "base/check.h"
 #include "comm/fabric.h"
+#include "comm/job.h"
 
 namespace fp4moe {
 namespace {
@@ -101,8 +104,27 @@ Status check_gpu_ranks(const MoeProblem& p, const MoeChoice& c) {
   if (p.device != DeviceKind::kCuda || c.tp == 1) return {};
   if (p.compute_capability / 10 != 9)
     return refuse(value("tp", c.tp), "needs GPUs of compute capability 9.0", "--tp 1");
-  if (resolve_fabric(c.fabric, c.tp) == "mpi")
+  return {};
+}
+
+// Ranks on GPUs in several processes have not run on GPUs yet. Tests of them set the variable.
+bool tests_gpu_processes() {
+  const char* const value = std::getenv("FP4MOE_TEST_GPU_PROCESSES");
+  return value != nullptr && std::string_view(value) == "1";
+}
+
+Status check_gpu_processes(const MoeProblem& p, const MoeChoice& c) {
+  if (p.device != DeviceKind::kCuda || c.tp == 1 || resolve_fabric(c.fabric, c.tp) != "mpi") return {};
+  if (!tests_gpu_processes())
     return refuse("fabric=mpi", "is not supported on device=cuda, where one process drives all GPUs",
+                  "--fabric threads");
+  if (const int processes = launcher_info().num_processes; processes != c.tp)
+    return refuse(
+        value("tp", c.tp) + " with fabric=mpi",
+        "needs as many processes on device=cuda, but the launcher started " + std::to_string(processes),
+        "--tp " + std::to_string(processes));
+  if (c.num_redundant > 0 || c.places_experts)
+    return refuse("placing experts by load", "is not supported on GPUs in several processes (fabric=mpi)",
                   "--fabric threads");
   return {};
 }
@@ -129,7 +151,8 @@ constexpr LegalityRule kRules[] = {
      check_placement},
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
-    {"gpu_ranks", "MPI on GPUs, and several ranks on GPUs other than Hopper", check_gpu_ranks},
+    {"gpu_ranks", "several ranks on GPUs other than Hopper", check_gpu_ranks},
+    {"gpu_processes", "MPI on GPUs", check_gpu_processes},
     {"gpu_checksum", "checksums of a2a rows on GPUs", check_gpu_checksum},
     {"dense_quant", "q8 dense layers on a GPU", check_dense_quant},
     {"deepep_mode", "deepep_mode normal", check_deepep_mode},

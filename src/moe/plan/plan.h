@@ -96,6 +96,8 @@ class MoePlan {
   Scheme scheme() const { return numerics_.scheme; }
   const Numerics& numerics() const { return numerics_; }
   const Fabric& fabric() const { return fabric_; }
+  // Whether the ranks may be in several processes.
+  bool spans_processes() const { return fabric_.name == std::string_view("mpi"); }
   // The chosen rows (moe/table.h), of static lifetime; null in an empty plan.
   const A2aRow* a2a() const { return a2a_; }
   const RunnerRow* runner() const { return runner_; }

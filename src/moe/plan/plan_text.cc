@@ -59,6 +59,8 @@ std::string summary(const MoePlan& plan) {
   const RankLayout& layout = plan.problem().layout;
   std::string text = numerics_text(plan) + " by " + plan.runner()->name + " over a2a " + a2a_text(plan) +
                      ", fabric " + plan.fabric().name;
+  if (plan.problem().device == DeviceKind::kCuda && layout.tp > 1)
+    text += plan.spans_processes() ? ", rows and sums over NCCL" : ", rows and sums in shared GPU memory";
   if (layout.tp > 1)
     text += ", tp=" + std::to_string(layout.tp) + " ep=" + std::to_string(layout.ep) +
             " dp=" + std::to_string(layout.dp);

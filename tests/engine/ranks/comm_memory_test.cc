@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -143,6 +144,41 @@ TEST(CommMemoryOfGpus, ADraftModelWithoutExpertsExchangesNothing) {
     EXPECT_EQ(both.heap_bytes, alone.heap_bytes) << layout.text();
     EXPECT_EQ(both.device_draft_world.exchange_bytes, 0) << layout.text();
   }
+}
+
+// Ranks in several processes have separate regions, with room for what each other rank sends.
+TEST(CommMemoryOfGpus, RegionsOfSeveralProcessesAreStaged) {
+  const ModelConfig config = config_of({.like = "gpt-oss-20b"});
+  setenv("FP4MOE_TEST_GPU_PROCESSES", "1", 1);
+  setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+  for (const Layout& layout : kLayouts) {
+    setenv("OMPI_COMM_WORLD_SIZE", std::to_string(layout.tp).c_str(), 1);
+    const CommMemory memory = memory_of(config, plan_of(config, flags_of(layout))).value();
+    int64_t num_bytes = 0;
+    const auto add = [&](const DeviceRegion& region, int num_ranks) {
+      if (region.word_bytes + region.exchange_bytes == 0) return;
+      EXPECT_TRUE(region.is_staged);
+      EXPECT_EQ(region.offset, 0);
+      num_bytes += region.num_bytes(num_ranks);
+    };
+    add(memory.device_attention, layout.tp / layout.dp);
+    add(memory.device_world, layout.tp);
+    EXPECT_EQ(memory.heap_bytes, num_bytes) << layout.text();
+    EXPECT_EQ(memory.step_bytes, 0);
+    if (layout.tp > layout.dp) {
+      EXPECT_EQ(memory.device_attention.word_bytes * layout.tp / layout.dp, 32 << 20);
+    }
+    if (const int64_t r = layout.tp; memory.a2a_bytes > 0) {
+      const int64_t k = config.top_k, t = std::max<int64_t>(kGroupRows / r, 1), h = config.hidden_size;
+      const bool slots = layout.deterministic || std::string(layout.a2a) == "deepep";
+      const int64_t result_bytes = h * (slots || std::string(layout.a2a) == "flashinfer" ? 2 : 4);
+      EXPECT_EQ(memory.a2a_bytes, padded(r * t * 2 * h) + 2 * padded(r * t * k * 4) +
+                                      2 * padded(r * t * (slots ? k : 1) * result_bytes))
+          << layout.text();
+    }
+  }
+  for (const char* name : {"FP4MOE_TEST_GPU_PROCESSES", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"})
+    unsetenv(name);
 }
 
 TEST(CommMemoryOfGpus, ABudgetThatIsTooSmallNamesTheModel) {

@@ -384,6 +384,21 @@ TEST(PlanRefusalTest, GpuRanksInSeveralProcesses) {
   setenv("OMPI_COMM_WORLD_RANK", "0", 1);
   setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
   EXPECT_EQ(refusal(p, {.tp = 2}), expected);
+  setenv("FP4MOE_TEST_GPU_PROCESSES", "1", 1);
+  const Result<MoePlan> plan = plan_moe(p, {.tp = 2});
+  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+  EXPECT_TRUE(plan->spans_processes());
+  EXPECT_NE(summary(*plan).find("fabric mpi, rows and sums over NCCL, tp=2"), std::string::npos)
+      << summary(*plan);
+  EXPECT_EQ(
+      refusal(p, {.tp = 4}),
+      "tp=4 with fabric=mpi needs as many processes on device=cuda, but the launcher started 2; nearest "
+      "legal choice: --tp 2");
+  EXPECT_EQ(
+      refusal(p, {.a2a = "deepep", .tp = 2, .places_experts = true}),
+      "placing experts by load is not supported on GPUs in several processes (fabric=mpi); nearest legal "
+      "choice: --fabric threads");
+  unsetenv("FP4MOE_TEST_GPU_PROCESSES");
   unsetenv("OMPI_COMM_WORLD_RANK");
   unsetenv("OMPI_COMM_WORLD_SIZE");
 }

@@ -1,0 +1,148 @@
+"""Two processes with a GPU each: their logits have the bits of one process with two GPUs, over NVLink and over NCCL's
+sockets, and a killed process ends the job by name.
+
+  gpu_processes_test.py BINARY MODELS_FOLDER [flags of unittest]
+
+The exit status is 77 unless there are two usable GPUs, and mpirun.
+"""
+import contextlib
+import http.client
+import json
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import unittest
+from urllib.parse import urlsplit
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "server"))
+sys.dont_write_bytecode = True
+from serve_process import Serve, exit_without_gpu, num_gpus  # noqa: E402
+
+BINARY, MODELS = sys.argv[1:3]
+DEADLINE = 5.0  # seconds that a rank waits for another
+IDS = [(37 * i + 11) % 500 for i in range(96)]
+SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+# A process sees one GPU; the refusal of such processes is lifted.
+PROCESS = ["sh", "-c", 'CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK exec "$0" "$@"']
+LAYOUTS = [["--tp", "2", "--ep-size", "1"], ["--tp", "2", "--ep-size", "2"],
+           ["--tp", "2", "--moe-a2a-backend", "deepep"], ["--tp", "2", "--moe-a2a-backend", "flashinfer"],
+           ["--tp", "2", "--tp-reduce-dtype", "bfloat16"]]
+GROUPS = [["--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", a2a] for a2a in ("none", "deepep", "flashinfer")]
+
+
+def mpirun(env):
+    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+    for name, value in {"FP4MOE_TEST_GPU_PROCESSES": "1", **env}.items():
+        words += ["-x", f"{name}={value}"]
+    return words + PROCESS
+
+
+def logits(model, flags, launcher=()):
+    """The bytes of the logits' values."""
+    with tempfile.TemporaryDirectory() as folder:
+        ids, out = os.path.join(folder, "ids.json"), os.path.join(folder, "out.safetensors")
+        with open(ids, "w") as file:
+            json.dump(IDS, file)
+        done = subprocess.run([*launcher, BINARY, "logits", os.path.join(MODELS, model), "--device", "cuda", *flags,
+                               "--input-ids", ids, "--output", out], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, timeout=180)
+        if done.returncode != 0:
+            raise AssertionError(done.stdout)
+        with open(out, "rb") as file:
+            data = file.read()
+    length, = struct.unpack("<Q", data[:8])
+    return data[8 + length:]
+
+
+def generate(url, prompt, tokens):
+    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
+    with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
+        connection.request("POST", "/generate", json.dumps(body))
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def keep_busy(url):
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        while generate(url, "a", 120)[0] == 200:
+            pass
+
+
+class Processes(Serve):
+    """serve in two processes."""
+
+    def __init__(self, model, env, *flags):
+        super().__init__(BINARY, os.path.join(MODELS, model), "--device", "cuda", "--max-total-tokens", "4096",
+                         "--max-running-requests", "8", "--comm-timeout", str(DEADLINE), *flags)
+        self.command = [*mpirun(env), *self.command]
+
+    def pids(self):
+        """By process number."""
+        found = {}
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, ValueError):
+                with open(f"/proc/{pid}/environ", "rb") as file:
+                    variables = dict(v.split(b"=", 1) for v in file.read().split(b"\0") if b"=" in v)
+                if (b"OMPI_COMM_WORLD_RANK" in variables and
+                        os.readlink(f"/proc/{pid}/exe") == os.path.realpath(BINARY)):
+                    found[int(variables[b"OMPI_COMM_WORLD_RANK"])] = int(pid)
+        return found
+
+    def __exit__(self, *_):
+        os.kill(self.pids()[0], signal.SIGTERM)
+        self.finish()
+
+
+class GpuProcesses(unittest.TestCase):
+    def test_logits_have_the_bits_of_one_process(self):
+        for model in ("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"):
+            for flags in LAYOUTS:
+                expected = logits(model, flags)
+                for env in ({}, SOCKETS):
+                    with self.subTest(model=model, flags=flags, env=env):
+                        self.assertEqual(logits(model, flags, mpirun(env)), expected)
+
+    def test_texts_are_those_of_one_process(self):
+        model, prompts = "demo-gptoss-mxfp4", ["a", "The answer is", "7 + 5 =", "1 2 3 4 5 6"]
+        for flags in (*LAYOUTS[:2], *(["--tp", "2", *group] for group in GROUPS)):
+            texts = []
+            for serve in (Serve(BINARY, os.path.join(MODELS, model), "--device", "cuda", "--max-running-requests", "8",
+                                *flags), Processes(model, {}, *flags)):
+                with serve:
+                    texts.append([generate(serve.url, prompt, 24)[1]["text"] for prompt in prompts])
+                self.assertEqual(serve.exit_code, 0, serve.lines)
+            with self.subTest(flags=flags):
+                self.assertEqual(texts[1], texts[0])
+
+    def test_a_killed_process_ends_the_job_by_name(self):
+        for killed in (0, 1):
+            for env in ({}, SOCKETS):
+                with self.subTest(killed=killed, env=env):
+                    serve = Processes("demo-gptoss-mxfp4", env, "--tp", "2")
+                    serve.__enter__()
+                    threads = [threading.Thread(target=keep_busy, args=(serve.url,)) for _ in range(3)]
+                    for thread in threads:
+                        thread.start()
+                    time.sleep(1)
+                    os.kill(serve.pids()[killed], signal.SIGKILL)
+                    began = time.monotonic()
+                    serve.finish()
+                    self.assertLess(time.monotonic() - began, DEADLINE + 1)
+                    self.assertNotEqual(serve.exit_code, 0)
+                    for thread in threads:
+                        thread.join()
+                    self.assertTrue([line for line in serve.lines if f"rank {killed}" in line], serve.lines)
+
+
+if __name__ == "__main__":
+    exit_without_gpu(BINARY, os.path.join(MODELS, "demo-gptoss-mxfp4"))
+    if num_gpus() < 2 or shutil.which("mpirun") is None:
+        print("SKIPPED: this test needs two GPUs and mpirun")
+        sys.exit(77)
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
