@@ -98,22 +98,24 @@ Result<std::unique_ptr<RankGroup>> make_gpu_processes(const RankSetup& setup, co
   Communicator all(job->endpoint(rank), 0, layout.tp, region, {.timeout = kNoDeadline});
   RankGroupOptions options = setup.options;
   FP4MOE_RETURN_IF_ERROR(agree_on_sizes(all, options));
-  const auto start = [&]() -> Result<std::unique_ptr<RankGroup>> {
-    FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<NcclComm> comm, open_nccl(setup, nccl, job));
-    const OtherProcesses others{*comm, [&all] { return all.barrier({"loaded"}); }};
-    const RankSetup own{setup.checkpoint, setup.config,      setup.plan,  setup.flags, options,
-                        setup.memory,     setup.num_threads, setup.draft, setup.form,  &others};
-    FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> local, make_gpu_group(own));
-    ProcessGroupOptions group{
-        .layout = layout, .limits = limits, .timeout = comm_timeout(setup.flags) + kMoreTime};
-    group.layout.rank = rank;
-    group.limits.num_unknown_ids = limits.max_logit_rows;
-    return std::unique_ptr<RankGroup>(
-        std::make_unique<ProcessGroup>(job, std::move(comm), std::move(local), group));
+  // The job fails before the communicator closes, which the other ranks would report instead.
+  const auto fail = [&](const Status& status) {
+    job->endpoint(rank).fail(status.with_context("rank " + std::to_string(rank)));
+    return job->endpoint(rank).failure();
   };
-  Result<std::unique_ptr<RankGroup>> made = start();
-  if (!made.ok()) job->endpoint(rank).fail(made.status().with_context("rank " + std::to_string(rank)));
-  return made;
+  Result<std::unique_ptr<NcclComm>> comm = open_nccl(setup, nccl, job);
+  if (!comm.ok()) return fail(comm.status());
+  const OtherProcesses others{**comm, [&all] { return all.barrier({"loaded"}); }};
+  const RankSetup own{setup.checkpoint, setup.config,      setup.plan,  setup.flags, options,
+                      setup.memory,     setup.num_threads, setup.draft, setup.form,  &others};
+  Result<std::unique_ptr<RankGroup>> local = make_gpu_group(own);
+  if (!local.ok()) return fail(local.status());
+  ProcessGroupOptions group{
+      .layout = layout, .limits = limits, .timeout = comm_timeout(setup.flags) + kMoreTime};
+  group.layout.rank = rank;
+  group.limits.num_unknown_ids = limits.max_logit_rows;
+  return std::unique_ptr<RankGroup>(
+      std::make_unique<ProcessGroup>(job, std::move(*comm), std::move(*local), group));
 }
 
 }  // namespace fp4moe
