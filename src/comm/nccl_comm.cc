@@ -11,7 +11,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kLookInterval = 20ms;
-constexpr auto kAbortWait = 1s;  // for a call of NCCL to return before the communicator is aborted anyway
+constexpr auto kAbortWait = 1s;
 
 std::string op_text(const CommOp& op) {
   return op.layer < 0 ? op.name : std::string(op.name) + ", layer " + std::to_string(op.layer);
@@ -165,8 +165,14 @@ void NcclComm::fail(const Status& status, bool is_new) {
   abort_handle();
 }
 
+// A call that does not return must not keep the communicator from being aborted.
 void NcclComm::abort_handle() {
-  const std::unique_lock lock(calls_, kAbortWait);
+  const auto end = Clock::now() + kAbortWait;
+  std::unique_lock lock(calls_, std::try_to_lock);
+  while (!lock.owns_lock() && Clock::now() < end) {
+    std::this_thread::sleep_for(1ms);
+    static_cast<void>(lock.try_lock());
+  }
   if (NcclHandle aborted = std::exchange(handle_, nullptr); aborted != nullptr)
     static_cast<void>(nccl_.abort(aborted));
 }

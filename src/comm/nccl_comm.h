@@ -79,7 +79,7 @@ class NcclComm {
 
   const Nccl nccl_;
   const NcclCommOptions options_;
-  std::timed_mutex calls_;       // held during a call of NCCL; none of them should block
+  std::mutex calls_;             // held during a call of NCCL; none of them should block
   NcclHandle handle_ = nullptr;  // guarded by calls_; null after an abort
 
   mutable std::mutex mutex_;  // guards the members below

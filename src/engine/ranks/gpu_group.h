@@ -6,6 +6,7 @@
 
 #include "engine/ranks/rank.h"
 #include "engine/ranks/rank_group.h"
+#include "engine/ranks/step_batches.h"
 
 namespace fp4moe {
 

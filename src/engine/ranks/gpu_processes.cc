@@ -1,5 +1,7 @@
 // How the processes of a model with one GPU each find each other: the job, NCCL's communicator over it, and
 // the numbers on which all processes agree.
+#include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -7,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "comm/communicator.h"
 #include "comm/job.h"
 #include "comm/nccl_comm.h"

@@ -4,6 +4,9 @@
 #include <cstring>
 #include <string>
 
+#include "base/check.h"
+#include "fp4moe/request.h"
+
 namespace fp4moe {
 namespace {
 

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "base/check.h"
 #include "base/seconds.h"
 
 namespace fp4moe {
