@@ -243,6 +243,7 @@ Status GpuGroup::load(const RankSetup& setup) {
     FP4MOE_RETURN_IF_ERROR(setup.others->meet());
   }
   FP4MOE_RETURN_IF_ERROR(on_all([&](int r) { return ranks_[rank_index(r)]->record_graphs(setup.flags); }));
+  if (setup.others != nullptr) FP4MOE_RETURN_IF_ERROR(setup.others->meet());
   return failure();
 }
 

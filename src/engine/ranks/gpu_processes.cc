@@ -108,7 +108,7 @@ Result<std::unique_ptr<RankGroup>> make_gpu_processes(const RankSetup& setup, co
   };
   Result<std::unique_ptr<NcclComm>> comm = open_nccl(setup, nccl, job);
   if (!comm.ok()) return fail(comm.status());
-  const OtherProcesses others{**comm, [&all] { return all.barrier({"loaded"}); }};
+  const OtherProcesses others{**comm, [&all] { return all.barrier({"start"}); }};
   const RankSetup own{setup.checkpoint, setup.config,      setup.plan,  setup.flags, options,
                       setup.memory,     setup.num_threads, setup.draft, setup.form,  &others};
   Result<std::unique_ptr<RankGroup>> local = make_gpu_group(own);
