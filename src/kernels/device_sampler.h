@@ -46,6 +46,8 @@ struct SampledRow {
   int32_t token_id = 0;
   float logprob = 0;    // only if top_logprobs >= 0
   int32_t num_top = 0;  // less than top_logprobs if there are fewer ids
+  // Set by accept_drafts (kernels/device_drafts.h) only: of the drafts that follow the row.
+  int32_t num_right = 0, num_drafts = 0;
   int32_t top_ids[kMaxTopLogprobs];
   float top_logprobs[kMaxTopLogprobs];  // best first
 };

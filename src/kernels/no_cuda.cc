@@ -2,6 +2,7 @@
 #include "kernels/device_a2a.h"
 #include "kernels/device_comm.h"
 #include "kernels/device_copy.h"
+#include "kernels/device_drafts.h"
 #include "kernels/device_moe.h"
 #include "kernels/device_moe_fp8.h"
 #include "kernels/device_peak.h"
@@ -27,6 +28,8 @@ CopyKvPage cuda_copy_kv_page() { return nullptr; }
 CopyState cuda_copy_state() { return nullptr; }
 SampleRows cuda_sample_rows() { return nullptr; }
 SampleShards cuda_sample_shards() { return nullptr; }
+AcceptDrafts cuda_accept_drafts() { return nullptr; }
+MoveRows cuda_move_rows() { return nullptr; }
 
 #endif
 
