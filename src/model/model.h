@@ -65,6 +65,15 @@ struct ModelOptions {
 // The model that a batch is for.
 enum class BatchModel : int32_t { kTarget, kDraft };
 
+// A sequence whose rows depend on how many drafts of a step are right, which only the device knows: its batch
+// is planned as if none were, and the device moves its rows by the number of right drafts after a row of
+// logits of the step last sampled.
+struct RowsMove {
+  int32_t row = -1;      // that row; -1: the rows stay
+  bool follows = false;  // false: the rows are those of the step itself, which move as far as it was moved
+  int32_t num_ids = 0;   // of its first rows, whose ids ~r become ~(r + distance) and feature rows move too
+};
+
 // T rows, sequence after sequence. The caller has checked ids and positions.
 struct Batch {
   std::span<const int32_t> token_ids;       // [T]
@@ -86,6 +95,9 @@ struct Batch {
   // A batch without rows, of a step that moves experts instead of running the target.
   bool moves_experts = false;
   std::span<const StateCopy> state_copies = {};  // run before the rows, in order; a batch may have only these
+  // For an Executor that accepts drafts: [sequences], or empty if all rows stay. Page tables cover the rows
+  // wherever they move to. All rows have logits.
+  std::span<const RowsMove> moves = {};
 
   int64_t num_rows() const { return device != nullptr ? device->num_rows : std::ssize(token_ids); }
   int64_t num_logit_rows() const {

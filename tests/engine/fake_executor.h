@@ -13,6 +13,7 @@
 
 #include "engine/fake_kept_drafts.h"
 #include "engine/fake_memory.h"
+#include "engine/fake_moves.h"
 #include "engine/loop_shape.h"
 
 namespace fp4moe {
@@ -24,6 +25,7 @@ class FakeExecutor : public FakeMemory {
       : model_(model),
         samples_(shape.samples),
         keeps_draft_ids_(shape.keeps_draft_ids),
+        accepts_drafts_(shape.accepts_drafts),
         supports_routed_experts_(shape.supports_routed_experts),
         num_cheap_draft_rows_(shape.num_cheap_draft_rows),
         logits_(
@@ -49,14 +51,14 @@ class FakeExecutor : public FakeMemory {
     if (!failure().ok()) return failure();
     if (groups[0].model == BatchModel::kDraft) return run_draft(groups);
     float* logits = logits_.data();
-    for (size_t group = 0; group < groups.size(); ++group) {
-      Batch batch = groups[group];
+    moves_.run(groups, [&](size_t group, Batch batch) {
       const std::vector<int32_t> ids = known_ids(batch.token_ids);
       batch.token_ids = ids;
+      if (on_moved) on_moved(batch);
       EXPECT_TRUE(model_.forward_model(batch, kv_[group], logits, pool_).ok());
       if (auto* draft = dynamic_cast<FakeFeatureDraft*>(draft_)) draft->keep_features(group, batch);
       logits += groups[group].logit_rows.size() * static_cast<size_t>(model_.config().vocab_size);
-    }
+    });
     if (on_step) on_step(groups);
     return {};
   }
@@ -72,6 +74,8 @@ class FakeExecutor : public FakeMemory {
     for (int32_t& id : ids) id = kept_.id(first++);
     return {};
   }
+  std::atomic<int> num_steps_ahead =
+      0;  // steps that were sampled before the tokens of the last one were taken
   std::atomic<int> num_early_takes = 0;  // of draft ids, before the step that verifies them was sampled
   Status supports_routed_experts() const override {
     return supports_routed_experts_ ? Status() : Executor::supports_routed_experts();
@@ -92,6 +96,7 @@ class FakeExecutor : public FakeMemory {
     failure_ = status;
   }
   std::function<void(std::span<const Batch>)> on_step, on_draft;  // set before the first request
+  std::function<void(const Batch&)> on_moved;  // the same, with the rows of each group and pass as computed
 
   bool samples() const override { return samples_; }
   Status set_masked_ids(std::span<const int32_t> ids) override {
@@ -108,7 +113,7 @@ class FakeExecutor : public FakeMemory {
     for (LogitEdit& edit : known_edits) edit.token_id = known_id(edit.token_id);
     edits = known_edits;
     EXPECT_LT(num_waiting_, 2);
-    ++num_waiting_;
+    num_steps_ahead += num_waiting_++;
     std::vector<SampledRow> out(rows.size());
     std::vector<float> id_logprobs(logprob_ids.size());
     for (size_t i = 0; i < rows.size(); ++i) {
@@ -154,6 +159,11 @@ class FakeExecutor : public FakeMemory {
     std::ranges::copy(oldest.id_logprobs, id_logprobs.begin());
     return {};
   }
+  bool accepts_drafts() const override { return accepts_drafts_; }
+  Status accept_drafts() override {
+    moves_.accept(sampled_.back().rows, [&](int32_t number) { return kept_.id(number); });
+    return {};
+  }
   Status sample_failure;       // set before the first request
   Status draft_failure;        // of the next passes of the draft model; set before the first request
   int num_failures_ahead = 0;  // of its next passes over tokens that are not known yet
@@ -190,10 +200,10 @@ class FakeExecutor : public FakeMemory {
     auto* features = dynamic_cast<FakeFeatureDraft*>(draft_);
     float* logits = logits_.data();
     int64_t num_logit_rows = 0;
-    for (size_t group = 0; group < groups.size(); ++group) {
-      Batch batch = groups[group];
+    moves_.run(groups, [&](size_t group, Batch batch) {
       const std::vector<int32_t> ids = known_ids(batch.token_ids);
       batch.token_ids = ids;
+      if (on_moved) on_moved(batch);
       EXPECT_EQ(batch.model, BatchModel::kDraft);
       EXPECT_LE(batch.num_rows(), draft_shape_.max_batch_tokens);
       for (const int32_t id : batch.token_ids) EXPECT_TRUE(id >= 0 && id < draft_shape_.num_input_ids) << id;
@@ -203,7 +213,7 @@ class FakeExecutor : public FakeMemory {
       EXPECT_TRUE(draft_->forward_model(batch, draft_kv_[group], logits, pool_).ok());
       logits += std::ssize(batch.logit_rows) * draft_shape_.vocab_size;
       num_logit_rows += std::ssize(batch.logit_rows);
-    }
+    });
     EXPECT_LE(num_logit_rows, std::max(draft_shape_.max_logit_rows, num_cheap_draft_rows_));
     if (keeps_draft_ids_) keep_drafts(static_cast<size_t>(num_logit_rows));
     if (on_draft) on_draft(groups);
@@ -211,7 +221,7 @@ class FakeExecutor : public FakeMemory {
   }
 
   FakeModel& model_;
-  const bool samples_, keeps_draft_ids_, supports_routed_experts_;
+  const bool samples_, keeps_draft_ids_, accepts_drafts_, supports_routed_experts_;
   const int64_t num_cheap_draft_rows_;
   std::optional<Sampler> sampler_;
   struct Sampled {
@@ -222,6 +232,7 @@ class FakeExecutor : public FakeMemory {
   int num_waiting_ = 0;           // number of last results that are not yet taken
   std::vector<int32_t> masked_ids_;
   FakeKeptDrafts kept_;
+  FakeMoves moves_;
   std::vector<float> logits_;
   Model* const draft_;
   const DraftShape draft_shape_;

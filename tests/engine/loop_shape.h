@@ -27,6 +27,7 @@ struct LoopShape {
   int num_groups = 1;
   bool samples = false;              // whether the executor samples
   bool keeps_draft_ids = false;      // requires `samples`
+  bool accepts_drafts = false;       // requires keeps_draft_ids
   int64_t num_cheap_draft_rows = 0;  // requires keeps_draft_ids
   bool supports_routed_experts = true;
   std::function<std::unique_ptr<GrammarCompiler>()> grammars = {};  // empty: no grammars

@@ -78,6 +78,12 @@ class Executor {
   virtual Status take_sampled(std::span<SampledRow>, std::span<float> /*id_logprobs*/) {
     return internal_error("this executor does not sample");
   }
+  // An executor that accepts drafts keeps draft ids, and after start_sample() of a step in which every
+  // sequence has one token and drafts, all with logits, accept_drafts() counts the right drafts on the
+  // device. take_sampled() then sets SampledRow::num_right and num_drafts of each sequence's first row, and
+  // the rows of later batches can move by these numbers (Batch::moves) before they are known.
+  virtual bool accepts_drafts() const { return false; }
+  virtual Status accept_drafts() { return internal_error("this executor accepts no drafts"); }
   // Returns an error once no further step can run. A step can also fail because of its batch alone.
   virtual Status failure() const = 0;
 

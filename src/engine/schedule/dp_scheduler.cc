@@ -8,7 +8,6 @@
 #include "base/check.h"
 
 namespace fp4moe {
-
 SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups) {
   const auto part = [num_groups](int64_t n) { return n / num_groups + (n % num_groups != 0); };
   return {.max_running_requests = part(limits.max_running_requests),
@@ -32,10 +31,10 @@ void DpScheduler::enqueue(std::unique_ptr<Sequence> sequence) {
   waiting_.insert(place, std::move(sequence));
 }
 
-bool DpScheduler::plan_step() {
-  for (const auto& group : groups_) group->begin_step();
-  for (;;) {
-    const auto next = std::ranges::find_if(waiting_, [](const auto& s) { return !s->grammar.awaits_mask; });
+bool DpScheduler::plan_step(bool admits) {
+  for (const auto& group : groups_) group->begin_step(admits);
+  while (admits) {
+    const auto next = next_waiting();
     if (next == waiting_.end()) break;
     Scheduler* group = choose_group(**next);
     if (group == nullptr && yield_place()) continue;
@@ -54,6 +53,22 @@ bool DpScheduler::plan_step() {
                "no rows for " + std::to_string(num_running()) + " running and " +
                    std::to_string(num_waiting()) + " waiting sequences");
   return has_rows;
+}
+
+bool DpScheduler::reserve_ahead() {
+  const auto next = next_waiting();
+  if (next != waiting_.end() && choose_group(**next) != nullptr) return false;
+  for (const auto& group : groups_)
+    if (group->is_about_to_admit() || (next != waiting_.end() && group->has_yielding()) ||
+        !group->can_plan_ahead())
+      return false;
+  if (std::ranges::none_of(groups_, [](const auto& g) { return g->has_wanting(); })) return false;
+  for (const auto& group : groups_) group->reserve_ahead();
+  return true;
+}
+
+std::deque<std::unique_ptr<Sequence>>::iterator DpScheduler::next_waiting() {
+  return std::ranges::find_if(waiting_, [](const auto& s) { return !s->grammar.awaits_mask; });
 }
 
 Scheduler* DpScheduler::choose_group(const Sequence& sequence) const {

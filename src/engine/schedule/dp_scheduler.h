@@ -33,7 +33,11 @@ class DpScheduler {
   void enqueue(std::unique_ptr<Sequence> sequence);
   // Plans the next step: each group's rows, oldest sequence first. Returns false if no group has rows (see
   // Scheduler::plan_step()). Groups without work have no rows.
-  bool plan_step();
+  bool plan_step(bool admits = true);
+  // Prepares a step that plan_step(false) plans while a step with drafts is in flight. Returns false and
+  // changes nothing if a group cannot do so (Scheduler::can_plan_ahead()) or could admit a sequence, or if
+  // the step would have no rows.
+  bool reserve_ahead();
   std::span<const ScheduledRows> step(int group) const { return groups_[static_cast<size_t>(group)]->step(); }
   // The same as in Scheduler.
   void commit_step();
@@ -73,6 +77,8 @@ class DpScheduler {
   int64_t num_snapshots() const { return sum(&StatePool::num_snapshots); }
 
  private:
+  // The first waiting sequence whose mask is ready, or waiting_.end().
+  std::deque<std::unique_ptr<Sequence>>::iterator next_waiting();
   Scheduler* choose_group(const Sequence& sequence) const;
   bool yield_place();
   int index_of(const Scheduler& group) const;

@@ -8,19 +8,6 @@
 #include "base/check.h"
 
 namespace fp4moe {
-namespace {
-
-// Returns whether the sequence can get rows now: it needs more and does not wait for a token, pages or a
-// mask.
-bool wants_rows(const Sequence& sequence) {
-  return !sequence.is_over() && !sequence.waits_for_token() && !sequence.disagg.awaits_pages &&
-         !sequence.grammar.awaits_mask;
-}
-
-bool may_start(const std::unique_ptr<Sequence>& waiting) { return !waiting->grammar.awaits_mask; }
-
-}  // namespace
-
 Scheduler::Scheduler(const SchedulerLimits& limits, const PoolShape& pool)
     : limits_(limits), pages_(pool), new_token_ratio_(limits.conservativeness) {
   const int64_t least = std::min(pages_.window().most_pages(1), pages_.num_pages());
@@ -48,16 +35,16 @@ const std::vector<ScheduledRows>& Scheduler::plan_step() {
 }
 
 // Prompts never delay a decoding sequence. Retraction shortens running_, usually at its end.
-void Scheduler::begin_step() {
+void Scheduler::begin_step(bool admits) {
   step_.clear();
   const int64_t retracted_before = num_retracted_;
   for (auto& sequence : running_) sequence->kv.num_rows = 0;
   logit_rows_left_ = limits_.max_running_requests;
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
-    if (sequence.num_pending() != 1 || !wants_rows(sequence)) continue;
+    if (sequence.num_pending() != 1 || !sequence.wants_rows()) continue;
     const int64_t before = num_retracted_;
-    if (!grow_or_retract(sequence, sequence.num_tokens())) continue;
+    if (!grow_or_retract(sequence, sequence.num_tokens_at_most())) continue;
     if (num_retracted_ != before)
       i = static_cast<size_t>(std::ranges::find(running_, &sequence, &std::unique_ptr<Sequence>::get) -
                               running_.begin());
@@ -66,7 +53,7 @@ void Scheduler::begin_step() {
   }
   admits_ = num_retracted_ == retracted_before;
   if (running_.empty()) new_token_ratio_.reset();
-  for (;;) {
+  while (admits) {
     const auto next = std::ranges::find_if(waiting_, may_start);
     if (next == waiting_.end()) return;
     while (!has_room(**next))
@@ -130,7 +117,7 @@ void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
     FP4MOE_CHECK(pages_.grow_window(sequence->kv.tables, sequence->num_prompt_tokens),
                  "available window pages were miscounted");
   }
-  sequence->kv.num_rows = sequence->num_pending() == 1 && wants_rows(*sequence) ? 1 : 0;
+  sequence->kv.num_rows = sequence->num_pending() == 1 && sequence->wants_rows() ? 1 : 0;
   if (sequence->kv.num_rows > 0)
     FP4MOE_CHECK(pages_.grow_window(sequence->kv.tables, sequence->num_tokens()),
                  "available window pages were miscounted");
@@ -213,7 +200,7 @@ void Scheduler::finish_step() {
 std::vector<Sequence*> Scheduler::prompts() const {
   std::vector<Sequence*> found;
   for (size_t i = 0; i < running_.size(); ++i)
-    if (running_[i]->kv.num_rows == 0 && wants_rows(*running_[i]) && !is_being_computed(i))
+    if (running_[i]->kv.num_rows == 0 && running_[i]->wants_rows() && !is_being_computed(i))
       found.push_back(running_[i].get());
   return found;
 }
@@ -281,15 +268,15 @@ int64_t Scheduler::add_drafts(Sequence& sequence) {
   if (sequence.draft.ids.empty() || sequence.num_pending() != 1 || sequence.kv.num_rows != 1) return 0;
   const PageTables& tables = sequence.kv.tables;
   int64_t num_added =
-      std::min(std::ssize(sequence.draft.ids), sequence.max_tokens - sequence.num_tokens() - 1);
+      std::min(std::ssize(sequence.draft.ids), sequence.max_tokens - sequence.num_tokens_at_most() - 1);
   const auto fit_pages = [&](int64_t num_pages) {
-    num_added = std::min(num_added, num_pages * pages_.page_size() - sequence.num_tokens());
+    num_added = std::min(num_added, num_pages * pages_.page_size() - sequence.num_tokens_at_most());
   };
   num_added = std::min(num_added, end_of_drafts(sequence) - sequence.num_tokens());
   fit_pages(std::ssize(tables.full) + num_spare_pages());
   if (window_is_scarce()) fit_pages(std::ssize(tables.window) + window_room(sequence));
   if (num_added <= 0) return 0;
-  const int64_t num_tokens = sequence.num_tokens() + num_added;
+  const int64_t num_tokens = sequence.num_tokens_at_most() + num_added;
   FP4MOE_CHECK(
       pages_.grow(sequence.kv.tables, num_tokens) && pages_.grow_window(sequence.kv.tables, num_tokens),
       "available pages were miscounted");
@@ -343,7 +330,7 @@ void Scheduler::drop_last_row(const Sequence& sequence) {
 }
 
 bool Scheduler::is_waiting() const {
-  return !held_.empty() || std::ranges::any_of(running_, [](const auto& s) { return !wants_rows(*s); }) ||
+  return !held_.empty() || std::ranges::any_of(running_, [](const auto& s) { return !s->wants_rows(); }) ||
          !std::ranges::all_of(waiting_, may_start);
 }
 

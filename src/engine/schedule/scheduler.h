@@ -91,16 +91,29 @@ class Scheduler {
   // Plans the next step and returns its rows, oldest sequence first. They are empty only if no sequence waits
   // or runs, or if is_waiting(). Valid until the next call.
   const std::vector<ScheduledRows>& plan_step();
-  // plan_step() in pieces, for a caller with its own queue: begin_step() adds rows of decoding sequences and
-  // admits sequences waiting here; can_admit() and admit() add sequences from the caller's queue (admit takes
-  // ownership); finish_step() adds rows of prompts.
-  void begin_step();
+  // plan_step() in pieces, for a caller with its own queue: begin_step() adds rows of decoding sequences and,
+  // if it `admits`, admits sequences waiting here; can_admit() and admit() add sequences from the caller's
+  // queue (admit takes ownership); finish_step() adds rows of prompts.
+  void begin_step(bool admits = true);
   bool can_admit(const Sequence& sequence) const;
   void admit(std::unique_ptr<Sequence>& sequence);
   // Makes room for another admission by retracting the most recently admitted sequence that yields. Returns
   // false if no sequence yields or this step admits nothing.
   bool yield_place() { return admits_ && retract_yielding(); }
   void finish_step();
+  // Whether the next step can be planned while a step with drafts is in flight (Executor::accepts_drafts()):
+  // all its rows decode, and nothing is retracted even if all drafts are right. If so, reserve_ahead() gives
+  // the sequences the pages for that; the step must then not admit any sequence.
+  bool can_plan_ahead() const;
+  void reserve_ahead();
+  // Whether the next step would admit a sequence that waits here, or retract one that yields.
+  bool is_about_to_admit() const;
+  bool has_wanting() const {
+    return std::ranges::any_of(running_, [](const auto& sequence) { return sequence->wants_rows(); });
+  }
+  bool has_yielding() const {
+    return std::ranges::any_of(running_, [](const auto& sequence) { return sequence->yields(); });
+  }
   // Returns the number of published pages that the sequence would start with.
   int64_t num_reusable_pages(const Sequence& sequence) const;
   const std::vector<ScheduledRows>& step() const { return step_; }
@@ -150,6 +163,7 @@ class Scheduler {
   int64_t num_leaked_pages() const;
 
  private:
+  static bool may_start(const std::unique_ptr<Sequence>& waiting) { return !waiting->grammar.awaits_mask; }
   bool has_room(const Sequence& sequence) const;
   int64_t expected_growth(const Sequence& sequence, int64_t num_pages) const;
   // Whether window pages can run out before full pages do.

@@ -56,6 +56,8 @@ struct Sequence {
   int64_t num_tokens() const { return static_cast<int64_t>(token_ids.size()); }
   int64_t num_known_tokens() const { return num_tokens() - num_unknown; }
   int64_t num_output_tokens() const { return num_known_tokens() - num_prompt_tokens; }
+  // The number of tokens if all drafts in flight are right.
+  int64_t num_tokens_at_most() const { return num_tokens() + draft.num_in_flight; }
   int64_t num_pending() const { return num_tokens() - kv.num_cached; }
   bool is_complete() const { return num_tokens() == max_tokens; }
   // Returns whether the row at `position` scores the token after it.
@@ -68,9 +70,23 @@ struct Sequence {
   }
   // Returns whether the sequence needs no more rows.
   bool is_over() const { return is_complete() && scores.next >= scores.end; }
-  // Returns whether choosing the next token requires the tokens still in flight.
+  // Returns whether choosing the next token requires the tokens still in flight, or they may be the last
+  // ones.
   bool waits_for_token() const {
-    return num_unknown > 0 && (output.edits.has_penalties() || grammar.matcher != nullptr);
+    return num_unknown > 0 && (output.edits.has_penalties() || grammar.matcher != nullptr ||
+                               (draft.num_in_flight > 0 && num_tokens_at_most() >= max_tokens));
+  }
+  // Returns whether a row can choose a token although the host knows neither the tokens before it nor their
+  // number.
+  bool allows_unknown_drafts() const {
+    const SamplingParams& sampling = request.sampling;
+    return !output.edits.has_penalties() && grammar.matcher == nullptr && sampling.temperature == 0 &&
+           num_output_tokens() >= sampling.min_new_tokens && experts.from < 0 && !disagg.on_held;
+  }
+  // Returns whether the sequence can get rows now: it needs more and does not wait for a token, pages or a
+  // mask.
+  bool wants_rows() const {
+    return !is_over() && !waits_for_token() && !disagg.awaits_pages && !grammar.awaits_mask;
   }
   bool has_started() const { return kv.num_reused >= 0; }
   // Returns whether the mask may take long, so that other sequences may take this one's pages and place.

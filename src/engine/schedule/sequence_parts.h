@@ -64,6 +64,9 @@ struct SequenceDraft {
   std::vector<int32_t> ids;  // negative: still on the device, as Executor::kFirstDraft says
   int64_t num_cached = 0;    // number of leading tokens whose draft keys and values are in the pages
   int64_t num_chained = 0;   // number of leading `ids` after them whose keys and values are there too
+  // Drafts of the step that chooses the last token, if it is in flight and the executor accepts its drafts:
+  // up to this number of tokens may turn out to be between that token and the known ones.
+  int64_t num_in_flight = 0;
   int64_t most = std::numeric_limits<int64_t>::max();  // number of ids, if drafting them takes a model's time
   int64_t num_verified = 0, num_proposed = 0, num_correct = 0;
   std::vector<int64_t> num_steps;  // [n]: steps in which exactly n drafts were correct

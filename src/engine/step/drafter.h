@@ -23,6 +23,16 @@ class Drafter {
   // Called when the sampling of the step's num_sampled rows of logits has been started, before their tokens
   // are known. A failure ends the running requests after these tokens have been delivered.
   virtual Status run_ahead(int64_t /*num_sampled*/) { return {}; }
+  // Whether run_ahead() has computed all that draft_ahead() needs.
+  virtual bool has_run_ahead() const { return false; }
+  // Called instead of draft() if the executor accepts the drafts of the last step (Executor::accept_drafts())
+  // and its tokens are not known: the ids and the rows of the next drafts depend on how many are right.
+  virtual Status draft_ahead(DpScheduler& /*scheduler*/) {
+    return internal_error("this drafter needs the tokens of the last step");
+  }
+  // Called after the step of the last keep_step() was planned and enqueued with the step before it in flight,
+  // and that step's tokens have been delivered.
+  virtual void settle_step() {}
   // Called when the step's tokens are known, `seconds` after its planning began.
   virtual void finish_step(double /*seconds*/) {}
   // Called before a scheduled sequence is removed and deleted.

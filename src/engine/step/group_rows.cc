@@ -11,6 +11,7 @@ void GroupRows::clear() {
   logit_rows.clear();
   sequences.clear();
   experts.clear();
+  moves.clear();
 }
 
 Batch GroupRows::batch() {
@@ -19,7 +20,8 @@ Batch GroupRows::batch() {
           .sequences = sequences,
           .logit_rows = logit_rows,
           .routed_experts = experts.empty() ? nullptr : experts.data(),
-          .state_copies = state_copies};
+          .state_copies = state_copies,
+          .moves = moves};
 }
 
 void GroupRows::allocate_experts(std::span<const ScheduledRows> step, const ModelConfig& config) {

@@ -16,6 +16,7 @@ struct GroupRows {
   std::vector<int64_t> positions, logit_rows;
   std::vector<SequenceRows> sequences;
   std::vector<StateCopy> state_copies;
+  std::vector<RowsMove> moves;   // Batch::moves
   std::vector<int32_t> experts;  // laid out like Batch::routed_experts; empty: no sequence requests them
 
   void clear();  // keeps the memory

@@ -54,7 +54,11 @@ void ModelDrafter::keep_step(const DpScheduler& scheduler) {
       added.num_rows = count;
       added.first_position = first;
       added.decodes = decodes(*rows.sequence) && rows.num_rows == 1;
-      added.pages.assign(table + page_of(first), table + page_of(first + count - 1) + 1);
+      added.moves = rows.sequence->num_unknown > 0;
+      added.num_in_flight = rows.sequence->draft.num_in_flight;
+      added.first_page = page_of(first);
+      added.pages.assign(table + added.first_page,
+                         table + page_of(first + added.num_in_flight + count - 1) + 1);
       first_row += count;
     }
   }
@@ -67,7 +71,8 @@ void ModelDrafter::end(const Sequence& sequence) {
     const auto kept = std::ranges::find(group, &sequence, &Kept::sequence);
     if (kept == group.end()) continue;
     kept->sequence = nullptr;
-    if (!shares_pages_ || runs_ahead(*kept)) return;
+    // If the rows still move, all rows of its tokens were extended with the step before.
+    if (!shares_pages_ || runs_ahead(*kept) || kept->moves) return;
     const auto first = sequence.token_ids.begin();
     kept->token_ids.assign(first, first + sequence.num_known_tokens());
     kept->page_table = sequence.kv.tables.full;
@@ -81,10 +86,13 @@ Status ModelDrafter::run_ahead(int64_t num_sampled) {
   if (!may_run_ahead(num_sampled)) return {};
   begin_drafts();
   clear_passes();
+  const bool is_moving = std::ranges::any_of(
+      last_, [](const std::vector<Kept>& group) { return std::ranges::any_of(group, &Kept::moves); });
   for (size_t g = 0; g < last_.size(); ++g)
     for (Kept& kept : last_[g]) {
       Pass& pass = passes_[g];
       kept.first_id = first_id_ + num_kept_;
+      if (is_moving) pass.rows.moves.push_back({.row = kept.moves ? num_kept_ : -1});
       std::vector<int32_t> ids;
       for (int64_t row = kept.first_row; row < kept.first_row + kept.num_rows; ++row) {
         ids.push_back(~num_kept_++);
@@ -108,7 +116,7 @@ bool ModelDrafter::may_run_ahead(int64_t num_sampled) const {
   for (const std::vector<Kept>& group : last_)
     for (const Kept& kept : group) {
       if (!kept.decodes || kept.sequence->grammar.matcher != nullptr ||
-          kept.first_position + kept.num_rows > shape_.max_positions ||
+          kept.first_position + kept.num_in_flight + kept.num_rows > shape_.max_positions ||
           end_of_exchanged_pages(kept, kept.sequence->kv.tables.full) > 0)
         return false;
       num_rows += kept.num_rows;
@@ -137,6 +145,50 @@ Status ModelDrafter::draft(DpScheduler& scheduler) {
     for (Work& one : work[g]) claim_pages(static_cast<int>(g), one);
   if (!std::exchange(is_ahead_, false)) begin_drafts();
   FP4MOE_RETURN_IF_ERROR(extend(work));
+  FP4MOE_RETURN_IF_ERROR(chain_and_keep(work));
+  has_waited_ = !executor_.keeps_draft_ids() || (num_kept_ > 0 && (waits_ || host_needs_ids(work)));
+  waits_ = false;
+  return num_kept_ > 0 && has_waited_ ? take_ids(work) : Status();
+}
+
+// All rows of the step in flight have been extended. The sequences' ids stay on the device.
+Status ModelDrafter::draft_ahead(DpScheduler& scheduler) {
+  FP4MOE_CHECK(is_ahead_, "the rows of the step in flight have not been extended");
+  ++call_;
+  is_ahead_ = has_waited_ = waits_ = false;
+  std::vector<std::vector<Kept>> last(last_.size());
+  last.swap(last_);
+  std::vector<std::vector<Work>> work(last.size());
+  for (size_t g = 0; g < last.size(); ++g)
+    for (const Kept& kept : last[g])
+      if (kept.sequence != nullptr) work[g].push_back(work_ahead(*kept.sequence, kept, scheduler));
+  return chain_and_keep(work);
+}
+
+// As if no draft of the step in flight were right: the device moves the first chained row.
+ModelDrafter::Work ModelDrafter::work_ahead(Sequence& sequence, const Kept& kept, DpScheduler& scheduler) {
+  Work work{.sequence = &sequence};
+  work.next = work.end = kept.first_position + 1;
+  work.moved_by = ~sequence.token_ids.back();
+  work.max_drafts = plan_drafts(sequence, kept.first_position + sequence.draft.num_in_flight, scheduler);
+  work.page_table = sequence.kv.tables.full;
+  work.row = kept.first_row;
+  if (work.max_drafts > 0) work.drafts.push_back(~kept.first_id);
+  return work;
+}
+
+// The step before the last one has been delivered, and commit_step() has counted the row that the last one
+// has for the token after it.
+void ModelDrafter::settle_step() {
+  for (std::vector<Kept>& group : last_)
+    for (Kept& kept : group) {
+      if (kept.sequence != nullptr) kept.first_position = kept.sequence->kv.num_cached - 1;
+      kept.moves = false;
+    }
+}
+
+// Drafts the rest of each sequence's chain and gives the sequences their drafts.
+Status ModelDrafter::chain_and_keep(std::vector<std::vector<Work>>& work) {
   FP4MOE_RETURN_IF_ERROR(chain(work));
   for (std::vector<Work>& group : work)
     for (Work& one : group) {
@@ -147,15 +199,13 @@ Status ModelDrafter::draft(DpScheduler& scheduler) {
       draft.num_chained = shape_.takes_features ? 0 : std::max<int64_t>(0, std::ssize(one.drafts) - 1);
       draft.ids = std::move(one.drafts);
     }
-  has_waited_ = !executor_.keeps_draft_ids() || (num_kept_ > 0 && (waits_ || host_needs_ids(work)));
-  waits_ = false;
-  return num_kept_ > 0 && has_waited_ ? take_ids(work) : Status();
+  return {};
 }
 
 // Returns the end of those of the rows' pages that publication has exchanged for another sequence's with the
 // same tokens, or 0. That sequence extends their rows or has done so, and another node may be reading them.
 int64_t ModelDrafter::end_of_exchanged_pages(const Kept& kept, std::span<const int32_t> page_table) const {
-  const int64_t first = page_of(kept.first_position);
+  const int64_t first = kept.first_page;
   for (int64_t i = std::ssize(kept.pages) - 1; i >= 0; --i)
     if (first + i < std::ssize(page_table) &&
         page_table[static_cast<size_t>(first + i)] != kept.pages[static_cast<size_t>(i)])
@@ -222,7 +272,7 @@ void ModelDrafter::continue_ahead(Work& work, const Kept& kept) {
 int64_t ModelDrafter::plan_drafts(Sequence& sequence, int64_t last, DpScheduler& scheduler) {
   if (!may_draft(sequence)) return 0;
   const int64_t wanted =
-      std::min({max_drafts_, sequence.draft.most, sequence.max_tokens - sequence.num_tokens() - 1,
+      std::min({max_drafts_, sequence.draft.most, sequence.max_tokens - sequence.num_tokens_at_most() - 1,
                 shape_.max_positions - last});
   if (wanted <= 0) return 0;
   const std::vector<int32_t>& table = sequence.kv.tables.full;
@@ -289,6 +339,8 @@ Status ModelDrafter::chain(std::vector<std::vector<Work>>& work) {
     if (num_drafts == 0 || num_drafts >= one.max_drafts || one.drafts.back() >= shape_.num_input_ids)
       return false;
     if (shape_.takes_features) pass.feature_rows.push_back(one.row);
+    if (one.moved_by >= 0)
+      pass.rows.moves.push_back({.row = one.moved_by, .follows = true, .num_ids = num_drafts == 1 ? 1 : 0});
     add_rows(pass, one, std::span(one.drafts).last(1), one.end - 1 + num_drafts);
     choose_after(pass, one);
     return true;

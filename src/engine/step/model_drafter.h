@@ -17,6 +17,9 @@
 // are extended with the tokens that they sample, and each chooses a draft; draft() continues after the last
 // correct one, and the next extension overwrites the rows after it.
 //
+// If the executor accepts drafts, draft_ahead() goes on without the tokens: the chain starts at the row of
+// the last right draft, which the device knows, and so do the rows of the next extension (Batch::moves).
+//
 // Extension computes the rows of the last step whose tokens are now known, of prompts too, so that the pages
 // of a prefix hold its draft keys and values when another sequence takes them.
 #pragma once
@@ -43,6 +46,9 @@ class ModelDrafter final : public Drafter {
   Status draft(DpScheduler& scheduler) override;
   void keep_step(const DpScheduler& scheduler) override;
   Status run_ahead(int64_t num_sampled) override;
+  bool has_run_ahead() const override { return is_ahead_; }
+  Status draft_ahead(DpScheduler& scheduler) override;
+  void settle_step() override;
   void end(const Sequence& sequence) override;
   bool runs_model() const override { return true; }
   void wait_in_next_draft() override { waits_ = true; }
@@ -54,8 +60,13 @@ class ModelDrafter final : public Drafter {
     Sequence* sequence = nullptr;  // null: it has ended
     int64_t first_row = 0, num_rows = 0, first_position = 0;
     bool decodes = false;
-    int32_t first_id = 0;        // of the draft that follows the first of its rows, if they run ahead
-    std::vector<int32_t> pages;  // of the rows, before they were published
+    bool moves = false;         // first_position is that without right drafts in the step before
+    int64_t num_in_flight = 0;  // most right drafts in that step
+    int32_t first_id = 0;       // of the draft that follows the first of its rows, if they run ahead
+    // The pages of the rows wherever they move to, from page first_page of the table on, before they were
+    // published.
+    std::vector<int32_t> pages;
+    int64_t first_page = 0;
     // Only if it has ended, as they were then.
     std::vector<int32_t> token_ids, page_table;
     int64_t num_cached = 0, num_draft_cached = 0;
@@ -69,6 +80,7 @@ class ModelDrafter final : public Drafter {
     int64_t feature_offset = 0;  // the target's row of position p is p + feature_offset
     int64_t max_drafts = 0;      // 0: the sequence gets none
     int64_t row = 0;             // its last row in the last pass
+    int32_t moved_by = -1;       // RowsMove::row of its chained rows
     std::vector<int32_t> drafts;
   };
   // One group's rows in a pass.
@@ -82,6 +94,8 @@ class ModelDrafter final : public Drafter {
   int64_t end_of_exchanged_pages(const Kept& kept, std::span<const int32_t> page_table) const;
   Work work_of(Sequence& sequence, const Kept& kept, DpScheduler& scheduler);
   static void continue_ahead(Work& work, const Kept& kept);
+  Work work_ahead(Sequence& sequence, const Kept& kept, DpScheduler& scheduler);
+  Status chain_and_keep(std::vector<std::vector<Work>>& work);
   int64_t plan_drafts(Sequence& sequence, int64_t last, DpScheduler& scheduler);
   int64_t first_foreign_id(std::span<const int32_t> input_ids, int64_t end) const;
   void claim_pages(int group, Work& work);

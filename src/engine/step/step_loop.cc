@@ -49,6 +49,12 @@ std::unique_ptr<Drafter> make_drafter(Executor& executor, const Tokenizer& token
   return std::make_unique<AdaptiveDrafter>(std::move(drafter), max_drafts, *options.adaptive);
 }
 
+// Whether steps with drafts may be in flight when the next one is planned.
+bool accepts_drafts(const Executor& executor, const StepLoopOptions& options) {
+  return executor.accepts_drafts() && options.max_model_drafts > 0 && !options.adaptive &&
+         options.synthetic_acceptance < 0 && options.hello.facts.empty();
+}
+
 }  // namespace
 
 // ---- start and end --------------------------------------------------------------------------------
@@ -89,7 +95,9 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
                   .window = executor.window().tokens,
                   .num_slots = executor.num_slots()}),
       rows_(executor, ids_without_token(tokenizer, executor.config().vocab_size),
-            {.can_exist = options.max_drafts() > 0, .synthetic_acceptance = options.synthetic_acceptance}),
+            {.can_exist = options.max_drafts() > 0,
+             .synthetic_acceptance = options.synthetic_acceptance,
+             .are_accepted = accepts_drafts(executor, options)}),
       drafter_(make_drafter(executor, tokenizer, options)),
       delivery_({executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(),
                  remote_prefill_.get(), drafter_.get()}),
@@ -250,6 +258,7 @@ void StepLoop::run_step() {
   watchdog_.enter("delivering the tokens");
   delivery_.take_rows(rows_.current());
   rows_.advance();
+  if (rows_.has_drafts_in_flight()) drafter_->settle_step();
   if (!status.ok()) fail_step(status.message());
   if (grammars_ != nullptr) grammars_->set_step_duration(Clock::now() - started);
 }
@@ -263,15 +272,17 @@ Status StepLoop::plan_and_start_step() {
     for (Sequence* sequence : constrained)
       if (std::optional<Delta> last = grammars_->check(*sequence)) delivery_.end(*sequence, std::move(*last));
   }
+  const bool is_ahead = rows_.has_drafts_in_flight() && can_plan_ahead();
+  if (rows_.has_drafts_in_flight() && !is_ahead) FP4MOE_RETURN_IF_ERROR(settle_current());
   if (drafter_ != nullptr) {
     watchdog_.enter("drafting");
-    const Status drafted = draft();
+    const Status drafted = draft(is_ahead);
     delivery_.open_held_pages(drafted);
     FP4MOE_RETURN_IF_ERROR(drafted);
     watchdog_.enter("planning");
     if (grammars_ != nullptr) grammars_->drop_drafts();
   }
-  const bool has_rows = scheduler_.plan_step();
+  const bool has_rows = scheduler_.plan_step(/*admits=*/!is_ahead);
   is_stalled_ = !has_rows && rows_.current().empty();
   if (remote_prefill_ != nullptr) {
     listed_.clear();
@@ -296,12 +307,30 @@ Status StepLoop::plan_and_start_step() {
     const int64_t num_sampled = std::ssize(rows_.next());
     ahead_ = status_of([&] { return drafter_->run_ahead(num_sampled); });
   }
-  return rows_.sample();
+  return rows_.sample(drafter_ != nullptr && drafter_->has_run_ahead() && rows_.can_stay());
 }
 
-Status StepLoop::draft() {
-  const Status ahead = std::exchange(ahead_, {});
-  return ahead.ok() ? status_of([this] { return drafter_->draft(scheduler_); }) : ahead;
+// Whether the next step can be planned, and its drafts be drafted, without the tokens of the step in flight.
+// If so, its sequences have the pages for that.
+bool StepLoop::can_plan_ahead() {
+  return ahead_.ok() && drafter_->has_run_ahead() && scheduler_.reserve_ahead();
+}
+
+// Takes and delivers the tokens of the step in flight.
+Status StepLoop::settle_current() {
+  watchdog_.enter("waiting for the sampled tokens");
+  const Status status = status_of([this] { return rows_.take_sampled(); });
+  if (!status.ok()) rows_.discard_current();
+  watchdog_.enter("delivering the tokens");
+  delivery_.take_rows(rows_.current());
+  rows_.advance();
+  return status;
+}
+
+Status StepLoop::draft(bool ahead) {
+  const Status status = std::exchange(ahead_, {});
+  if (!status.ok()) return status;
+  return status_of([&] { return ahead ? drafter_->draft_ahead(scheduler_) : drafter_->draft(scheduler_); });
 }
 
 // Ends all running requests with the error. If no further step can run, ends all scheduled requests with the

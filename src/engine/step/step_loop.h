@@ -1,7 +1,8 @@
 // StepLoop: the engine's thread. Takes input from the inbox and runs one step after another: schedule,
 // forward, sample, deliver. If the executor samples and no tokens are drafted, the loop runs one step ahead:
 // it plans the next step as if no sequence had ended, and enqueues it before the host reads the tokens; rows
-// of sequences that did end are dropped.
+// of sequences that did end are dropped. With drafts it does so too if the executor accepts them, the drafter
+// needs no token for the next ones, and no sequence needs a token to go on.
 //
 //   part             does                                                        threads
 //   RequestIntake    Request -> Sequence                                         any
@@ -90,7 +91,9 @@ class StepLoop {
   Result<ExpertMoves> rebalance();
   void rebalance_when_due();
   Status plan_and_start_step();
-  Status draft();
+  bool can_plan_ahead();
+  Status settle_current();
+  Status draft(bool ahead = false);
   void fail_step(const std::string& error);
   Sequence* find(const std::string& id);
   void end_all(const Delta& last);

@@ -8,10 +8,21 @@
 #include "engine/step/drafter.h"
 
 namespace fp4moe {
+namespace {
+
+// The move of a sequence's rows while the step before is in flight: its token and its first draft are those
+// after the right drafts.
+RowsMove move_after(const Sequence& sequence, int64_t num_drafts) {
+  if (sequence.num_unknown == 0) return {};
+  return {.row = ~sequence.token_ids.back(), .follows = true, .num_ids = num_drafts > 0 ? 2 : 1};
+}
+
+}  // namespace
 
 StepRows::StepRows(Executor& executor, std::vector<int32_t> masked_ids, const Drafts& drafts)
     : executor_(executor),
       runs_ahead_(executor.samples() && !drafts.can_exist),
+      accepts_drafts_(drafts.are_accepted),
       synthetic_acceptance_(drafts.synthetic_acceptance),
       sampler_(executor.config().vocab_size, std::move(masked_ids)),
       groups_(static_cast<size_t>(executor.num_groups())) {}
@@ -20,12 +31,14 @@ StepRows::StepRows(Executor& executor, std::vector<int32_t> masked_ids, const Dr
 
 Status StepRows::forward(DpScheduler& scheduler) {
   std::vector<Batch> batches;
+  num_rows_ = 0;
   for (int group = 0; group < scheduler.num_groups(); ++group) {
     GroupRows& rows = groups_[static_cast<size_t>(group)];
     gather(rows, scheduler.step(group));
     rows.state_copies = scheduler.take_state_copies(group);
     rows.allocate_experts(scheduler.step(group), executor_.config());
     batches.push_back(rows.batch());
+    num_rows_ += batches.back().num_rows();
   }
   return executor_.execute_step(batches);
 }
@@ -45,6 +58,7 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
       rows.sequences.back().num_replayed = sequence.kv.num_replayed;
       rows.sequences.back().num_tentative = static_cast<int32_t>(num_drafts);
     }
+    if (stays_current_) rows.moves.push_back(move_after(sequence, num_drafts));
     for (int64_t position = first; position < first + scheduled.num_rows; ++position) {
       rows.token_ids.push_back(sequence.token_ids[static_cast<size_t>(position)]);
       rows.positions.push_back(position);
@@ -69,9 +83,25 @@ void StepRows::gather(GroupRows& rows, std::span<const ScheduledRows> step) {
 
 // ---- sampling -------------------------------------------------------------------------------------
 
-Status StepRows::start_sample() { return executor_.samples() ? start_on_executor() : Status(); }
+Status StepRows::start_sample() {
+  if (!executor_.samples()) return {};
+  FP4MOE_RETURN_IF_ERROR(start_on_executor());
+  const bool chooses_in_all =
+      std::ssize(next_) == num_rows_ && num_rows_ > 0 && std::ranges::none_of(next_, &LogitRow::is_scored);
+  return accepts_drafts_ && chooses_in_all ? executor_.accept_drafts() : Status();
+}
 
-Status StepRows::sample() {
+bool StepRows::can_stay() const {
+  return accepts_drafts_ && std::ranges::all_of(next_, [](const LogitRow& row) {
+           return row.sequence != nullptr && !row.is_scored && row.sequence->allows_unknown_drafts();
+         });
+}
+
+Status StepRows::sample(bool can_stay) {
+  if (stays_current_ || can_stay) {
+    leave_in_flight();
+    return {};
+  }
   if (!executor_.samples()) {
     sample_on_host();
   } else if (!runs_ahead_) {
@@ -166,6 +196,39 @@ void StepRows::drop_wrong_drafts() {
   }
 }
 
+// Until the right drafts are known, a sequence has the token after its last known one.
+void StepRows::leave_in_flight() {
+  stays_next_ = true;
+  for (size_t r = 0; r < next_.size(); ++r) {
+    if (next_[r].depth > 0 || next_[r].sequence == nullptr) continue;
+    Sequence& sequence = *next_[r].sequence;
+    sequence.token_ids.push_back(~static_cast<int32_t>(r));
+    ++sequence.num_unknown;
+    sequence.draft.num_in_flight = next_[r].num_drafts;
+  }
+}
+
+// Keeps the rows that follow right drafts, as the executor has counted them, and gives their sequence places
+// for their tokens. The sequence may have one more unknown token, of the step after.
+void StepRows::keep_right_drafts() {
+  for (size_t r = 0; r < current_.size(); ++r) {
+    LogitRow& row = current_[r];
+    if (row.depth > 0) continue;
+    const int64_t num_right = sampled_[r].num_right;
+    FP4MOE_CHECK(num_right >= 0 && num_right <= row.num_drafts,
+                 std::to_string(num_right) + " right drafts of " + std::to_string(row.num_drafts));
+    for (int64_t depth = num_right + 1; depth <= row.num_drafts; ++depth)
+      current_[r + static_cast<size_t>(depth)].sequence = nullptr;
+    row.num_drafts = sampled_[r].num_drafts;
+    if (row.sequence == nullptr) continue;
+    Sequence& sequence = *row.sequence;
+    if (sequence.num_unknown == 1) sequence.draft.num_in_flight = 0;
+    sequence.token_ids.insert(sequence.token_ids.begin() + sequence.num_known_tokens(),
+                              static_cast<size_t>(num_right), 0);
+    sequence.num_unknown += num_right;
+  }
+}
+
 // Records the experts of the rows that are left: those of prompt tokens and of chosen tokens.
 void StepRows::record_experts() {
   size_t r = 0;
@@ -219,7 +282,13 @@ SampleRowParams StepRows::params_of(LogitRow& row) {
 
 Status StepRows::take_sampled() {
   if (runs_ahead_) return take_from_executor(current_);
-  advance();
+  if (stays_current_) {
+    FP4MOE_RETURN_IF_ERROR(take_from_executor(current_));
+    stays_current_ = false;
+    keep_right_drafts();
+    return {};
+  }
+  if (!stays_next_) advance();
   return {};
 }
 
@@ -249,6 +318,7 @@ Status StepRows::take_from_executor(std::span<LogitRow> rows) {
 void StepRows::advance() {
   current_.clear();
   current_.swap(next_);
+  stays_current_ = std::exchange(stays_next_, false);
 }
 
 void StepRows::forget(const Sequence& sequence) {

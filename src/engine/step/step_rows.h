@@ -8,6 +8,9 @@
 //   take       enqueued          tokens known       empty             step n
 //   (the loop delivers the tokens of current)
 //   advance    empty             step n + 1         empty             empty
+//
+// If the executor accepts drafts, a step with drafts may stay in flight like the steps on the left; it does
+// if the step before it is in flight, or if the caller can plan the next step without its tokens.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +43,7 @@ class StepRows {
     // for an executor that samples.
     bool can_exist = false;
     double synthetic_acceptance = -1;  // EngineConfig::speculative_synthetic_acceptance
+    bool are_accepted = false;         // steps may stay in flight; requires Executor::accepts_drafts()
   };
   // masked_ids: as in Sampler.
   StepRows(Executor& executor, std::vector<int32_t> masked_ids, const Drafts& drafts);
@@ -48,17 +52,23 @@ class StepRows {
   Status forward(DpScheduler& scheduler);
   // Enqueues the sampling of next() if the executor samples.
   Status start_sample();
-  // Then: chooses the tokens of next(), or waits for the executor's unless the loop runs ahead. Appends an
-  // unknown token ~r to the sequence of each row r that chooses a token.
-  Status sample();
-  // Makes current() the rows whose tokens are to be delivered. Waits for the executor if the loop runs ahead.
+  // Then: chooses the tokens of next(), or waits for the executor's unless the loop runs ahead or the step
+  // stays in flight. Appends an unknown token ~r to the sequence of each row r that chooses a token; while a
+  // step with drafts is in flight, only r before the drafts.
+  Status sample(bool can_stay = false);
+  // Whether the rows of next() can stay in flight: their sequences need no token to go on.
+  bool can_stay() const;
+  // Whether the tokens of current() have not been taken, and drafts may be among them.
+  bool has_drafts_in_flight() const { return stays_current_; }
+  // Makes current() the rows whose tokens are to be delivered. Waits for the executor if the loop runs ahead
+  // or they are in flight.
   Status take_sampled();
   void advance();
 
   std::span<LogitRow> current() { return current_; }
   std::span<LogitRow> next() { return next_; }
-  void discard_current() { current_.clear(); }
-  void discard_next() { next_.clear(); }
+  void discard_current() { current_.clear(), stays_current_ = false; }
+  void discard_next() { next_.clear(), stays_next_ = false; }
   // Drops the rows of a sequence that has ended.
   void forget(const Sequence& sequence);
 
@@ -69,17 +79,22 @@ class StepRows {
   void append_own_edits(const LogitRow& row, std::vector<LogitEdit>& edits) const;
   Status take_drafts();
   void drop_wrong_drafts();
+  void leave_in_flight();
+  void keep_right_drafts();
   void record_experts();
   Status start_on_executor();
   Status take_from_executor(std::span<LogitRow> rows);
   SampleRowParams params_of(LogitRow& row);
 
   Executor& executor_;
-  const bool runs_ahead_;  // a step is enqueued before the tokens of the step before it are known
+  const bool runs_ahead_;      // a step is enqueued before the tokens of the step before it are known
+  const bool accepts_drafts_;  // on the executor
   const double synthetic_acceptance_;
   Sampler sampler_;
   std::vector<GroupRows> groups_;  // [dp]
   std::vector<LogitRow> current_, next_;
+  bool stays_current_ = false, stays_next_ = false;  // in flight, with drafts that the executor accepts
+  int64_t num_rows_ = 0;                             // of the last forward pass
   // Arguments of the executor's sampling.
   std::vector<SampleRowParams> params_;
   std::vector<LogitEdit> edits_;

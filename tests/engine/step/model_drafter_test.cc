@@ -1,76 +1,30 @@
 // Drafts by a fake model. A draft model with the target's function is right exactly if its pages hold what
 // the drafter promises, so most tests expect every draft to be correct.
 #include "engine/step/model_drafter.h"
-#include "engine/crowd_shape.h"
 
 #include <gtest/gtest.h>
 
 #include <random>
 
+#include "engine/crowd_shape.h"
+#include "engine/drafting_loop.h"
 #include "engine/fake_grammar.h"
-#include "engine/test_loop.h"
 
 namespace fp4moe {
 namespace {
-
-constexpr int64_t kDrafts = 3;
-
-// The most probable token depends on the whole history, and is one of 16 that the tokenizer has.
-void hashed_choice(std::span<const int32_t> history, std::span<float> logits) {
-  hashed_logits(history, logits);
-  const auto best = static_cast<size_t>((logits[0] + 4) * 2);
-  for (float& x : logits) x /= 8;
-  logits[best % logits.size()] += 8;
-}
-
-struct Way {
-  bool takes_features = false;  // the draft model, or tokens alone
-  bool are_kept = false;        // the drafts stay on an executor that samples
-  int64_t most_ahead = 0;       // rows of a step that are extended before its tokens are known
-};
-
-class Drafting {
- public:
-  Drafting(FakeLogits target, FakeLogits draft, LoopShape shape, Way way = {}, int64_t draft_vocab = kVocab)
-      : tokens_(fake_config(draft_vocab), draft),
-        features_(fake_config(draft_vocab), draft, static_cast<size_t>(shape.num_groups)) {
-    if (way.are_kept) shape.samples = shape.keeps_draft_ids = true;
-    shape.num_cheap_draft_rows = way.most_ahead;
-    features_.runs_ahead = way.most_ahead > 0;
-    shape.draft.model = way.takes_features ? static_cast<Model*>(&features_) : &tokens_;
-    if (shape.max_model_drafts == 0) shape.max_model_drafts = kDrafts;
-    loop_ = std::make_unique<TestLoop>(std::move(target), shape);
-  }
-  TestLoop& operator*() { return *loop_; }
-  TestLoop* operator->() { return loop_.get(); }
-  FakeFeatureDraft& features() { return features_; }
-
- private:
-  FakeModel tokens_;
-  FakeFeatureDraft features_;
-  std::unique_ptr<TestLoop> loop_;
-};
-
-SamplingParams endless(int64_t num_tokens) {
-  return {.temperature = 0, .max_new_tokens = num_tokens, .ignore_eos = true};
-}
-
-std::vector<int32_t> numbers(int32_t first, int64_t count) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < count; ++i) ids.push_back(first + static_cast<int32_t>(i));
-  return ids;
-}
 
 class ModelDraft : public ::testing::TestWithParam<Way> {};
 INSTANTIATE_TEST_SUITE_P(Ways, ModelDraft,
                          ::testing::Values(Way{}, Way{.are_kept = true}, Way{.takes_features = true},
                                            Way{.takes_features = true, .are_kept = true},
                                            Way{.takes_features = true, .are_kept = true, .most_ahead = 1000},
-                                           Way{.takes_features = true, .are_kept = true, .most_ahead = 10}),
+                                           Way{.takes_features = true, .are_kept = true, .most_ahead = 10},
+                                           Way{true, true, 1000, true}, Way{true, true, 10, true}),
                          [](const auto& way) {
                            return std::string(way.param.takes_features ? "Features" : "Tokens") +
                                   (way.param.are_kept ? "Kept" : "") +
-                                  (way.param.most_ahead > 0 ? std::to_string(way.param.most_ahead) : "");
+                                  (way.param.most_ahead > 0 ? std::to_string(way.param.most_ahead) : "") +
+                                  (way.param.are_accepted ? "Accepted" : "");
                          });
 
 TEST_P(ModelDraft, OfTheTargetsFunctionIsAlwaysRight) {
