@@ -102,7 +102,7 @@ class FakeMoves {
     }
   }
 
-  // Of the target's last step, over all groups.
+  // The rows of the target's last step, over all groups.
   std::vector<int32_t> ids_, num_drafts_, moved_;
   std::vector<int32_t> distances_;
 };

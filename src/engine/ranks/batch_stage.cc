@@ -13,7 +13,8 @@ constexpr int64_t kAlign = 64;
 constexpr int64_t padded(int64_t num_bytes) { return (num_bytes + kAlign - 1) / kAlign * kAlign; }
 
 int64_t packed_bytes(const StageLimits& l) {
-  const int64_t rows = 2 * padded(l.max_rows * 4) + (l.has_feature_rows ? 2 : 1) * padded(l.max_rows * 8);
+  const int64_t rows = (l.accepts_drafts ? 4 : 2) * padded(l.max_rows * 4) +
+                       (l.has_feature_rows ? 2 : 1) * padded(l.max_rows * 8);
   const int64_t sequences = (l.has_slots ? 7 : 2) * padded((l.max_sequences + 1) * 4);
   return rows + sequences + padded(l.max_logit_rows * 8);
 }
@@ -32,6 +33,9 @@ Result<BatchStage> BatchStage::make(const StageLimits& limits, MemoryResource& h
     std::memset(side.data(), 0, static_cast<size_t>(num_bytes));
   }
   FP4MOE_ASSIGN_OR_RETURN(stage.device_, Buffer::make(num_bytes, device));
+  if (limits.accepts_drafts) {
+    FP4MOE_ASSIGN_OR_RETURN(stage.distances_, Buffer::make(2 * limits.max_logit_rows * 4, device));
+  }
   return stage;
 }
 
@@ -66,6 +70,12 @@ DeviceBatch BatchStage::write(const Batch& batch, int64_t num_rows) {
   int64_t* logit_rows = take(out.num_logit_rows, &out.logit_rows);
   if (limits_.has_slots) write_states(batch, out);
   if (limits_.has_feature_rows) write_feature_rows(batch, out);
+  FP4MOE_CHECK(
+      limits_.accepts_drafts || std::ranges::all_of(batch.moves, [](RowsMove m) { return m.row < 0; }),
+      "rows that move in a stage that accepts no drafts");
+  if (limits_.accepts_drafts) write_moves(batch, num_rows);
+  accepted_.token_ids = out.token_ids;
+  accepted_.num_rows = t;
   out.page_table = reinterpret_cast<const int32_t*>(device_.data() + page_table_begin_);
   if (limits_.has_window_pages)
     out.window_page_table = reinterpret_cast<const int32_t*>(device_.data() + window_table_begin_);
@@ -141,6 +151,53 @@ void BatchStage::write_feature_rows(const Batch& batch, DeviceBatch& out) {
   std::fill(std::copy(given.begin(), given.end(), rows), rows + out.num_rows, 0);
 }
 
+// Row r's distance is the index r among the distances, and its number of right drafts max_logit_rows + r.
+void BatchStage::write_moves(const Batch& batch, int64_t num_rows) {
+  int32_t* moves = take(num_rows, &accepted_.moves);
+  int32_t* num_drafts = take(num_rows, &accepted_.num_drafts);
+  std::fill(moves, moves + num_rows, 0);
+  std::fill(num_drafts, num_drafts + num_rows, 0);
+  const bool decode = decodes(batch);
+  accepted_.has_moves = false;
+  for (size_t s = 0; s < batch.sequences.size(); ++s) {
+    const SequenceRows& rows = batch.sequences[s];
+    if (decode) num_drafts[rows.first_row] = static_cast<int32_t>(rows.num_rows - 1);
+    if (batch.moves.empty() || batch.moves[s].row < 0) continue;
+    const RowsMove& move = batch.moves[s];
+    FP4MOE_CHECK(decode && move.row < limits_.max_logit_rows,
+                 "rows that move by row " + std::to_string(move.row) + " in a step that " +
+                     (decode ? "decodes" : "does not decode"));
+    accepted_.has_moves = true;
+    const int64_t index = move.row + (move.follows ? limits_.max_logit_rows : 0);
+    for (int64_t i = 0; i < rows.num_rows; ++i)
+      moves[rows.first_row + i] = move_code(index, i < move.num_ids);
+  }
+}
+
+// In a decode batch row t is sequence t.
+void BatchStage::move_rows(const DeviceBatch& batch) const {
+  cuda_move_rows()({.distances = distances_.as<int32_t>(),
+                    .moves = const_cast<int32_t*>(accepted_.moves),
+                    .token_ids = const_cast<int32_t*>(batch.token_ids),
+                    .positions = const_cast<int64_t*>(batch.positions),
+                    .first_position = const_cast<int32_t*>(batch.first_position),
+                    .feature_rows = const_cast<int64_t*>(batch.feature_rows),
+                    .num_rows = accepted_.num_rows});
+}
+
+void BatchStage::accept_drafts(SampledRow* sampled, SampledRow* copy) const {
+  FP4MOE_CHECK(limits_.accepts_drafts && accepted_.num_rows <= limits_.max_logit_rows,
+               std::to_string(accepted_.num_rows) + " rows cannot have drafts");
+  cuda_accept_drafts()({.sampled = sampled,
+                        .copy = copy,
+                        .token_ids = accepted_.token_ids,
+                        .num_drafts = accepted_.num_drafts,
+                        .moves = accepted_.moves,
+                        .num_rows = accepted_.num_rows,
+                        .distances = distances_.as<int32_t>(),
+                        .right = limits_.max_logit_rows});
+}
+
 void BatchStage::write_tables(const SequenceRows& rows, int64_t sequence) {
   FP4MOE_CHECK(std::ssize(rows.page_table) <= limits_.max_pages, "a sequence has too many pages");
   const auto write = [&](std::span<const int32_t> table, int64_t begin) {
@@ -171,6 +228,7 @@ DeviceBatch BatchStage::put(const Batch& batch, int64_t num_rows) {
   cuda_copy_from_host()({{{.to = device_.data(), .from = host().data(), .row_bytes = used_, .num_rows = 1},
                           table_copy(page_table_begin_, true),
                           table_copy(window_table_begin_, limits_.has_window_pages)}});
+  if (accepted_.has_moves) move_rows(out);
   return out;
 }
 

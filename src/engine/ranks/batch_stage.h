@@ -8,6 +8,7 @@
 #include "base/buffer.h"
 #include "fp4moe/status.h"
 #include "kernels/device_copy.h"
+#include "kernels/device_drafts.h"
 #include "model/model.h"
 
 namespace fp4moe {
@@ -20,6 +21,7 @@ struct StageLimits {
   bool has_window_pages = false;  // window layers have a second page table
   bool has_feature_rows = false;  // for a draft model (Batch::feature_rows)
   bool has_slots = false;         // sequences have states (SequenceRows::slot), and replay rows for drafts
+  bool accepts_drafts = false;    // rows may move (Batch::moves), by accept_drafts()
 };
 
 class BatchStage {
@@ -32,10 +34,20 @@ class BatchStage {
   // drafts; the sequences and logit rows are padded to num_rows too. Layers with states take the batch's own
   // sequences, padded to num_rows or to the most requests. Enqueues the copies on the current
   // stream. Host memory alternates between two buffers, so the copies for the step before last must have
-  // completed. Device addresses depend only on sizes.
+  // completed. Device addresses depend only on sizes. If the batch has moves, its rows move on the device.
   DeviceBatch put(const Batch& batch, int64_t num_rows);
   // Does the same as put() but without the copies: the data stays in host memory. For tests.
   DeviceBatch write(const Batch& batch, int64_t num_rows);
+  // Counts the right drafts of the last batch, which decodes, once its rows have been sampled (`sampled`
+  // begins with them; kernels/device_drafts.h). Later batches move by these numbers.
+  void accept_drafts(SampledRow* sampled, SampledRow* copy) const;
+  // The last batch as accept_drafts() reads it. For tests.
+  struct AcceptedRows {
+    const int32_t *token_ids = nullptr, *moves = nullptr, *num_drafts = nullptr;  // device: AcceptDraftsArgs
+    int64_t num_rows = 0;                                                         // without padding
+    bool has_moves = false;
+  };
+  const AcceptedRows& accepted_rows() const { return accepted_; }
   const StageLimits& limits() const { return limits_; }
   // Returns whether all rows have logits and no sequence has more than rows_per_request rows.
   bool decodes(const Batch& batch) const;
@@ -46,6 +58,8 @@ class BatchStage {
   void write_tables(const SequenceRows& rows, int64_t sequence);
   void write_states(const Batch& batch, DeviceBatch& out);
   void write_feature_rows(const Batch& batch, DeviceBatch& out);
+  void write_moves(const Batch& batch, int64_t num_rows);
+  void move_rows(const DeviceBatch& batch) const;
   HostRows table_copy(int64_t begin, bool is_used);
 
   StageLimits limits_;
@@ -55,6 +69,8 @@ class BatchStage {
   int side_ = 0;              // index of the buffer that the last step was written to
   int64_t used_ = 0;          // bytes of the packed arrays
   int64_t page_table_begin_ = 0, window_table_begin_ = 0;
+  AcceptedRows accepted_;
+  Buffer distances_;        // device: [2, max_logit_rows] AcceptDraftsArgs::distances
   int64_t used_pages_ = 0;  // page-table columns to copy
   int64_t used_page_rows_ = 0;
 };

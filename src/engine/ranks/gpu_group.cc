@@ -43,6 +43,7 @@ class GpuGroup final : public RankGroup {
   explicit GpuGroup(const RankSetup& setup)
       : layout_(setup.plan.moe.problem().layout),
         draft_shape_(fp4moe::draft_shape(setup.plan, setup.options)),
+        accepts_drafts_(setup.options.accepts_drafts && setup.options.num_slots == 0),
         flags_(setup.flags),
         form_(setup.form),
         staged_bytes_(setup.others == nullptr ? 0 : setup.memory.heap_bytes),
@@ -82,6 +83,10 @@ class GpuGroup final : public RankGroup {
   // The ranks of a group have the same logits, bit for bit, and choose the same tokens.
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                       std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) override;
+  bool accepts_drafts() const override { return accepts_drafts_; }
+  Status accept_drafts() override {
+    return on_all([&](int r) { return ranks_[rank_index(r)]->accept_drafts(); });
+  }
   Status take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs) override;
   Status finish_steps() override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->finish_steps(); });
@@ -162,6 +167,7 @@ class GpuGroup final : public RankGroup {
     std::vector<int64_t> all_rows, draft_rows;
     int64_t num_wanted = 0, num_kept = 0;  // ids of drafts since begin_drafts(), and those that ranks kept
     std::vector<LogitEdit> edits;          // of start_sample(), if some have unknown ids
+    std::vector<RowsMove> moves;           // of `batch`, by the group's rows
   };
   // A wanted draft: which of the ids that its group's ranks kept it is, counted over both halves.
   struct Draft {
@@ -199,6 +205,7 @@ class GpuGroup final : public RankGroup {
   std::vector<std::unique_ptr<GroupPages>> pages_;  // [dp]; none if there are other processes
   const RankLayout layout_;
   const DraftShape draft_shape_;
+  const bool accepts_drafts_;
   const EngineConfig flags_;
   const std::shared_ptr<const CheckpointForm> form_;
   const int64_t staged_bytes_;  // for exchanges with other processes
@@ -309,6 +316,10 @@ void GpuGroup::take_batches(std::span<const Batch> batches) {
     group.batch = batches[g];
     group.num_logit_rows = std::ssize(batches[g].logit_rows);
     if (group.batch.model == BatchModel::kDraft) take_draft_rows(group);
+    group.moves.assign(batches[g].moves.begin(), batches[g].moves.end());
+    for (RowsMove& move : group.moves)
+      if (move.row >= 0) move.row -= static_cast<int32_t>(group.first_chosen);
+    group.batch.moves = group.moves;
     if (std::ranges::none_of(batches[g].token_ids, [](int32_t id) { return id < 0; })) continue;
     group.token_ids.assign(batches[g].token_ids.begin(), batches[g].token_ids.end());
     for (int32_t& id : group.token_ids) id = known_to_rank(id, group);

@@ -313,6 +313,17 @@ void GpuRank::sample_rows(SampleRowsArgs args) {
   cuda_sample_shards()(args, {.group = group, .op = {"greedy"}, .first_id = vocab.first});
 }
 
+// The rows of the last start_sample() are those of the stage's last batch.
+Status GpuRank::accept_drafts() {
+  FP4MOE_CHECK(last_model_ == BatchModel::kTarget && num_taken_ < num_sampled_, "no rows were sampled");
+  const StreamScope scope(stream_);
+  HostBuffers& buffers = host_buffers_[(num_sampled_ - 1) % 2];
+  stage_.accept_drafts(sampled_rows(),
+                       reinterpret_cast<SampledRow*>(buffers.samples.data() + params_bytes()));
+  buffers.sampled.record(stream_);
+  return {};
+}
+
 Status GpuRank::take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs) {
   FP4MOE_CHECK(num_taken_ < num_sampled_, "no rows were sampled");
   const HostBuffers& buffers = host_buffers_[num_taken_++ % 2];

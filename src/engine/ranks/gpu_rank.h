@@ -76,6 +76,7 @@ class GpuRank final : public PageCopier {
   Status set_masked_ids(std::span<const int32_t> ids);
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                       std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids);
+  Status accept_drafts();
   Status take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs);
   // Waits for the draft model's passes so far that keep ids in the same half as rows[0]. `rows`: indices
   // among the kept ids of both halves.
@@ -127,7 +128,7 @@ class GpuRank final : public PageCopier {
   Status allocate_host_buffers(int64_t sample_bytes, int64_t edit_bytes);
   Status make_side_stream();
   Status rehearse_steps(BatchModel model, int64_t most);
-  Status rehearse_sampling(int64_t num_rows);
+  Status rehearse_sampling(int64_t num_rows, bool accepts);
   Status rehearse_copies();
   Status make_groups(const RankSetup& setup, const PeerHeap* heap);
   Status make_groups_of(BatchModel model, const RankSetup& setup, const PeerHeap* heap);

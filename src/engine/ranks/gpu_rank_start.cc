@@ -153,7 +153,8 @@ Status GpuRank::allocate(const RankSetup& setup) {
                            .max_pages = (context + page_size() - 1) / page_size(),
                            .has_window_pages = num_window_pages() > 0,
                            .has_feature_rows = draft_shape_.takes_features,
-                           .has_slots = rank_.kv().state_cache().num_slots() > 0};
+                           .has_slots = rank_.kv().state_cache().num_slots() > 0,
+                           .accepts_drafts = options.accepts_drafts};
   FP4MOE_ASSIGN_OR_RETURN(stage_, BatchStage::make(limits, pinned_memory(), device_memory()));
   FP4MOE_RETURN_IF_ERROR(allocate_logits(setup));
   const int64_t sample_bytes = max_logit_rows_ * int64_t{sizeof(SampleRowParams) + sizeof(SampledRow)};
@@ -280,6 +281,7 @@ Status GpuRank::rehearse_steps(BatchModel model, int64_t most) {
   std::vector<int32_t> pages(static_cast<size_t>(num_pages));
   std::iota(pages.begin(), pages.end(), 0);
   std::vector<int32_t> window_pages(num_window_pages() > 0 ? pages.size() : 0);  // all of them page 0
+  const bool accepts = stage_.limits().accepts_drafts && model == BatchModel::kTarget;
   for (int64_t rows = 1;; rows = std::min(2 * rows, most)) {
     const std::vector<int32_t> ids(static_cast<size_t>(rows));
     std::vector<int64_t> positions(ids.size()),
@@ -291,9 +293,12 @@ Status GpuRank::rehearse_steps(BatchModel model, int64_t most) {
                                 std::span(window_pages).first(std::min(count, window_pages.size()))};
     Batch batch{ids, positions, {&sequence, 1}, logit_rows};
     batch.model = model;
+    // The row before had no drafts, so these stay where they are.
+    const RowsMove move{.row = rows == 2 && accepts && stage_.decodes(batch) ? 0 : -1, .follows = true};
+    batch.moves = {&move, 1};
     FP4MOE_RETURN_IF_ERROR(execute_step(batch, step_of(batch)));
     if (model == BatchModel::kTarget) {
-      FP4MOE_RETURN_IF_ERROR(rehearse_sampling(std::ssize(logit_rows)));
+      FP4MOE_RETURN_IF_ERROR(rehearse_sampling(std::ssize(logit_rows), accepts && rows == 1));
     } else {
       std::vector<int32_t> draft_ids(logit_rows.size());
       FP4MOE_RETURN_IF_ERROR(take_draft_ids(logit_rows, draft_ids));
@@ -302,13 +307,14 @@ Status GpuRank::rehearse_steps(BatchModel model, int64_t most) {
   }
 }
 
-Status GpuRank::rehearse_sampling(int64_t num_rows) {
+Status GpuRank::rehearse_sampling(int64_t num_rows, bool accepts) {
   for (const bool greedy : {true, false}) {
     SampleRowParams params;
     params.temperature = greedy ? 0 : 1;
     const std::vector<SampleRowParams> rows(static_cast<size_t>(num_rows), params);
     std::vector<SampledRow> sampled(rows.size());
     FP4MOE_RETURN_IF_ERROR(start_sample(rows, {}, {}, {}));
+    if (accepts) FP4MOE_RETURN_IF_ERROR(accept_drafts());
     FP4MOE_RETURN_IF_ERROR(take_sampled(sampled, {}));
   }
   return {};

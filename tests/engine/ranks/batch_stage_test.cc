@@ -35,6 +35,11 @@ class Stage {
       if (*p != nullptr) *p = on_host(*p);
     return b;
   }
+  BatchStage::AcceptedRows accepted_rows() const {
+    BatchStage::AcceptedRows rows = stage_.accepted_rows();
+    for (auto** p : {&rows.token_ids, &rows.moves, &rows.num_drafts}) *p = on_host(*p);
+    return rows;
+  }
   bool decodes(const Batch& batch) const { return stage_.decodes(batch); }
 
  private:
@@ -232,6 +237,36 @@ TEST(BatchStage, EveryRowOfAStepThatVerifiesIsASequence) {
   }
   EXPECT_EQ(values(b.page_table + 15, 2), (Values{3, 4}));
   EXPECT_EQ(values(b.window_page_table + 15, 1), (Values{6}));
+}
+
+// Two sequences with drafts; the rows of the first one follow the right drafts of row 3, those of the last
+// one are those of row 5 itself.
+TEST(BatchStage, RowsOfAcceptedDraftsHaveMoves) {
+  StageLimits limits = kLimits;
+  limits.rows_per_request = 4;
+  limits.accepts_drafts = true;
+  Stage stage(limits);
+  const std::vector<int32_t> ids = {~3, ~20, 7, 8, ~5, ~6}, pages = {7, 8, 9};
+  const std::vector<int64_t> positions = {20, 21, 22, 5, 9, 10}, logit_rows = {0, 1, 2, 3, 4, 5};
+  const std::vector<SequenceRows> sequences = {{0, 3, 20, pages}, {3, 1, 5, pages}, {4, 2, 9, pages}};
+  const std::vector<RowsMove> moves = {{.row = 3, .follows = true, .num_ids = 2}, {}, {.row = 5}};
+  Batch batch{ids, positions, sequences, logit_rows};
+  batch.moves = moves;
+  const DeviceBatch b = stage.write(batch, 8);
+  const BatchStage::AcceptedRows rows = stage.accepted_rows();
+  EXPECT_TRUE(rows.has_moves);
+  EXPECT_EQ(rows.num_rows, 6);
+  EXPECT_EQ(rows.token_ids, b.token_ids);
+  const int64_t right = limits.max_logit_rows;
+  const int32_t follows = move_code(right + 3, false), moves_ids = move_code(right + 3, true);
+  EXPECT_EQ(values(rows.moves, 8),
+            (Values{moves_ids, moves_ids, follows, 0, move_code(5, false), move_code(5, false), 0, 0}));
+  EXPECT_EQ(values(rows.num_drafts, 8), (Values{2, 0, 0, 0, 1, 0, 0, 0}));
+  EXPECT_EQ(values(b.first_position, 8), (Values{20, 21, 22, 5, 9, 10, 0, 0})) << "row t is sequence t";
+  batch.moves = {};
+  stage.write(batch, 8);
+  EXPECT_FALSE(stage.accepted_rows().has_moves);
+  EXPECT_EQ(values(stage.accepted_rows().moves, 8), Values(8));
 }
 
 TEST(BatchStage, AStepDecodesIfAllRowsHaveLogitsAndNoSequenceHasTooMany) {
