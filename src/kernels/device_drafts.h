@@ -41,6 +41,13 @@ struct MoveRowsArgs {
   int64_t num_rows = 0;
 };
 
+// Sets SampleRowParams::random of the rows of a batch that moved, whose host has assumed that they stay.
+struct MoveRandomsArgs {
+  SampleRowParams* params = nullptr;  // [num_rows]
+  const int32_t* moves = nullptr;     // [num_rows]: what move_rows has left
+  int64_t num_rows = 0;
+};
+
 // A row moves by distances[index]. If moves_ids, its token id ~r becomes ~(r + distance), and its feature row
 // moves by the distance too.
 constexpr int32_t move_code(int64_t index, bool moves_ids) {
@@ -50,8 +57,10 @@ constexpr int32_t move_code(int64_t index, bool moves_ids) {
 // Each is one launch on the current stream; all pointers but `copy` are device memory.
 using AcceptDrafts = void (*)(const AcceptDraftsArgs&);
 using MoveRows = void (*)(const MoveRowsArgs&);
-// Both return null in a build without CUDA.
+using MoveRandoms = void (*)(const MoveRandomsArgs&);
+// All return null in a build without CUDA.
 AcceptDrafts cuda_accept_drafts();
 MoveRows cuda_move_rows();
+MoveRandoms cuda_move_randoms();
 
 }  // namespace fp4moe

@@ -32,7 +32,8 @@ struct SampleRowParams {
                                           // at most one negative id, which is edited last
   int32_t first_logprob_id = 0, num_logprob_ids = 0;  // range in SampleRowsArgs::logprob_ids; empty if
                                                       // top_logprobs < 0
-  int32_t allowed = -1;  // index into SampleRowsArgs::allowed; -1: all ids are allowed
+  int32_t allowed = -1;       // index into SampleRowsArgs::allowed; -1: all ids are allowed
+  uint64_t random_state = 0;  // from which move_randoms makes `random` (kernels/device_drafts.h)
 };
 
 enum class SampleStatus : int32_t {

@@ -30,6 +30,7 @@ SampleRows cuda_sample_rows() { return nullptr; }
 SampleShards cuda_sample_shards() { return nullptr; }
 AcceptDrafts cuda_accept_drafts() { return nullptr; }
 MoveRows cuda_move_rows() { return nullptr; }
+MoveRandoms cuda_move_randoms() { return nullptr; }
 
 #endif
 

@@ -105,10 +105,11 @@ class FakeExecutor : public FakeMemory {
     return {};
   }
   // Samples with the host's Sampler through a device executor's interface.
-  Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
+  Status start_sample(std::span<const SampleRowParams> given, std::span<const LogitEdit> edits,
                       std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) override {
     if (!sample_failure.ok()) return sample_failure;
     kept_.note_sampling();
+    const std::vector<SampleRowParams> rows = moves_.moved(given);
     std::vector<LogitEdit> known_edits(edits.begin(), edits.end());
     for (LogitEdit& edit : known_edits) edit.token_id = known_id(edit.token_id);
     edits = known_edits;

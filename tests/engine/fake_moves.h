@@ -67,6 +67,12 @@ class FakeMoves {
     }
   }
 
+  // The rows of the target's last step that sample, with the random numbers of where they are.
+  std::vector<SampleRowParams> moved(std::span<const SampleRowParams> rows) const {
+    std::vector<SampleRowParams> params(rows.begin(), rows.end());
+    if (rows.size() == moved_.size()) ref::move_randoms({params.data(), moved_.data(), std::ssize(params)});
+    return params;
+  }
   // `id_of(~id)`: the kept draft, or -1.
   template <class IdOf>
   void accept(std::vector<SampledRow>& sampled, const IdOf& id_of) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "kernels/ref/drafts_ref.h"
+#include "kernels/token_random.h"
 
 namespace fp4moe {
 namespace {
@@ -76,6 +77,19 @@ TEST(MoveRows, AddsTheDistanceOfARow) {
   EXPECT_EQ(first, (std::vector<int32_t>{103, 103, 100, 100}));
   EXPECT_EQ(positions, (std::vector<int64_t>{103, 104, 102, 103}));
   EXPECT_EQ(features, (std::vector<int64_t>{3, 1, 2, 3}));
+}
+
+TEST(MoveRandoms, AreThoseOfThePositions) {
+  std::vector<SampleRowParams> params(3);
+  for (size_t i = 0; i < 3; ++i) {
+    params[i].random_state = random_state(/*seed=*/7, /*position=*/10);
+    params[i].random = 0.25;
+  }
+  const std::vector<int32_t> moves = {0, 1, 3};
+  ref::move_randoms({params.data(), moves.data(), /*num_rows=*/3});
+  EXPECT_EQ(params[0].random, 0.25) << "it stays";
+  EXPECT_EQ(params[1].random, random_number(random_state(7, 11)));
+  EXPECT_EQ(params[2].random, random_number(random_state(7, 13)));
 }
 
 // The rows that extend a moved step are those of the step; the rows of the next step follow its right drafts.

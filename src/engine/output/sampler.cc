@@ -9,19 +9,12 @@
 
 #include "base/check.h"
 #include "engine/output/logit_edits.h"
+#include "kernels/token_random.h"
 
 namespace fp4moe {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// SplitMix64's increment and finaliser (Steele, Lea, Flood 2014).
-constexpr uint64_t kGolden = 0x9e3779b97f4a7c15u;
-uint64_t mix64(uint64_t z) {
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-  return z ^ (z >> 31);
-}
 
 struct Maximum {
   float value = -kInfinity;
@@ -200,13 +193,10 @@ int32_t draw(std::span<const float> logits, float maximum, const SamplingParams&
 
 }  // namespace
 
-double token_random(uint64_t seed, int64_t position) {
-  const uint64_t bits = mix64(mix64(seed) + kGolden * (static_cast<uint64_t>(position) + 1));
-  return static_cast<double>(bits >> 11) * 0x1p-53;
-}
+double token_random(uint64_t seed, int64_t position) { return random_number(random_state(seed, position)); }
 
 uint64_t derived_seed(uint64_t random_seed, uint64_t n) {
-  return mix64(mix64(random_seed) + kGolden * (n + 1));
+  return split_mix(random_state(random_seed, static_cast<int64_t>(n)));
 }
 
 Status bad_logits() { return internal_error("the model's logits hold NaN or infinity"); }

@@ -11,9 +11,8 @@
 
 namespace fp4moe {
 
-// The random number for one token: uniform in [0, 1), a pure function of the request's seed and the token's
-// position in its sequence, so that a request's text does not depend on other requests. It is element
-// `position` of the SplitMix64 stream that starts at the mixed seed.
+// The random number for one token (kernels/token_random.h). It depends on the request's seed and the token's
+// position in its sequence only, so that a request's text does not depend on other requests.
 double token_random(uint64_t seed, int64_t position);
 // The seed of the n-th request if that request has none.
 uint64_t derived_seed(uint64_t random_seed, uint64_t n);

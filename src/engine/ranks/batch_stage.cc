@@ -185,6 +185,11 @@ void BatchStage::move_rows(const DeviceBatch& batch) const {
                     .num_rows = accepted_.num_rows});
 }
 
+void BatchStage::move_randoms(SampleRowParams* params) const {
+  if (!accepted_.has_moves) return;
+  cuda_move_randoms()({.params = params, .moves = accepted_.moves, .num_rows = accepted_.num_rows});
+}
+
 void BatchStage::accept_drafts(SampledRow* sampled, SampledRow* copy) const {
   FP4MOE_CHECK(limits_.accepts_drafts && accepted_.num_rows <= limits_.max_logit_rows,
                std::to_string(accepted_.num_rows) + " rows cannot have drafts");

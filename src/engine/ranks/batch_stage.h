@@ -41,6 +41,8 @@ class BatchStage {
   // Counts the right drafts of the last batch, which decodes, once its rows have been sampled (`sampled`
   // begins with them; kernels/device_drafts.h). Later batches move by these numbers.
   void accept_drafts(SampledRow* sampled, SampledRow* copy) const;
+  // Before its rows are sampled: sets the random numbers of those that have moved. Device memory.
+  void move_randoms(SampleRowParams* params) const;
   // The last batch as accept_drafts() reads it. For tests.
   struct AcceptedRows {
     const int32_t *token_ids = nullptr, *moves = nullptr, *num_drafts = nullptr;  // device: AcceptDraftsArgs

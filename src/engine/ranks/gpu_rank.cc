@@ -267,6 +267,7 @@ Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<co
   if (!all_greedy) {
     std::copy(rows.begin(), rows.end(), buffers.samples.as<SampleRowParams>());
     copy_async(sampled_.data(), buffers.samples.data(), std::ssize(rows) * int64_t{sizeof(SampleRowParams)});
+    stage_.move_randoms(sampled_.as<SampleRowParams>());
   }
   if (!edits.empty()) {
     std::copy(edits.begin(), edits.end(), buffers.edits.as<LogitEdit>());

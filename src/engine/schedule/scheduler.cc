@@ -52,6 +52,7 @@ void Scheduler::begin_step(bool admits) {
     --logit_rows_left_;
   }
   admits_ = num_retracted_ == retracted_before;
+  FP4MOE_CHECK(admits || admits_, "a sequence was retracted while its step is in flight");
   if (running_.empty()) new_token_ratio_.reset();
   while (admits) {
     const auto next = std::ranges::find_if(waiting_, may_start);

@@ -79,9 +79,8 @@ struct Sequence {
   // Returns whether a row can choose a token although the host knows neither the tokens before it nor their
   // number.
   bool allows_unknown_drafts() const {
-    const SamplingParams& sampling = request.sampling;
-    return !output.edits.has_penalties() && grammar.matcher == nullptr && sampling.temperature == 0 &&
-           num_output_tokens() >= sampling.min_new_tokens && experts.from < 0 && !disagg.on_held;
+    return !output.edits.has_penalties() && grammar.matcher == nullptr &&
+           num_output_tokens() >= request.sampling.min_new_tokens && experts.from < 0 && !disagg.on_held;
   }
   // Returns whether the sequence can get rows now: it needs more and does not wait for a token, pages or a
   // mask.

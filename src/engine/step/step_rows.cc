@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "engine/step/drafter.h"
+#include "kernels/token_random.h"
 
 namespace fp4moe {
 namespace {
@@ -266,7 +267,8 @@ SampleRowParams StepRows::params_of(LogitRow& row) {
     logprob_ids_.push_back(id);
     row.token.ids.push_back({id, 0, {}});
   }
-  return {.random = token_random(sequence.request.seed, sequence.num_tokens() + row.depth),
+  const uint64_t state = random_state(sequence.request.seed, sequence.num_tokens() + row.depth);
+  return {.random = random_number(state),
           .temperature = sampling.temperature,
           .top_p = sampling.top_p,
           .top_k = sampling.top_k,
@@ -277,7 +279,8 @@ SampleRowParams StepRows::params_of(LogitRow& row) {
           .num_edits = static_cast<int32_t>(edits_.size() - first_edit),
           .first_logprob_id = static_cast<int32_t>(first_id),
           .num_logprob_ids = static_cast<int32_t>(sampling.token_ids_logprob.size()),
-          .allowed = mask};
+          .allowed = mask,
+          .random_state = state};
 }
 
 Status StepRows::take_sampled() {

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "kernels/ref/drafts_ref.h"
+#include "kernels/token_random.h"
 
 namespace fp4moe::ref {
 namespace {
@@ -50,6 +51,11 @@ void move_rows(const MoveRowsArgs& a) {
     }
     a.moves[row] = distance;
   }
+}
+
+void move_randoms(const MoveRandomsArgs& a) {
+  for (int64_t row = 0; row < a.num_rows; ++row)
+    if (a.moves[row] != 0) a.params[row].random = random_number(a.params[row].random_state, a.moves[row]);
 }
 
 }  // namespace fp4moe::ref

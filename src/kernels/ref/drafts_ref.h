@@ -7,5 +7,6 @@ namespace fp4moe::ref {
 
 void accept_drafts(const AcceptDraftsArgs& args);
 void move_rows(const MoveRowsArgs& args);
+void move_randoms(const MoveRandomsArgs& args);
 
 }  // namespace fp4moe::ref

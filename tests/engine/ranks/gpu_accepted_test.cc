@@ -126,8 +126,8 @@ INSTANTIATE_TEST_SUITE_P(Demos, GpuAcceptedDrafts, testing::ValuesIn(kTrainedDra
 // One rank, groups of one rank and of two, and groups that share requests unevenly.
 constexpr DraftLayout kLayouts[] = {{1, 1, 1}, {2, 1, 1}, {2, 1, 2}, {4, 4, 2, "deepep"}};
 
-// At first alone, so that nothing but its own rows moves; then all requests, greedy and with some that make
-// the loop wait.
+// At first one alone, so that nothing but its own rows moves; then all requests, greedily and with some
+// drawn.
 TEST_P(GpuAcceptedDrafts, HaveTheOutputsOfTokensThatAreWaitedFor) {
   const std::vector<std::vector<int32_t>> prompts = example_prompts(GetParam());
   for (const DraftLayout& layout : kLayouts)

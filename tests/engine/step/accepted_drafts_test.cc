@@ -149,6 +149,23 @@ TEST(AcceptedDrafts, ReportTheLogprobsOfTheKeptRows) {
   loop->finish();
 }
 
+// A sampled token's random number is that of its position, which depends on the drafts before it.
+TEST(AcceptedDrafts, DrawTheTokensOfTheirPositions) {
+  for (const uint32_t period : {0u, 2u, 5u, 1000u}) {
+    Drafting loop(hashed_choice, right_but_for(period), {}, kAccepts);
+    TestLoop plain(hashed_choice);
+    for (uint64_t seed = 0; seed < 8; ++seed) {
+      SamplingParams sampling = endless(50);
+      sampling.temperature = seed % 2 == 0 ? 0.7f : 1.1f;
+      sampling.top_p = seed % 3 == 0 ? 0.9f : 1;
+      sampling.seed = seed;
+      expect_equal(loop->run({1, 2, 3}, sampling), plain.run({1, 2, 3}, sampling), std::to_string(period));
+    }
+    EXPECT_GT(loop->executor().num_steps_ahead, 60) << period;
+    loop->finish();
+  }
+}
+
 // A request that is cancelled at its n-th token, with a step in flight, leaves its pages to the others.
 TEST(AcceptedDrafts, OfACancelledRequestAreDropped) {
   for (int64_t at = 1; at <= 12; ++at) {
@@ -173,15 +190,13 @@ TEST(AcceptedDrafts, WaitForRequestsThatNeedTheirTokens) {
   LoopShape shape;
   const auto open = std::make_shared<std::atomic<bool>>(true);
   shape.grammars = [open] { return std::make_unique<OneTextCompiler>(open); };
-  std::vector<Request> requests(6, Request{"", {1, 2, 3}, endless(41)});
+  std::vector<Request> requests(5, Request{"", {1, 2, 3}, endless(41)});
   requests[0].sampling.presence_penalty = 0.25f;
-  requests[1].sampling.temperature = 0.7f;
-  requests[1].sampling.seed = 4;
+  requests[1].sampling.max_new_tokens = 0;
   requests[2].routed_experts_from = 0;
   requests[3].sampling = greedy(30);
   requests[3].sampling.grammar = {GrammarSpec::Kind::kRegex, "abababab!bababab"};
   requests[4].sampling.min_new_tokens = 41;
-  requests[5].sampling.max_new_tokens = 0;
   for (const Request& request : requests) {
     Drafting loop(hashed_choice, right_but_for(4), shape, kAccepts);
     TestLoop plain(hashed_choice, shape);
@@ -279,6 +294,8 @@ TEST(AcceptedDrafts, OutputsOfACrowdAreThoseWithoutDrafts) {
           {"", numbers(20 + below(random, 2), 1 + below(random, 30)), endless(1 + below(random, 60))});
       Request& request = requests.back();
       request.id = std::to_string(i);
+      request.sampling.temperature = i % 3 == 0 ? 0.7f : 0;
+      request.sampling.seed = i;
       const bool is_cancelled = i % 5 == 4;
       const auto take = [&loop, is_cancelled, id = request.id,
                          collect = collectors[i].callback()](const Delta& delta) {

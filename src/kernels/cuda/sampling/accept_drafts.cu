@@ -3,13 +3,14 @@
 // Computes:  as documented in kernels/device_drafts.h.
 // Shapes:    T rows, of which a sequence has one and its drafts.
 // Bytes:     accept_drafts: 8 of each row's sample, 12 of its batch, 24 written, of which 8 over PCIe;
-//            move_rows: at most 60 per row. Both are a few kilobytes.
+//            move_rows: at most 60 per row; move_randoms: 20 per row. All are a few kilobytes.
 // Flops:     a comparison per draft.
 // Bound:     the launch, and the chain of loads of a sequence's drafts.
-// Numerics:  exact.
+// Numerics:  exact; a random number has the bits of the host's.
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 #include "kernels/device_drafts.h"
+#include "kernels/token_random.h"
 
 namespace fp4moe {
 namespace {
@@ -60,6 +61,14 @@ __global__ void __launch_bounds__(kThreads) move_rows_kernel(const __grid_consta
   a.moves[row] = distance;
 }
 
+__global__ void __launch_bounds__(kThreads) move_randoms_kernel(const __grid_constant__ MoveRandomsArgs a) {
+  ptx::grid_dependency_wait();
+  const int64_t row = blockIdx.x * int64_t{kThreads} + threadIdx.x;
+  if (row >= a.num_rows) return;
+  const int32_t distance = __ldcg(a.moves + row);
+  if (distance != 0) a.params[row].random = random_number(a.params[row].random_state, distance);
+}
+
 LaunchShape shape_of_rows(int64_t num_rows) {
   return {dim3(static_cast<unsigned>(ceil_div(num_rows, kThreads))), dim3(kThreads)};
 }
@@ -75,6 +84,12 @@ AcceptDrafts cuda_accept_drafts() {
 MoveRows cuda_move_rows() {
   return [](const MoveRowsArgs& args) {
     launch("move_rows", move_rows_kernel, shape_of_rows(args.num_rows), args);
+  };
+}
+
+MoveRandoms cuda_move_randoms() {
+  return [](const MoveRandomsArgs& args) {
+    launch("move_randoms", move_randoms_kernel, shape_of_rows(args.num_rows), args);
   };
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/cuda/device_array.h"
 #include "kernels/device_drafts.h"
 #include "kernels/ref/drafts_ref.h"
+#include "kernels/token_random.h"
 
 namespace fp4moe {
 namespace {
@@ -144,6 +145,27 @@ TEST_F(AcceptDraftsCuda, MovesRowsLikeTheOracle) {
       EXPECT_EQ(device_positions.values(), positions);
       EXPECT_EQ(device_features.values(), features);
     }
+}
+
+TEST_F(AcceptDraftsCuda, MovesRandomNumbersLikeTheOracle) {
+  for (const size_t num_rows : {1u, 64u, 65u, 300u}) {
+    std::vector<SampleRowParams> params(num_rows);
+    std::vector<int32_t> moves(num_rows);
+    for (size_t row = 0; row < num_rows; ++row) {
+      params[row].random_state = random_state(row, static_cast<int64_t>(3 * row));
+      params[row].random = 0.5;
+      moves[row] = static_cast<int32_t>(row % 5);
+    }
+    const DeviceArray<SampleRowParams> device_params(params);
+    const DeviceArray<int32_t> device_moves(moves);
+    const auto count = static_cast<int64_t>(num_rows);
+    cuda_move_randoms()({device_params.data(), device_moves.data(), count});
+    ref::move_randoms({params.data(), moves.data(), count});
+    const Status status = stream_.synchronize();
+    ASSERT_TRUE(status.ok()) << status.to_string();
+    const std::vector<SampleRowParams> actual = device_params.values();
+    for (size_t row = 0; row < num_rows; ++row) EXPECT_EQ(actual[row].random, params[row].random) << row;
+  }
 }
 
 }  // namespace
