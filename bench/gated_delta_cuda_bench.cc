@@ -1,8 +1,8 @@
 // The gated delta net on a GPU: microseconds per call in a CUDA graph of several calls, median of 20 replays,
 // for the heads of Qwen3.6-35B-A3B, Qwen3.5-397B-A17B and one of 8 ranks of Qwen3.5-397B-A17B. Decode steps
-// rotate through more slots than the L2 holds, and all inputs are f32, as the projections before the op write
-// them. Prints a JSON object per line, as bench/gated_delta_peers.py does; bytes: each input, output and
-// state once.
+// rotate through more slots than the L2 holds, as do steps that verify drafts, and all inputs are f32, as the
+// projections before the op write them. Prints a JSON object per line, as bench/gated_delta_peers.py does;
+// bytes: each input, output and state once.
 //
 //   gated_delta_cuda_bench [HBM_GBPS]     default: the rate of reads in this run
 #include <cstdio>

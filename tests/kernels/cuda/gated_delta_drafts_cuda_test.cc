@@ -99,7 +99,7 @@ std::vector<std::vector<SequenceRows>> one_by_one(const std::vector<std::vector<
   return alone;
 }
 
-TEST_F(GatedDeltaCuda, DraftsHaveTheBitsOfPlainDecoding) {
+TEST_F(GatedDeltaCuda, DraftsHaveTheSameBitsAsPlainDecoding) {
   ops_ = cuda_invariant_dense_ops();
   for (const Dims& dims : {Dims{2, 4, 128, 128}, Dims{1, 8, 64, 128}, Dims{1, 2, 7, 81}, Dims{1, 2, 256, 256},
                            Dims{2, 2, 16, 16}, Dims{1, 1, 1, 1}})
