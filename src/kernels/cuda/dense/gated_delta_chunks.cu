@@ -47,6 +47,7 @@ struct ChunkShared {
   uint64_t full[kStages], empty[kStages], summed[2];  // barriers
 };
 static_assert(sizeof(DeltaKeys) % (16 * kBlocks) == 0 && sizeof(DeltaMatrices) % (16 * kBlocks) == 0);
+static_assert(1 + kMaxReplayRows < kMinChunkedRows, "graphs of steps that verify drafts have no chunks");
 
 // Named barriers between a tile's two warps. The second warp reads N and loads the next chunk's V in its
 // place.
