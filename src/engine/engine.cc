@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <mutex>
 #include <optional>
@@ -14,6 +13,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/seconds.h"
+#include "base/trial.h"
 #include "engine/disagg/kv_hello.h"
 #include "engine/disagg/node_link.h"
 #include "engine/disagg/prefill_node.h"
@@ -275,17 +275,10 @@ Status test_experts(const Prepared& prepared) {
       .with_context("draft model");
 }
 
-// Nodes with several ranks on GPUs are refused until the tests that set this variable have passed on several
-// GPUs.
-bool tests_gpu_nodes() {
-  const char* const value = std::getenv("FP4MOE_TEST_GPU_NODES");
-  return value != nullptr && std::string_view(value) == "1";
-}
-
 Status check_disaggregation(const ModelPlan& plan) {
   const std::string& mode = plan.flags.disaggregation_mode;
   if (mode == "null") return {};
-  if (plan.device() == DeviceKind::kCuda && plan.moe.problem().layout.tp > 1 && !tests_gpu_nodes())
+  if (plan.device() == DeviceKind::kCuda && plan.moe.problem().layout.tp > 1 && !is_on_trial("gpu-nodes"))
     return unsupported("--disaggregation-mode " + mode +
                        " does not support several ranks on GPUs; nearest legal choice: --tp 1");
   if (local_ranks(plan) < plan.moe.problem().layout.tp)

@@ -1,10 +1,10 @@
 #include "model/plan_model.h"
 
-#include <cstdlib>
 #include <vector>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/trial.h"
 #include "device/peer_heap.h"
 #include "kernels/ops.h"
 #include "model/plan_placements.h"
@@ -349,9 +349,8 @@ Status check_states(const ModelConfig& model, const MoeProblem& problem, const E
                        " value heads of a key head in recurrent layers, not " +
                        std::to_string(delta.num_value_heads / delta.num_key_heads) +
                        "; nearest legal choice: --device cpu");
-  // The kernels have not run on a GPU yet. Their tests set the variable.
   if (flags.speculative_algorithm != "none" && problem.device == DeviceKind::kCuda &&
-      std::getenv("FP4MOE_GPU_STATE_DRAFTS") == nullptr)
+      !is_on_trial("gpu-state-drafts"))
     return refuse("--speculative-algorithm " + flags.speculative_algorithm + " on --device cuda",
                   "--device cpu, or no speculative decoding");
   if (flags.speculative_algorithm != "none" && rows_per_request(flags) - 1 > kMaxReplayRows)

@@ -68,11 +68,11 @@ TEST(PlanModel, StatesAreRefusedWhereTheyAreNotSupported) {
   drafts.speculative_num_draft_tokens = 4;
   expect_part(check_states(config, problem, drafts).message(),
               "--speculative-algorithm NGRAM on --device cuda does not support models with recurrent layers");
-  setenv("FP4MOE_GPU_STATE_DRAFTS", "1", 1);
+  setenv("FP4MOE_TRIAL", "gpu-state-drafts", 1);
   EXPECT_TRUE(check_states(config, problem, drafts).ok());
   drafts.speculative_num_draft_tokens = 18;
   expect_part(check_states(config, problem, drafts).message(), "--speculative-num-draft-tokens 17");
-  unsetenv("FP4MOE_GPU_STATE_DRAFTS");
+  unsetenv("FP4MOE_TRIAL");
   config.layer_has_state = {false, false};
   EXPECT_TRUE(check_states(config, problem, drafts).ok());
 }

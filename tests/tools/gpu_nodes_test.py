@@ -24,7 +24,7 @@ EXPERTS = ["--ep-size", "2"]
 @contextlib.contextmanager
 def ranks_on_gpus(ranks):
     """Lets nodes have up to `ranks` ranks on GPUs, which the engine refuses otherwise."""
-    with environment(FP4MOE_TEST_GPU_NODES="1"), ranks_share_gpus(ranks):
+    with environment(FP4MOE_TRIAL="gpu-nodes"), ranks_share_gpus(ranks):
         yield
 
 

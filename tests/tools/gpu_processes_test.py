@@ -38,7 +38,7 @@ GROUPS = [["--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", a2a] for a
 
 def mpirun(env):
     words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
-    for name, value in {"FP4MOE_TEST_GPU_PROCESSES": "1", **env}.items():
+    for name, value in {"FP4MOE_TRIAL": "gpu-processes", **env}.items():
         words += ["-x", f"{name}={value}"]
     return words + PROCESS
 

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/guarded.h"
 #include "comm/job.h"
 #include "device/peer_heap.h"
 #include "engine/ranks/gpu_rank.h"
@@ -19,21 +18,6 @@
 
 namespace fp4moe {
 namespace {
-
-// Returns the status that explains the failure. A failed rank keeps the other ranks waiting until their
-// deadline, so any other error takes precedence over kDeadline. A GPU's error also reaches the GPUs that
-// share memory with it, so the message has the errors of all ranks: one of them names the kernel that failed.
-Status cause_of(const std::vector<Status>& statuses) {
-  Status cause;
-  for (const Status& status : statuses) {
-    if (status.ok()) continue;
-    if (cause.ok() || (cause.code() == StatusCode::kDeadline && status.code() != StatusCode::kDeadline))
-      cause = status;
-    else if (status.code() != StatusCode::kDeadline)
-      cause = {cause.code(), cause.message() + "; " + status.message()};
-  }
-  return cause;
-}
 
 constexpr int32_t kDraftSpan = 1 << 22;  // between the numbers that begin_drafts() returns in turn
 
@@ -94,12 +78,11 @@ class GpuGroup final : public RankGroup {
   // If a rank's wait has timed out, the other ranks' steps end too, but with wrong results.
   Status failure() const override {
     std::vector<Status> failures;
-    for (size_t r = 0; r < ranks_.size(); ++r) {
-      Status failure = ranks_[r]->failure();
-      if (failure.ok()) failure = ranks_[r]->group_failure();
-      failures.push_back(ranks_.size() == 1 ? failure : failure.with_context("rank " + std::to_string(r)));
+    for (const auto& rank : ranks_) {
+      failures.push_back(rank->failure());
+      if (failures.back().ok()) failures.back() = rank->group_failure();
     }
-    return cause_of(failures);
+    return ranks_.size() == 1 ? failures[0] : cause_of(failures);
   }
   Status read_page(int group, PageId page, int64_t num_tokens, uint8_t* canonical) override {
     return pages_of(group).read_page(page, num_tokens, {canonical, page_bytes(page, num_tokens)});
@@ -195,7 +178,7 @@ class GpuGroup final : public RankGroup {
   const Rank& leader() const { return std::as_const(*ranks_[0]).rank(); }
   size_t rank_index(int rank) const { return static_cast<size_t>(rank - first_rank_); }
   bool is_here(int rank) const { return rank >= first_rank_ && rank_index(rank) < ranks_.size(); }
-  // Calls function(rank) -> Status on every rank's thread and returns cause_of() of the statuses.
+  // Calls function(rank) -> Status on every rank's thread.
   template <class Function>
   Status on_all(const Function& function);
 
@@ -220,14 +203,7 @@ class GpuGroup final : public RankGroup {
 
 template <class Function>
 Status GpuGroup::on_all(const Function& function) {
-  if (ranks_.size() == 1) return function(first_rank_);
-  std::vector<Status> statuses(ranks_.size());
-  threads_.run([&](int rank) {
-    statuses[rank_index(rank)] = guarded([&] { return function(rank); }, StatusCode::kDoesNotFit);
-  });
-  for (size_t r = 0; r < statuses.size(); ++r)
-    statuses[r] = statuses[r].with_context("rank " + std::to_string(r));
-  return cause_of(statuses);
+  return ranks_.size() == 1 ? function(first_rank_) : threads_.run(function);
 }
 
 Status GpuGroup::load(const RankSetup& setup) {

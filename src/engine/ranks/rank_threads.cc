@@ -4,9 +4,24 @@
 
 #include <string>
 
+#include "base/guarded.h"
+
 namespace fp4moe {
 
-RankThreads::RankThreads(int num_ranks) {
+Status cause_of(std::span<const Status> statuses) {
+  Status cause;
+  for (size_t r = 0; r < statuses.size(); ++r) {
+    const Status status = statuses[r].with_context("rank " + std::to_string(r));
+    if (status.ok()) continue;
+    if (cause.ok() || (cause.code() == StatusCode::kDeadline && status.code() != StatusCode::kDeadline))
+      cause = status;
+    else if (status.code() != StatusCode::kDeadline)
+      cause = {cause.code(), cause.message() + "; " + status.message()};
+  }
+  return cause;
+}
+
+RankThreads::RankThreads(int num_ranks) : statuses_(static_cast<size_t>(num_ranks)) {
   try {
     for (int rank = 1; rank < num_ranks; ++rank) threads_.emplace_back(&RankThreads::loop, this, rank);
   } catch (...) {
@@ -25,13 +40,18 @@ void RankThreads::end() {
   threads_.clear();
 }
 
-void RankThreads::run(const std::function<void(int)>& function) {
+Status RankThreads::run(const std::function<Status(int)>& function) {
   function_ = &function;
   running_ = static_cast<uint32_t>(threads_.size());
   ++round_;
   round_.notify_all();
-  function(0);
+  call(0);
   for (uint32_t left = running_; left != 0; left = running_) running_.wait(left);
+  return cause_of(statuses_);
+}
+
+void RankThreads::call(int rank) {
+  statuses_[static_cast<size_t>(rank)] = guarded([&] { return (*function_)(rank); }, StatusCode::kDoesNotFit);
 }
 
 void RankThreads::loop(int rank) {
@@ -40,7 +60,7 @@ void RankThreads::loop(int rank) {
     round_.wait(seen);
     ++seen;
     if (ends_) return;
-    (*function_)(rank);
+    call(rank);
     if (--running_ == 0) running_.notify_one();
   }
 }

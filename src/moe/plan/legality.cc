@@ -1,10 +1,9 @@
 #include "moe/plan/legality.h"
 
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
 #include "base/check.h"
+#include "base/trial.h"
 #include "comm/fabric.h"
 #include "comm/job.h"
 
@@ -107,15 +106,9 @@ Status check_gpu_ranks(const MoeProblem& p, const MoeChoice& c) {
   return {};
 }
 
-// Ranks on GPUs in several processes have not run on GPUs yet. Tests of them set the variable.
-bool tests_gpu_processes() {
-  const char* const value = std::getenv("FP4MOE_TEST_GPU_PROCESSES");
-  return value != nullptr && std::string_view(value) == "1";
-}
-
 Status check_gpu_processes(const MoeProblem& p, const MoeChoice& c) {
   if (p.device != DeviceKind::kCuda || c.tp == 1 || resolve_fabric(c.fabric, c.tp) != "mpi") return {};
-  if (!tests_gpu_processes())
+  if (!is_on_trial("gpu-processes"))
     return refuse("fabric=mpi", "is not supported on device=cuda, where one process drives all GPUs",
                   "--fabric threads");
   if (const int processes = launcher_info().num_processes; processes != c.tp)

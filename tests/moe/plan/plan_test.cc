@@ -384,7 +384,7 @@ TEST(PlanRefusalTest, GpuRanksInSeveralProcesses) {
   setenv("OMPI_COMM_WORLD_RANK", "0", 1);
   setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
   EXPECT_EQ(refusal(p, {.tp = 2}), expected);
-  setenv("FP4MOE_TEST_GPU_PROCESSES", "1", 1);
+  setenv("FP4MOE_TRIAL", "gpu-processes", 1);
   const Result<MoePlan> plan = plan_moe(p, {.tp = 2});
   ASSERT_TRUE(plan.ok()) << plan.status().to_string();
   EXPECT_TRUE(plan->spans_processes());
@@ -398,7 +398,7 @@ TEST(PlanRefusalTest, GpuRanksInSeveralProcesses) {
       refusal(p, {.a2a = "deepep", .tp = 2, .places_experts = true}),
       "placing experts by load is not supported on GPUs in several processes (fabric=mpi); nearest legal "
       "choice: --fabric threads");
-  unsetenv("FP4MOE_TEST_GPU_PROCESSES");
+  unsetenv("FP4MOE_TRIAL");
   unsetenv("OMPI_COMM_WORLD_RANK");
   unsetenv("OMPI_COMM_WORLD_SIZE");
 }
