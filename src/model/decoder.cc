@@ -33,6 +33,7 @@ class Decoder final : public Model {
   const ExpertCounters& expert_counters() const override { return stack_.expert_counters(); }
   Status forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) override;
   Result<ExpertMoves> rebalance_experts() override { return stack_.rebalance_experts(); }
+  std::shared_ptr<const ExpertPlacements> placements() const override { return stack_.placements(); }
   Features features() const override { return stack_.features(); }
   SharedWeights shared_weights() const override { return {embedding_.as<bf16>(), &lm_head_}; }
 

@@ -85,7 +85,7 @@ class Eagle3Head final : public Model {
  public:
   Eagle3Head(const Eagle3Config& config, const ModelOptions& options, const DenseOps& ops,
              const Model& target)
-      : head_(config), ops_(ops), target_(target), stack_(config.layers, options, ops) {}
+      : head_(config), ops_(ops), target_(&target), stack_(config.layers, options, ops) {}
 
   Status load(WeightLoader& loader);
 
@@ -97,6 +97,10 @@ class Eagle3Head final : public Model {
   Status forward_model(const Batch& batch, KvCache& kv, float* logits, ThreadPool& pool) override;
   Features features() const override { return stack_.features(); }
   std::span<const int32_t> token_ids() const override { return token_ids_; }
+  void set_target(const Model& target) override {
+    target_ = &target;
+    if (!has_lm_head_) stack_.set_lm_head(*target.shared_weights().lm_head);
+  }
 
  private:
   Result<DecoderLayer> load_layer(WeightLoader& loader, int64_t layer);
@@ -109,14 +113,15 @@ class Eagle3Head final : public Model {
 
   const Eagle3Config head_;
   const DenseOps& ops_;
-  const Model& target_;
+  const Model* target_;
   std::vector<int32_t> token_ids_;  // [draft vocabulary] the target's ids, or empty
   Buffer embedding_;                // [V, H] bf16; empty: the target's
   Buffer input_norm_;               // [features] f32 with norm_before_fc
   std::vector<Buffer> fc_norms_;    // of each feature [target H] f32 with fc_norm
   LinearLayer fc_;                  // [H, features]; empty without has_fc()
   Buffer residual_norm_;            // hidden_norm [H] f32 with norm_before_residual
-  LmHead lm_head_;                  // empty: the target's
+  LmHead lm_head_;                  // empty without has_lm_head_: the target's
+  bool has_lm_head_ = false;
   LayerStack stack_;
   Arena inputs_;
   float* embedded_ = nullptr;  // [T, H]
@@ -145,13 +150,13 @@ Status Eagle3Head::load(WeightLoader& loader) {
       {0, config().num_layers}));
   enter_weights_part("head");
   FP4MOE_ASSIGN_OR_RETURN(Buffer final_norm, loader.floats("model.norm.weight", h));
-  const bool has_lm_head = loader.checkpoint().find("lm_head.weight") != nullptr;
-  if (has_lm_head) {
+  has_lm_head_ = loader.checkpoint().find("lm_head.weight") != nullptr;
+  if (has_lm_head_) {
     FP4MOE_ASSIGN_OR_RETURN(lm_head_,
                             LmHead::load(loader, "lm_head", lm_head_options(config(), stack_.options())));
   }
   return stack_.finish(loader.moe_plan(), std::move(final_norm),
-                       has_lm_head ? lm_head_ : *target_.shared_weights().lm_head);
+                       has_lm_head_ ? lm_head_ : *target_->shared_weights().lm_head);
 }
 
 Status Eagle3Head::load_norms(WeightLoader& loader) {
@@ -199,7 +204,7 @@ Status Eagle3Head::forward_model(const Batch& batch, KvCache& kv, float* logits,
   const int64_t t = batch.num_rows(), most = stack_.options().max_batch_tokens;
   FP4MOE_CHECK(t <= most, std::to_string(t) + " rows; the limit is " + std::to_string(most));
   if (t > 0) {
-    const Features from = batch.chains ? stack_.features() : target_.features();
+    const Features from = batch.chains ? stack_.features() : target_->features();
     check_feature_rows(batch, from, batch.chains ? config().hidden_size : head_.feature_width());
     write_inputs(batch, from, pool);
   }
@@ -209,7 +214,8 @@ Status Eagle3Head::forward_model(const Batch& batch, KvCache& kv, float* logits,
 // Writes the rows' embeddings and the residual before the first layer.
 void Eagle3Head::write_inputs(const Batch& batch, const Features& from, ThreadPool& pool) {
   const int64_t t = batch.num_rows(), h = config().hidden_size;
-  const bf16* table = embedding_.num_bytes() > 0 ? embedding_.as<bf16>() : target_.shared_weights().embedding;
+  const bf16* table =
+      embedding_.num_bytes() > 0 ? embedding_.as<bf16>() : target_->shared_weights().embedding;
   ops_.embed({table, batch.op_token_ids(), embedded_, t, h, batch.op_chosen()}, pool);
   float* rows = stack_.input_rows();
   if (batch.chains || !head_.has_fc())

@@ -68,6 +68,14 @@ Result<ExpertMoves> LayerStack::rebalance_experts() {
   return mover_->rebalance(placed);
 }
 
+std::shared_ptr<const ExpertPlacements> LayerStack::placements() const {
+  if (!mover_) return nullptr;
+  auto placements = std::make_shared<ExpertPlacements>(*options_.placements);
+  for (size_t i = 0; i < layers_.size(); ++i)
+    if (layers_[i].moe) (*placements)[i] = layers_[i].moe->placed_experts()->placement();
+  return placements;
+}
+
 int64_t LayerStack::layer_scratch_bytes(const DecoderLayer& layer) const {
   const int64_t t = options_.max_batch_tokens, partial = Arena::padded(t * config_.hidden_size * 4);
   int64_t out = partial;

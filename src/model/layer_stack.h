@@ -61,6 +61,9 @@ class LayerStack {
   Features features() const;
   // Model::rebalance_experts().
   Result<ExpertMoves> rebalance_experts();
+  std::shared_ptr<const ExpertPlacements> placements() const;  // Model::placements()
+  // After finish(): replaces the LM head, which has the old one's options.
+  void set_lm_head(const LmHead& lm_head) { lm_head_ = &lm_head; }
 
  private:
   // A batch's rows between layers.

@@ -136,12 +136,17 @@ class Model {
   virtual Result<ExpertMoves> rebalance_experts() {
     return unsupported("the model's experts are not placed by load");
   }
+  // Returns the present placements, as for ModelOptions::placements; null if the plan places no experts.
+  virtual std::shared_ptr<const ExpertPlacements> placements() const { return nullptr; }
   // Returns the rows of the last pass that ModelOptions::features keeps, the same on all ranks of a group.
   virtual Features features() const { return {}; }
   virtual SharedWeights shared_weights() const { return {}; }
   // A draft model whose vocabulary is a part of the target's: [vocab_size] the target's id of each of its
   // ids. Empty: the ids are the same.
   virtual std::span<const int32_t> token_ids() const { return {}; }
+  // A draft model: continues `target`, which has been loaded with the options of the previous one and
+  // outlives this model. A model that takes tokens alone ignores it.
+  virtual void set_target(const Model& /*target*/) {}
 };
 
 // Checks that row t of a draft model's batch continues an existing row of `from`, which has `width` columns.

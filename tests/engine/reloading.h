@@ -14,6 +14,8 @@
 #include "io/small_model.h"
 #include "io/status_matchers.h"
 #include "io/temp_folder.h"
+#include "io/write/make_tiny_eagle3.h"
+#include "support/eventually.h"
 
 namespace fp4moe {
 
@@ -24,14 +26,16 @@ struct ReloadCase {
   const char* a2a = "none";
   const char* kv_cache_dtype = "auto";
   const char* dense_quant = "none";
-  bool has_mtp = false;
+  const char* drafts = "none";  // a speculative algorithm; separate draft models do not change
+  int num_redundant = 0;        // experts; not 0: experts are moved between the updates
 };
 
 inline std::string reload_name(const testing::TestParamInfo<ReloadCase>& info) {
   const ReloadCase& c = info.param;
   std::string name = std::string(c.like) + "_" + c.dialect + "_tp" + std::to_string(c.tp) + "_dp" +
                      std::to_string(c.dp) + "_" + c.a2a + "_" + c.kv_cache_dtype + "_" + c.dense_quant +
-                     (c.has_mtp ? "_mtp" : "");
+                     (c.drafts != std::string("none") ? std::string("_") + c.drafts : "") +
+                     (c.num_redundant > 0 ? "_placed" : "");
   std::ranges::replace(name, '-', '_');
   return name;
 }
@@ -47,8 +51,11 @@ class Reloading : public testing::TestWithParam<ReloadCase> {
       options.num_kv_heads = 4;
       options.num_experts = 8;
       options.vocab_size = 259;  // every id has a token
-      if (c.has_mtp) options.num_mtp_layers = 1;
+      if (c.drafts == std::string("NEXTN")) options.num_mtp_layers = 1;
       ASSERT_TRUE(is_ok(make_tiny(folder_.file(name), options)));
+    }
+    if (c.drafts == std::string("EAGLE3")) {
+      ASSERT_TRUE(is_ok(make_tiny_eagle3(folder_.file("head"), {.target = folder_.file("a")})));
     }
   }
 
@@ -70,7 +77,12 @@ class Reloading : public testing::TestWithParam<ReloadCase> {
     config.moe_a2a_backend = c.a2a;
     config.kv_cache_dtype = c.kv_cache_dtype;
     config.dense_quant = c.dense_quant;
-    if (c.has_mtp) config.speculative_algorithm = "NEXTN";
+    config.speculative_algorithm = c.drafts;
+    if (config.speculative_algorithm == "EAGLE3") config.speculative_draft_model_path = folder_.file("head");
+    if (config.speculative_algorithm == "STANDALONE") config.speculative_draft_model_path = folder_.file("b");
+    config.ep_num_redundant_experts = c.num_redundant;
+    config.enable_eplb = c.num_redundant > 0;
+    config.eplb_rebalance_num_iterations = 0;
     return config;
   }
 
@@ -88,19 +100,34 @@ class Reloading : public testing::TestWithParam<ReloadCase> {
     return outputs;
   }
 
-  // After every update the outputs are those of an engine that has started on the checkpoint, bit for bit.
+  // The correct drafts of all requests that have ended.
+  static int64_t num_correct_drafts(Engine& engine) {
+    EXPECT_TRUE(eventually([&] { return engine.stats().num_running_reqs == 0; }));
+    return engine.stats().spec_correct_drafts_total;
+  }
+
+  // After every update the outputs are those of an engine that has started on the checkpoint, bit for bit,
+  // and so are the drafts.
   void check_updates(EngineConfig config) {
     std::vector<Output> fresh[2];
+    int64_t fresh_drafts[2] = {}, num_moved = 0;
     for (const int which : {1, 0}) {
       config.model_path = folder_.file(which == 0 ? "a" : "b");
       const auto engine = make_engine(config);
       ASSERT_NE(engine, nullptr);
       fresh[which] = outputs_of(*engine);
+      fresh_drafts[which] = num_correct_drafts(*engine);
     }
     ASSERT_NE(fresh[0], fresh[1]);
     const auto engine = make_engine(config);
     EXPECT_EQ(outputs_of(*engine), fresh[0]);
     for (const int which : {1, 1, 0, 1}) {
+      if (config.enable_eplb) {
+        const Result<ExpertMoves> moves = engine->rebalance_experts();
+        ASSERT_TRUE(is_ok(moves.status()));
+        num_moved += moves->num_experts;
+      }
+      const int64_t drafts_before = num_correct_drafts(*engine);
       const WeightSource source{folder_.file(which == 0 ? "a" : "b"), std::to_string(which)};
       const Result<int64_t> updated = engine->update_weights(source, /*aborts=*/false);
       ASSERT_TRUE(is_ok(updated.status()));
@@ -108,7 +135,12 @@ class Reloading : public testing::TestWithParam<ReloadCase> {
       EXPECT_EQ(engine->weight_source().version, source.version);
       EXPECT_EQ(engine->stats().num_cached_pages, 0);
       EXPECT_EQ(outputs_of(*engine), fresh[which]);
+      EXPECT_EQ(num_correct_drafts(*engine) - drafts_before, fresh_drafts[which]);
       EXPECT_EQ(outputs_of(*engine), fresh[which]) << "with cached pages";
+    }
+    EXPECT_EQ(num_moved > 0, config.enable_eplb);
+    if (config.speculative_algorithm == "STANDALONE") {
+      EXPECT_GT(fresh_drafts[1], fresh_drafts[0]) << "the draft model is checkpoint b";
     }
   }
 

@@ -27,6 +27,7 @@ ROUTE = "/update_weights_from_disk"
 FLAGS = ["--max-total-tokens", "4096", "--context-length", "128", "--disable-autotune"]
 PLACE = ["--device", "cuda", "--enable-deterministic-inference"] if ON_GPU else ["--device", "cpu", "--threads", "2", "--weight-cache-dir", "none"]
 TP4 = ["--tp", "4", "--ep", "4"]
+PLACED = ["--moe-a2a-backend", "deepep", "--enable-eplb", "--ep-num-redundant-experts", "4", "--eplb-rebalance-num-iterations", "0"]
 SHAPE = ["--num-hidden-layers", "2", "--hidden-size", "64", "--intermediate-size", "64", "--num-experts", "8", "--top-k",
          "2", "--num-heads", "4", "--vocab-size", "260"]
 
@@ -107,12 +108,17 @@ class UpdateWeights(unittest.TestCase):
                 self.assertTrue(source, f"prompt {i} gave {ids}, not {[fresh[f][i] for f in fresh]}")
                 seen[source[0]] += 1
 
+        num_moved = 0
         with self.serve(self.a, *flags, launcher=launcher) as serve, \
                 concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
             streams = [pool.submit(stream, i) for i in range(STREAMS)]
             try:
                 for n in range(swaps):
                     folder = (self.b, self.a)[n % 2]
+                    if "--enable-eplb" in flags:
+                        status, moves = call(serve, "/rebalance_experts", {})
+                        self.assertEqual(status, 200, moves)
+                        num_moved += moves["num_experts"]
                     status, answer = self.update(serve, folder, weight_version=f"step {n}")
                     self.assertEqual((status, answer["success"]), (200, True), answer)
                     self.assertEqual(generate(serve, n), fresh[folder][n], f"swap {n}")
@@ -127,6 +133,7 @@ class UpdateWeights(unittest.TestCase):
             now = metrics(serve.url)
         self.assertEqual((now["num_failed_requests_total"], now["num_leaked_pages"]), (0, 0))
         self.assertTrue(all(seen.values()), seen)
+        self.assertEqual(num_moved > 0, "--enable-eplb" in flags)
         if not launcher:  # mpirun exits with the signal's code
             self.assertEqual(serve.exit_code, 0)
 
@@ -138,10 +145,21 @@ class UpdateWeights(unittest.TestCase):
         self.make("deepseek-v3-tiny", "modelopt", "--num-nextn-predict-layers", "1")
         self.check_swaps("--speculative-algorithm", "NEXTN", "--speculative-num-steps", "2", swaps=6)
 
+    def test_swaps_with_a_draft_model_of_a_separate_checkpoint(self):
+        self.make()
+        head = self.path("head")
+        subprocess.run([BINARY, "make-tiny", head, "--eagle3-head", self.a], check=True, capture_output=True)
+        self.check_swaps("--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", head, swaps=6)
+
     def test_swaps_on_several_ranks(self):
         needs_two_gpus(self)
         self.make()
         self.check_swaps(*(["--tp", "2", "--ep", "2"] if ON_GPU else TP4))
+
+    def test_swaps_with_placed_experts(self):
+        needs_two_gpus(self)
+        self.make("deepseek-v3-tiny", "modelopt", "--num-nextn-predict-layers", "1")
+        self.check_swaps("--tp", "2" if ON_GPU else "4", *PLACED, "--speculative-algorithm", "NEXTN", swaps=8)
 
     @unittest.skipIf(ON_GPU, "a layout of CPU ranks")
     def test_swaps_in_other_layouts(self):
@@ -156,6 +174,8 @@ class UpdateWeights(unittest.TestCase):
         self.make()
         mpi = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-np", "2")
         self.check_swaps("--tp", "4", "--ep", "4", launcher=mpi, swaps=4)
+        self.check_swaps("--tp", "4", *PLACED, "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path",
+                         self.b, launcher=mpi, swaps=4)
 
     @unittest.skipIf(ON_GPU, "GPUs have no weight cache")
     def test_a_weight_cache_is_mapped_for_each_checkpoint(self):
@@ -187,7 +207,7 @@ class UpdateWeights(unittest.TestCase):
 
     def test_the_request_is_checked(self):
         self.make()
-        bad = {"load_format": "dummy", "flush_cache": False, "is_async": True, "torch_empty_cache": True,
+        bad = {"load_format": "dummy", "flush_cache": False, "is_async": True, "draft_only": True, "torch_empty_cache": True,
                "keep_pause": True, "recapture_cuda_graph": True, "token_step": 3, "manifest": {}, "model": "a",
                "abort_all_requests": "no", "weight_version": 1}
         with self.serve(self.a) as serve:
@@ -198,7 +218,7 @@ class UpdateWeights(unittest.TestCase):
                 self.assertIn(field, answer["message"])
             for body in ({}, {"model_path": ""}, {"model_path": 3}, []):
                 self.assertEqual(call(serve, ROUTE, body)[0], 400)
-            neutral = {"load_format": "auto", "flush_cache": True, "is_async": False, "torch_empty_cache": False,
+            neutral = {"load_format": "auto", "flush_cache": True, "is_async": False, "draft_only": False, "torch_empty_cache": False,
                        "keep_pause": False, "recapture_cuda_graph": False, "token_step": 0, "manifest": None}
             self.assertEqual(generate(serve, 0), before)
             status, answer = self.update(serve, self.b, **neutral)
@@ -468,6 +488,14 @@ class DamagedCheckpoints(unittest.TestCase):
     def test_several_ranks(self):
         needs_two_gpus(self)
         self.check("--tp", "2", "--ep", "2")
+
+    def test_placed_experts_and_a_separate_draft_model(self):
+        needs_two_gpus(self)
+        with tempfile.TemporaryDirectory() as base:
+            draft = TinyModel(BINARY, os.path.join(base, "draft"), "deepseek-v3-tiny", "modelopt")
+            draft.write()
+            self.check("--tp", "2" if ON_GPU else "4", *PLACED, "--speculative-algorithm", "STANDALONE",
+                       "--speculative-draft-model-path", draft.folder)
 
 
 if __name__ == "__main__":

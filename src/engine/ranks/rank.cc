@@ -70,6 +70,7 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
       kv_, KvCache::make(config_, plan_.kv_dtype, num_kv_pages, setup.flags.page_size, layout_, memory));
   if (plan_.draft == nullptr) return {};
   const DraftPlan& draft = *plan_.draft;
+  draft_is_separate_ = setup.draft != nullptr;
   draft_options_ = {draft.algorithm, draft.config, model_options(setup, BatchModel::kDraft, draft.plan)};
   FP4MOE_RETURN_IF_ERROR(load_draft(setup.draft == nullptr ? setup.checkpoint : *setup.draft));
   draft_takes_features_ = !draft.features.is_empty();
@@ -89,10 +90,11 @@ Status Rank::load_model(const Checkpoint& checkpoint, const ProgressSink& progre
   return load_with_cache(weight_cache_place(checkpoint, plan_, layout_), load, weights_);
 }
 
-// The progress is that of the target's weights alone.
+// The progress is that of the target's weights alone. Weights of a separate checkpoint are loaded once and
+// have no places.
 Status Rank::load_draft(const Checkpoint& checkpoint) {
   const auto load = [&]() -> Status {
-    const DeviceMemoryScope places(weight_memory_);
+    const DeviceMemoryScope places(draft_is_separate_ ? nullptr : weight_memory_);
     FP4MOE_ASSIGN_OR_RETURN(draft_, load_draft_model(checkpoint, *draft_options_, *model_, pool_, {}));
     return {};
   };
@@ -136,23 +138,27 @@ Status Rank::reload(const std::string& folder, const ProgressSink& progress, Sta
 }
 
 Status Rank::check_weights(const Checkpoint& checkpoint) {
+  options_.placements = model_->placements();
   ModelOptions options = options_;
   options.checks_only = true;
   FP4MOE_RETURN_IF_ERROR(Model::load(checkpoint, config_, options, pool_, {}).status());
-  if (!draft_options_) return {};
+  if (!draft_options_ || draft_is_separate_) return {};
   DraftModelOptions draft = *draft_options_;
   draft.model.checks_only = true;
   return load_draft_model(checkpoint, draft, *model_, pool_, {}).status().with_context("draft model");
 }
 
 Status Rank::replace_weights(const Checkpoint& checkpoint, const ProgressSink& progress) {
-  draft_.reset();
+  if (!draft_is_separate_) draft_.reset();
   model_.reset();
-  draft_weights_.reset();
+  if (!draft_is_separate_) draft_weights_.reset();
   weights_.reset();
   if (weight_memory_ != nullptr) FP4MOE_RETURN_IF_ERROR(weight_memory_->restart());
   FP4MOE_RETURN_IF_ERROR(load_model(checkpoint, progress));
-  return draft_options_ ? load_draft(checkpoint) : Status();
+  if (!draft_options_) return {};
+  if (!draft_is_separate_) return load_draft(checkpoint);
+  draft_->set_target(*model_);
+  return {};
 }
 
 // `refused` becomes the status of the first rank whose own status is not OK. Ranks may take very different

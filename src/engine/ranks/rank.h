@@ -63,7 +63,8 @@ class Rank {
   // returns OK and the reason in `refused`, on all ranks, and the weights are as before. After any other
   // error the weights are lost.
   Status reload(const std::string& folder, const ProgressSink& progress, Status& refused);
-  // The two parts of reload(). check_weights() loads and drops one layer after another.
+  // The two parts of reload(). check_weights() loads and drops one layer after another, with the experts that
+  // this rank has at present. A draft model with a separate checkpoint keeps its weights.
   Status check_weights(const Checkpoint& checkpoint);
   Status replace_weights(const Checkpoint& checkpoint, const ProgressSink& progress);
 
@@ -149,6 +150,7 @@ class Rank {
   std::unique_ptr<Model> draft_;  // may borrow from model_
   KvCache draft_kv_;
   bool draft_takes_features_ = false;
+  bool draft_is_separate_ = false;  // the draft model is not part of the target's checkpoint
   ExpertMoves last_moves_;
 };
 

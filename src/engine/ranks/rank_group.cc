@@ -292,12 +292,8 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
     FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> group, make_group(setup, limits));
     group->form_ = setup.form;
     group->places_experts_ = plan.moe.places_experts();
-    if (draft != nullptr)
-      group->no_reload_ = "beside a draft model with a separate checkpoint (--speculative-draft-model-path)";
-    else if (plan.device() == DeviceKind::kCuda && local_ranks(plan) < plan.moe.problem().layout.tp)
-      group->no_reload_ = "on GPUs in several processes (--fabric mpi)";
-    else if (group->places_experts_)
-      group->no_reload_ = "with placed experts (--enable-eplb, --init-expert-location)";
+    group->spans_gpu_processes_ =
+        plan.device() == DeviceKind::kCuda && local_ranks(plan) < plan.moe.problem().layout.tp;
     return group;
   } catch (const std::exception& error) {  // no memory or no threads
     return does_not_fit(std::string("the system has no memory or threads for the ranks: ") + error.what());
@@ -305,7 +301,8 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
 }
 
 Status RankGroup::check_reload(const std::string& folder) const {
-  if (!no_reload_.empty()) return unsupported("weights are not reloaded " + no_reload_);
+  if (spans_gpu_processes_)
+    return unsupported("weights are not reloaded on GPUs in several processes (--fabric mpi)");
   return form_->open_same(folder).status();
 }
 

@@ -58,8 +58,9 @@ class RankGroup : public Executor {
 
   // Process 0, between steps: replaces the weights of all ranks by those of the checkpoint `folder`, on GPUs
   // at the same addresses. An error while failure() is OK: the checkpoint was refused, and the weights are as
-  // before. kUnsupported: the draft model has a separate checkpoint. Otherwise as check_reload(), or a tensor
-  // has a wrong value. After any other error, failure() is permanent.
+  // before: the errors of check_reload(), or a tensor has a wrong value. After any other error, failure() is
+  // permanent. Placed experts stay where they are, and so do the weights of a draft model with a separate
+  // checkpoint.
   Status reload(const std::string& folder);
   // Compares the checkpoint's form (io/checkpoint/checkpoint_form.h) with the loaded one's; thread-safe.
   Status check_reload(const std::string& folder) const;
@@ -90,7 +91,7 @@ class RankGroup : public Executor {
  private:
   std::shared_ptr<const CheckpointForm> form_;
   bool places_experts_ = false;
-  std::string no_reload_;  // why reload() is refused; empty: it is not
+  bool spans_gpu_processes_ = false;
 };
 
 }  // namespace fp4moe

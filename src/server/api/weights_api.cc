@@ -31,6 +31,7 @@ UpdateRequest read_update(Fields& fields, const WeightSource& now) {
   update.source.version = fields.string("weight_version", now.version);
   update.aborts = fields.boolean("abort_all_requests", false);
   fields.refuse("flush_cache", true);  // pages of the old weights are wrong with the new ones
+  fields.refuse("draft_only", false);
   fields.refuse("is_async", false);
   fields.refuse("torch_empty_cache", false);
   fields.refuse("keep_pause", false);
