@@ -37,6 +37,7 @@ struct ModelInfo {
   int64_t weight_bytes = 0, kv_bytes = 0;  // for this process's ranks
   std::vector<int32_t> eos_token_ids;
   std::string chat_template;               // Jinja source; empty: the model has none
+  bool moves_experts = false;              // EngineConfig::enable_eplb: rebalance_experts() is supported
   bool has_grammars = false;               // requests may set SamplingParams::grammar
   std::string speculative_algorithm;       // empty: no speculative decoding
   std::string disaggregation_mode;         // as in EngineConfig
@@ -87,6 +88,7 @@ struct EngineStats {
     const auto verified = static_cast<double>(spec_verify_calls_total);
     return verified == 0 ? 0 : 1 + static_cast<double>(spec_correct_drafts_total) / verified;
   }
+  ExpertMoveTotals expert_moves;
   bool is_updating_weights = false;  // Engine::update_weights() is loading: no request makes progress
   double gen_throughput = 0;         // output tokens/s over the last 5 s
   double load_seconds = 0, uptime_seconds = 0;

@@ -69,8 +69,8 @@ Result<TextTools> load_text_tools(const EngineConfig& flags) {
 
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(TextTools text, std::unique_ptr<RankGroup> ranks, bool moves_experts)
-      : text_(std::move(text)), ranks_(std::move(ranks)), moves_experts_(moves_experts) {}
+  EngineImpl(TextTools text, std::unique_ptr<RankGroup> ranks)
+      : text_(std::move(text)), ranks_(std::move(ranks)) {}
 
   Status start(const StepLoopOptions& options, ModelInfo info, bool with_grammars, double load_seconds) {
     info_ = std::move(info);
@@ -120,7 +120,7 @@ class EngineImpl final : public Engine {
     return ranks_->expert_load();
   }
   Result<ExpertMoves> rebalance_experts() override {
-    if (!moves_experts_) return unsupported("experts are moved between ranks only with --enable-eplb");
+    if (!info_.moves_experts) return unsupported("experts are moved between ranks only with --enable-eplb");
     return loop_->rebalance_experts();
   }
 
@@ -150,7 +150,6 @@ class EngineImpl final : public Engine {
   mutable std::mutex ranks_mutex_;  // while weights are replaced, and for reading what they contain
   mutable std::mutex source_mutex_;
   WeightSource source_;
-  const bool moves_experts_;
   ModelInfo info_;
   double load_seconds_ = 0;
   std::unique_ptr<StepLoop> loop_;             // borrows the members above
@@ -315,6 +314,7 @@ ModelInfo model_info(const EngineConfig& flags, const ModelConfig& config, const
   info.max_prefill_tokens = flags.max_prefill_tokens;
   info.max_total_tokens = memory.num_kv_pages * flags.page_size * plan.moe.problem().layout.dp;
   info.eos_token_ids = config.eos_token_ids;
+  info.moves_experts = flags.enable_eplb;
   info.speculative_algorithm = flags.speculative_algorithm == "none" ? "" : flags.speculative_algorithm;
   info.disaggregation_mode = flags.disaggregation_mode;
   info.default_sampling = config.default_sampling;
@@ -390,7 +390,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .hello = flags.disaggregation_mode == "decode" ? hello : KvHello(),
       .link = link,
   };
-  auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks), flags.enable_eplb);
+  auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks));
   const bool with_grammars = flags.grammar_backend != "none";
   FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), with_grammars, load_time.count()));
   if (is_prefill) FP4MOE_RETURN_IF_ERROR(engine->listen_for_decode_nodes(flags, hello, link));

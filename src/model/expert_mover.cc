@@ -106,7 +106,9 @@ Result<ExpertMoves> ExpertMover::rebalance(std::span<PlacedExperts* const> layer
     after += of_layer * imbalance(loads, next);
     if (next == now) continue;
     const std::vector<Move> moves = moves_between(now, next);
+    const auto copy_start = std::chrono::steady_clock::now();
     FP4MOE_RETURN_IF_ERROR(move_layer(counters_.layers()[i], *layers[i], now.shape(), moves));
+    result.copy_seconds += seconds_since(copy_start);
     FP4MOE_RETURN_IF_ERROR(layers[i]->set_placement(std::move(next)));
     ++result.num_layers;
     result.num_experts += std::ssize(moves);

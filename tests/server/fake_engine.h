@@ -54,7 +54,7 @@ class FakeEngine final : public Engine {
   // The second call fails.
   Result<ExpertMoves> rebalance_experts() override {
     if (rebalances_.fetch_add(1) > 0) return unsupported("no experts to move");
-    return ExpertMoves{2, 5, 4096, 1.5, 1.0625, 0.25};
+    return ExpertMoves{2, 5, 4096, 1.5, 1.0625, 0.25, 0.125};
   }
   Result<std::vector<int32_t>> tokenize(std::string_view text, bool add_special_tokens) const override;
   Result<std::string> detokenize(const std::vector<int32_t>& ids, bool skip_special_tokens) const override;

@@ -32,6 +32,17 @@ Status status_of(const Part& part) {
   }
 }
 
+void add_moves(const ExpertMoves& moves, ExpertMoveTotals& totals) {
+  ++totals.num_rebalances;
+  totals.num_experts += moves.num_experts;
+  totals.num_bytes += moves.num_bytes;
+  totals.seconds += moves.seconds;
+  const auto bound = std::ranges::lower_bound(ExpertMoveTotals::kBounds, moves.seconds);
+  ++totals.by_seconds[static_cast<size_t>(bound - ExpertMoveTotals::kBounds.begin())];
+  totals.imbalance_before = moves.imbalance_before;
+  totals.imbalance_after = moves.imbalance_after;
+}
+
 // Returns null without speculative decoding.
 std::unique_ptr<Drafter> make_drafter(Executor& executor, const Tokenizer& tokenizer,
                                       const StepLoopOptions& options) {
@@ -190,15 +201,17 @@ void StepLoop::run_idle_task(IdleTask& task) {
   inbox_.end_idle_task(failure.ok() ? status : failure, num_waited);
 }
 
-// Requests wait meanwhile. The pages and the rows in flight do not depend on where experts are.
+// Adds the moves to the totals and publishes them. Requests wait meanwhile. The pages and the rows in flight do not depend on where experts are.
 Result<ExpertMoves> StepLoop::rebalance() {
   watchdog_.enter("moving experts");
   steps_since_rebalance_ = 0;
   ExpertMoves moves;
+  const auto started = Clock::now();
   const Status status = status_of([&]() -> Status {
     FP4MOE_ASSIGN_OR_RETURN(moves, executor_.rebalance_experts());
     return {};
   });
+  moves.seconds = std::chrono::duration<double>(Clock::now() - started).count();
   watchdog_.leave();
   if (!status.ok()) {
     if (!executor_.failure().ok()) fail_step(status.message());
@@ -212,6 +225,8 @@ Result<ExpertMoves> StepLoop::rebalance() {
       static_cast<double>(moves.num_bytes) / 1e6, moves.seconds, moves.imbalance_before,
       moves.imbalance_after);
   log_info(text);
+  add_moves(moves, totals_.expert_moves);
+  publish();
   return moves;
 }
 

@@ -297,7 +297,8 @@ HttpResponse ServerRoutes::rebalance_experts(Engine& engine, const HttpRequest&)
                         {"num_bytes", moves->num_bytes},
                         {"imbalance_before", moves->imbalance_before},
                         {"imbalance_after", moves->imbalance_after},
-                        {"seconds", moves->seconds}});
+                        {"seconds", moves->seconds},
+                        {"copy_seconds", moves->copy_seconds}});
 }
 
 HttpResponse ServerRoutes::server_info(Engine& engine, const HttpRequest&) {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <span>
 #include <sstream>
 
 namespace fp4moe {
@@ -117,6 +118,39 @@ void add_speculation_samples(const EngineStats& stats, std::vector<Sample>& samp
   samples.insert(samples.end(), std::begin(of_drafts), std::end(of_drafts));
 }
 
+// Since startup; the imbalances are those of the last rebalance.
+void add_placement_samples(const ExpertMoveTotals& moves, std::vector<Sample>& samples) {
+  const auto real = [](int64_t value) { return static_cast<double>(value); };
+  const Sample of_moves[] = {
+      {"eplb_rebalances_total", "counter", "Moves of experts between the ranks by their loads.",
+       real(moves.num_rebalances)},
+      {"eplb_moved_experts_total", "counter", "Physical experts that got other weights, over all layers.",
+       real(moves.num_experts)},
+      {"eplb_moved_bytes_total", "counter", "Bytes of these weights.", real(moves.num_bytes)},
+      {"eplb_imbalance_before", "gauge",
+       "The busiest rank's rows divided by the mean, until the last rebalance; 1 is even.",
+       moves.imbalance_before},
+      {"eplb_imbalance_after", "gauge", "The same for the same rows with the placement that was chosen then.",
+       moves.imbalance_after},
+  };
+  samples.insert(samples.end(), std::begin(of_moves), std::end(of_moves));
+}
+
+// Returns the lines of a histogram after "# HELP" and "# TYPE". `counts`: values up to each bound and above
+// the bound before; the last element: above all bounds.
+std::string print_buckets(const std::string& name, const std::string& labels, std::span<const double> bounds,
+                          std::span<const int64_t> counts, double sum) {
+  std::string text;
+  int64_t below = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    below += counts[i];
+    const std::string bound = i < bounds.size() ? number(bounds[i]) : "+Inf";
+    text += name + "_bucket{" + labels + ",le=\"" + bound + "\"} " + std::to_string(below) + "\n";
+  }
+  text += name + "_sum{" + labels + "} " + number(sum) + "\n";
+  return text + name + "_count{" + labels + "} " + std::to_string(below) + "\n";
+}
+
 std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& stats) {
   const auto real = [](int64_t value) { return static_cast<double>(value); };
   return {
@@ -210,15 +244,10 @@ void Histogram::observe(double seconds, int64_t times) {
 }
 
 std::string Histogram::print(const std::string& name, const std::string& labels) const {
-  std::string text;
-  int64_t below = 0;
-  for (size_t i = 0; i < counts_.size(); ++i) {
-    below += counts_[i].load(std::memory_order_relaxed);
-    const std::string bound = i < kBounds.size() ? number(kBounds[i]) : "+Inf";
-    text += name + "_bucket{" + labels + ",le=\"" + bound + "\"} " + std::to_string(below) + "\n";
-  }
-  text += name + "_sum{" + labels + "} " + number(sum_.load(std::memory_order_relaxed)) + "\n";
-  return text + name + "_count{" + labels + "} " + std::to_string(below) + "\n";
+  std::array<int64_t, kBounds.size() + 1> counts{};
+  std::ranges::transform(counts_, counts.begin(),
+                         [](const auto& count) { return count.load(std::memory_order_relaxed); });
+  return print_buckets(name, labels, kBounds, counts, sum_.load(std::memory_order_relaxed));
 }
 
 std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const EngineStats& stats,
@@ -228,6 +257,7 @@ std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const E
   std::vector<Sample> samples = engine_samples(info, stats);
   add_page_samples(stats, samples);
   if (!info.speculative_algorithm.empty()) add_speculation_samples(stats, samples);
+  if (info.moves_experts) add_placement_samples(stats.expert_moves, samples);
   samples.push_back({"startup_time_seconds", "gauge",
                      "Seconds from the HTTP server's start until the engine is ready.",
                      metrics.startup_seconds.load()});
@@ -267,6 +297,10 @@ std::string print_metrics(const Metrics& metrics, const ModelInfo& info, const E
   };
   for (const auto& h : histograms)
     text += head(prefix + h.name, "histogram", h.help) + h.histogram.print(prefix + h.name, labels);
+  if (const std::string pauses = prefix + "eplb_rebalance_seconds"; info.moves_experts)
+    text += head(pauses, "histogram", "Seconds in which no step ran because experts moved.") +
+            print_buckets(pauses, labels, ExpertMoveTotals::kBounds, stats.expert_moves.by_seconds,
+                          stats.expert_moves.seconds);
   for (const Sample& s : process_samples())
     text += head(s.name, s.type, s.help) + s.name + " " + number(s.value) + "\n";
   return text;

@@ -237,6 +237,12 @@ TEST_F(PlacedExperts32, ARebalanceUnderLoadLosesNoRequestAndChangesNoOutput) {
     num_moved += moves->num_experts;
   }
   EXPECT_GT(num_moved, 0);
+  const ExpertMoveTotals totals = engine->stats().expert_moves;
+  EXPECT_EQ(totals.num_rebalances, 5);
+  EXPECT_EQ(totals.num_experts, num_moved);
+  EXPECT_GT(totals.num_bytes, 0);
+  EXPECT_GT(totals.seconds, 0);
+  EXPECT_EQ(std::accumulate(totals.by_seconds.begin(), totals.by_seconds.end(), int64_t{0}), 5);
   for (size_t i = 0; i < crowd.size(); ++i) EXPECT_EQ(crowd[i].get(), plain.outputs[i]) << "request " << i;
 }
 

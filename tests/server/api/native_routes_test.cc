@@ -1,6 +1,7 @@
 // SGLang's native routes and the operator routes.
 #include <future>
 
+#include "server/observe/metrics.h"
 #include "server/server_fixture.h"
 
 namespace fp4moe {
@@ -262,6 +263,35 @@ TEST(Operations, MetricsCountTokensAndLatencies) {
     EXPECT_NE(answer.body.find(line), std::string::npos) << line << answer.body;
 }
 
+TEST(Metrics, OfMovedExperts) {
+  const Metrics metrics;
+  ModelInfo info{.name = "m", .moves_experts = true};
+  EngineStats stats;
+  stats.expert_moves = {.num_rebalances = 3,
+                        .num_experts = 20,
+                        .num_bytes = 4096,
+                        .seconds = 40.75,
+                        .by_seconds = {1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1},
+                        .imbalance_before = 1.5,
+                        .imbalance_after = 1.0625};
+  const std::string text = print_metrics(metrics, info, stats, {}, "p:");
+  for (const char* line :
+       {"# TYPE p:eplb_rebalances_total counter\n", "p:eplb_rebalances_total{model_name=\"m\"} 3\n",
+        "p:eplb_moved_experts_total{model_name=\"m\"} 20\n",
+        "p:eplb_moved_bytes_total{model_name=\"m\"} 4096\n",
+        "p:eplb_imbalance_before{model_name=\"m\"} 1.5\n",
+        "p:eplb_imbalance_after{model_name=\"m\"} 1.0625\n", "# TYPE p:eplb_rebalance_seconds histogram\n",
+        "p:eplb_rebalance_seconds_bucket{model_name=\"m\",le=\"0.001\"} 1\n",
+        "p:eplb_rebalance_seconds_bucket{model_name=\"m\",le=\"0.5\"} 1\n",
+        "p:eplb_rebalance_seconds_bucket{model_name=\"m\",le=\"1\"} 2\n",
+        "p:eplb_rebalance_seconds_bucket{model_name=\"m\",le=\"+Inf\"} 3\n",
+        "p:eplb_rebalance_seconds_sum{model_name=\"m\"} 40.75\n",
+        "p:eplb_rebalance_seconds_count{model_name=\"m\"} 3\n"})
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  info.moves_experts = false;
+  EXPECT_EQ(print_metrics(metrics, info, stats, {}, "p:").find("eplb_"), std::string::npos);
+}
+
 TEST(Operations, MetricsOfTheProcess) {
   TestServer s;
   const std::string text = http_get(s.port, "/metrics").body;
@@ -365,7 +395,7 @@ TEST(Operations, RebalanceExperts) {
   const HttpAnswer moved = http_post(s.port, "/rebalance_experts", "");
   EXPECT_EQ(moved.status, 200);
   EXPECT_EQ(json::parse(moved.body), json::parse(R"({"num_layers": 2, "num_experts": 5, "num_bytes": 4096,
-      "imbalance_before": 1.5, "imbalance_after": 1.0625, "seconds": 0.25})"));
+      "imbalance_before": 1.5, "imbalance_after": 1.0625, "seconds": 0.25, "copy_seconds": 0.125})"));
   const HttpAnswer refused = http_post(s.port, "/rebalance_experts", "");
   EXPECT_EQ(refused.status, 400);
   EXPECT_EQ(json::parse(refused.body)["error"]["message"], "no experts to move");
