@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <memory>
 #include <string>
 
 #include "fp4moe/sinks.h"
@@ -15,17 +16,18 @@ namespace fp4moe {
 
 class LoadProgress {
  public:
-  // The sink may be called from another thread while the engine loads.
+  // The sink may be called from another thread while the engine loads. It may outlive this object, because
+  // the engine also calls it when weights are updated.
   ProgressSink sink() {
-    return [this](int64_t done, int64_t total) {
-      total_.store(total);
-      done_.store(done);
+    return [bytes = bytes_](int64_t done, int64_t total) {
+      bytes->total.store(total);
+      bytes->done.store(done);
     };
   }
 
   void draw() {
     const auto now = Clock::now();
-    if (total_.load() <= 0 ||
+    if (bytes_->total.load() <= 0 ||
         now - last_ < (terminal_ ? std::chrono::milliseconds(100) : std::chrono::seconds(5)))
       return;
     last_ = now;
@@ -33,15 +35,19 @@ class LoadProgress {
   }
 
   void finish() {
-    if (terminal_ && total_.load() > 0) std::fputs("\r\x1b[K", stderr);
+    if (terminal_ && bytes_->total.load() > 0) std::fputs("\r\x1b[K", stderr);
   }
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct Bytes {
+    std::atomic<int64_t> done{0}, total{0};
+  };
 
   // "loading  42% [########            ]  5.1 / 12.2 GB, 1.31 GB/s, 5 s left"
   std::string line() const {
-    const auto done = static_cast<double>(done_.load()), total = static_cast<double>(total_.load());
+    const auto done = static_cast<double>(bytes_->done.load());
+    const auto total = static_cast<double>(bytes_->total.load());
     const double rate = done / std::chrono::duration<double>(Clock::now() - start_).count();
     const double part = done / total;
     const auto filled = static_cast<size_t>(20 * part);
@@ -53,7 +59,7 @@ class LoadProgress {
   const bool terminal_ = isatty(STDERR_FILENO) == 1;
   const Clock::time_point start_ = Clock::now();
   Clock::time_point last_ = start_;
-  std::atomic<int64_t> done_{0}, total_{0};
+  const std::shared_ptr<Bytes> bytes_ = std::make_shared<Bytes>();
 };
 
 }  // namespace fp4moe
