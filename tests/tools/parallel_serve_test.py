@@ -12,11 +12,12 @@ import time
 import unittest
 from urllib.parse import urlsplit
 
-from serve_process import Serve
+from serve_process import Serve, metrics
 
 BINARY, MODEL = sys.argv[1:3]
 LIMITS = ["--max-total-tokens", "512", "--max-running-requests", "8", "--self-test", "off"]
 DP = ["--tp", "4", "--ep-size", "4", "--dp", "4", "--enable-dp-attention", "--moe-a2a-backend", "deepep"]
+PLACED = [*DP, "--enable-eplb", "--ep-num-redundant-experts", "4"]  # experts move between the ranks
 DEADLINE = 3.0  # seconds that a rank waits for another
 PROMPTS = ["Tom has 3 apples and buys 4.", "a", "The answer is", "7 + 5 =", "1 2 3 4 5 6"]
 MPIRUN = shutil.which("mpirun")
@@ -40,26 +41,39 @@ class Ranks(Serve):
         self.finish()
 
 
-def generate(url, prompt, tokens=24, **more):
-    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}, **more}
+def post(url, path, body):
     with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
-        connection.request("POST", "/generate", json.dumps(body))
+        connection.request("POST", path, json.dumps(body))
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
 
 
+def generate(url, prompt, tokens=24, **more):
+    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}, **more}
+    return post(url, "/generate", body)
+
+
 def texts(url, prompts=PROMPTS):
-    """Generates for all prompts concurrently, so that they are spread over the groups."""
+    """Generates for all prompts concurrently, so that they are spread over the groups. Returns the texts and the
+    log-probabilities of their tokens."""
     answers = [None] * len(prompts)
 
     def ask(i):
-        answers[i] = generate(url, prompts[i])[1]["text"]
+        answer = generate(url, prompts[i], return_logprob=True, top_logprobs_num=4)[1]
+        answers[i] = [answer["text"], answer["meta_info"]["output_top_logprobs"]]
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     return answers
+
+
+def refused(url, path):
+    """The answer of a server that fails, or None if it ends the connection."""
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        return post(url, path, {})
+    return None
 
 
 def keep_busy(url):
@@ -142,6 +156,50 @@ class Parallel(unittest.TestCase):
             thread.join()
         self.assertTrue([line for line in serve.lines if "ranks 2 to 3" in line and "op " in line], serve.lines)
         self.check(2)
+
+    @needs_mpi
+    def test_rebalances_under_load_in_two_processes(self):
+        with Ranks(2, *PLACED, "--eplb-rebalance-num-iterations", "3") as serve:
+            for _ in range(3):
+                thread = threading.Thread(target=lambda: answers.extend(texts(serve.url)))
+                answers, moves = [], []
+                thread.start()
+                while thread.is_alive():
+                    status, moved = post(serve.url, "/rebalance_experts", {})
+                    self.assertEqual(status, 200, moved)
+                    moves.append(moved)
+                thread.join()
+                self.assertEqual(answers, self.alone)
+            now = metrics(serve.url)
+            self.assertGreater(now["eplb_rebalances_total"], len(moves))  # some were due by themselves
+            self.assertGreater(now["eplb_moved_experts_total"], 0)
+            self.assertGreater(now["eplb_moved_bytes_total"], 0)
+            self.assertEqual(now["eplb_rebalance_seconds_count"], now["eplb_rebalances_total"])
+            self.assertEqual((now["num_failed_requests_total"], now["num_aborted_requests_total"]), (0, 0))
+        self.assertEqual(serve.exit_code, 0)
+
+    @needs_mpi
+    def test_a_process_killed_during_a_rebalance_ends_the_job_by_name(self):
+        serve = Ranks(2, *PLACED, "--eplb-rebalance-num-iterations", "0")
+        serve.__enter__()
+        texts(serve.url)
+        pid = ranks_of(serve.process)[1]
+        os.kill(pid, signal.SIGSTOP)  # its ranks then take no part in the rebalance
+        moves = []
+        thread = threading.Thread(target=lambda: moves.append(refused(serve.url, "/rebalance_experts")))
+        thread.start()
+        time.sleep(0.5)
+        self.assertEqual(moves, [])
+        os.kill(pid, signal.SIGKILL)
+        killed = time.monotonic()
+        serve.finish()
+        thread.join()
+        self.assertLess(time.monotonic() - killed, DEADLINE + 1)
+        self.assertNotEqual(serve.exit_code, 0)
+        self.assertTrue([line for line in serve.lines if "ranks 2 to 3" in line], serve.lines)
+        status, answer = moves[0] or (503, {"error": {"message": "ranks 2 to 3"}})  # the job may end before the answer
+        self.assertEqual(status, 503)
+        self.assertIn("ranks 2 to 3", answer["error"]["message"])
 
     @needs_mpi
     def test_a_process_stopped_for_half_the_deadline_is_waited_for(self):
