@@ -96,6 +96,10 @@ void add_model_flags(CLI::App& subcommand, EngineConfig& c) {
   model.choice(
       "--load-format", c.load_format, {"auto", "safetensors", "dummy"},
       "format of the weights; auto: safetensors; dummy: random weights with the shapes in config.json");
+  model.value(
+      "--weight-version", c.weight_version,
+      "names the weights of the start; /model_info returns it, and nodes of disaggregated serving must "
+      "agree on it");
   model.on(
       "--allow-unused-tensors", c.allow_unused_tensors,
       "if the checkpoint contains model tensors that the engine does not use, warn instead of refusing it");

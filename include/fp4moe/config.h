@@ -20,9 +20,10 @@ struct EngineConfig {
   std::string model_path;  // folder with config.json and safetensors
   // auto (= safetensors) | safetensors | dummy (random weights in config.json's shapes; needs no other file)
   std::string load_format = "auto";
-  bool allow_unused_tensors = false;  // false: a model tensor that is not read is an error
-  std::string tokenizer_path;         // folder, tokenizer.json or tiktoken.model; empty: model_path
-  std::string chat_template;          // path of a Jinja template; empty: the checkpoint's template
+  std::string weight_version = "default";  // names the weights until an update; see WeightSource
+  bool allow_unused_tensors = false;       // false: a model tensor that is not read is an error
+  std::string tokenizer_path;              // folder, tokenizer.json or tiktoken.model; empty: model_path
+  std::string chat_template;               // path of a Jinja template; empty: the checkpoint's template
   // Names that requests may use, the first in responses; empty: the last component of model_path
   std::vector<std::string> served_model_name;
   // auto | mxfp4 | modelopt_fp4 | compressed-tensors; must match the checkpoint

@@ -69,16 +69,18 @@ Result<TextTools> load_text_tools(const EngineConfig& flags) {
 
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(TextTools text, std::unique_ptr<RankGroup> ranks)
-      : text_(std::move(text)), ranks_(std::move(ranks)) {}
+  // hello: of a node of disaggregated serving, or without facts.
+  EngineImpl(TextTools text, std::unique_ptr<RankGroup> ranks, KvHello hello)
+      : text_(std::move(text)), ranks_(std::move(ranks)), hello_(std::move(hello)) {}
 
-  Status start(const StepLoopOptions& options, ModelInfo info, bool with_grammars, double load_seconds) {
+  Status start(const StepLoopOptions& options, ModelInfo info, const EngineConfig& flags,
+               double load_seconds) {
     info_ = std::move(info);
-    source_.model_path = info_.path;
+    source_ = {info_.path, flags.weight_version};
     info_.max_bytes_per_token = text_.tokenizer.max_bytes_per_token();
     if (text_.chat_template) info_.chat_template = text_.chat_template->source();
     std::unique_ptr<GrammarCompiler> compiler;
-    if (with_grammars)
+    if (flags.grammar_backend != "none")
       compiler = make_grammar_compiler(text_.tokenizer, info_.vocab_size, info_.eos_token_ids);
     info_.has_grammars = compiler != nullptr;
     load_seconds_ = load_seconds;
@@ -86,9 +88,9 @@ class EngineImpl final : public Engine {
     return {};
   }
 
-  Status listen_for_decode_nodes(const EngineConfig& flags, const KvHello& hello, NodeLinkOptions link) {
+  Status listen_for_decode_nodes(const EngineConfig& flags, NodeLinkOptions link) {
     FP4MOE_ASSIGN_OR_RETURN(prefill_node_,
-                            PrefillNode::make(*loop_, hello, flags.disaggregation_bootstrap_host,
+                            PrefillNode::make(*loop_, hello_, flags.disaggregation_bootstrap_host,
                                               flags.disaggregation_bootstrap_port, std::move(link)));
     info_.disaggregation_bootstrap_port = prefill_node_->port();
     return {};
@@ -145,28 +147,56 @@ class EngineImpl final : public Engine {
   }
 
  private:
+  Result<KvHello> hello_of(const WeightSource& source) const;
+  void announce(KvHello hello, const WeightSource& source);
+
   TextTools text_;
   std::unique_ptr<RankGroup> ranks_;
   mutable std::mutex ranks_mutex_;  // while weights are replaced, and for reading what they contain
   mutable std::mutex source_mutex_;
   WeightSource source_;
+  const KvHello hello_;  // of the weights at start
   ModelInfo info_;
   double load_seconds_ = 0;
   std::unique_ptr<StepLoop> loop_;             // borrows the members above
   std::unique_ptr<PrefillNode> prefill_node_;  // last: borrows the loop
 };
 
+// Returns the hello of a node with these weights, which need another version than the present ones; without
+// facts if the engine is not a node.
+Result<KvHello> EngineImpl::hello_of(const WeightSource& source) const {
+  if (hello_.facts.empty()) return hello_;
+  FP4MOE_RETURN_IF_ERROR(check_weight_version(source.version));
+  if (source.version == weight_source().version)
+    return invalid_argument(
+        "weight_version is \"" + source.version +
+        "\", that of the present weights; nodes of disaggregated serving tell weights apart "
+        "by it: send another one, the same to each node");
+  FP4MOE_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::open(source.model_path));
+  KvHello hello = hello_;
+  set_weights(hello, checkpoint, source.version);
+  return hello;
+}
+
+// Called on the loop's thread when the weights have been replaced, before it computes anything with them. The
+// connections with the old hello end.
+void EngineImpl::announce(KvHello hello, const WeightSource& source) {
+  if (prefill_node_ != nullptr)
+    prefill_node_->set_hello(
+        std::move(hello), unavailable("the weights of this node were updated to version " + source.version));
+  else if (!hello.facts.empty())
+    loop_->set_hello(std::move(hello));
+}
+
 // Compares the form of the checkpoints on the caller's thread first, while requests run on.
 Result<int64_t> EngineImpl::update_weights(const WeightSource& source, bool aborts) {
-  if (info_.disaggregation_mode != "null")
-    return unsupported("--disaggregation-mode " + info_.disaggregation_mode +
-                       ": the weights of a node are not updated, because its peers hold pages computed with "
-                       "them");
+  FP4MOE_ASSIGN_OR_RETURN(const KvHello hello, hello_of(source));
   FP4MOE_RETURN_IF_ERROR(ranks_->check_reload(source.model_path));
   const auto started = std::chrono::steady_clock::now();
-  const auto reload = [this, source]() -> Status {
+  const auto reload = [this, source, hello]() -> Status {
     std::lock_guard lock(ranks_mutex_);
     FP4MOE_RETURN_IF_ERROR(ranks_->reload(source.model_path));
+    announce(hello, source);
     std::lock_guard source_lock(source_mutex_);
     source_ = source;
     return {};
@@ -277,6 +307,7 @@ Status test_experts(const Prepared& prepared) {
 Status check_disaggregation(const ModelPlan& plan) {
   const std::string& mode = plan.flags.disaggregation_mode;
   if (mode == "null") return {};
+  FP4MOE_RETURN_IF_ERROR(check_weight_version(plan.flags.weight_version));
   if (plan.device() == DeviceKind::kCuda && plan.moe.problem().layout.tp > 1 && !is_on_trial("gpu-nodes"))
     return unsupported("--disaggregation-mode " + mode +
                        " does not support several ranks on GPUs; nearest legal choice: --tp 1");
@@ -390,10 +421,9 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .hello = flags.disaggregation_mode == "decode" ? hello : KvHello(),
       .link = link,
   };
-  auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks));
-  const bool with_grammars = flags.grammar_backend != "none";
-  FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), with_grammars, load_time.count()));
-  if (is_prefill) FP4MOE_RETURN_IF_ERROR(engine->listen_for_decode_nodes(flags, hello, link));
+  auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks), hello);
+  FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), flags, load_time.count()));
+  if (is_prefill) FP4MOE_RETURN_IF_ERROR(engine->listen_for_decode_nodes(flags, link));
   return std::unique_ptr<Engine>(std::move(engine));
 }
 

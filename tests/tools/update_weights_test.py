@@ -17,7 +17,8 @@ import threading
 import unittest
 from urllib.parse import urlsplit
 
-from serve_process import Serve, exit_without_gpu, metrics, num_gpus
+from pd_nodes import Node, Router
+from serve_process import Serve, eventually, exit_without_gpu, metrics, num_gpus
 from tiny_model import TinyModel
 
 BINARY = os.path.abspath(sys.argv[1])
@@ -72,7 +73,9 @@ def needs_two_gpus(test):
         test.skipTest("needs 2 GPUs")
 
 
-class UpdateWeights(unittest.TestCase):
+class Checkpoints(unittest.TestCase):
+    """Two checkpoints of one form."""
+
     def setUp(self):
         base = tempfile.TemporaryDirectory()
         self.addCleanup(base.cleanup)
@@ -96,6 +99,8 @@ class UpdateWeights(unittest.TestCase):
         with self.serve(folder, *flags, launcher=launcher) as serve:
             return [generate(serve, i) for i in range(STREAMS)]
 
+
+class UpdateWeights(Checkpoints):
     def check_swaps(self, *flags, launcher=(), swaps=SWAPS):
         fresh = {folder: self.fresh(folder, flags, launcher) for folder in (self.a, self.b)}
         self.assertNotEqual(fresh[self.a], fresh[self.b])
@@ -224,6 +229,83 @@ class UpdateWeights(unittest.TestCase):
             status, answer = self.update(serve, self.b, **neutral)
             self.assertEqual((status, answer["num_paused_requests"]), (200, 0), answer)
             self.assertEqual(call(serve, "/v1/models")[1]["data"][0]["root"], self.b)
+
+
+class UpdateNodes(Checkpoints):
+    """A prefill node and a decode node are updated one after the other. Pages of one version never reach a node of another
+    one: requests meanwhile end with an error that names the versions."""
+
+    def node(self, role, folder, *more):
+        return Node(BINARY, role, folder, *PLACE, *FLAGS, *more)
+
+    def ask(self, router, i):
+        """The ids for prompt i, or None after an error that names the cause."""
+        body = {"input_ids": prompt(i), "sampling_params": {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}}
+        status, answer = call(router, "/generate", body)
+        if status == 200:
+            return answer["output_ids"]
+        message = answer["error"]["message"]
+        self.assertEqual(status, 503, message)
+        self.assertRegex(message, r"weight version is \S+ on the prefill node and \S+ on the decode node|"
+                         r"the weights of this node were updated to version \S+|updated its weights meanwhile|closed")
+        return None
+
+    def check_nodes(self, *flags, updates=6):
+        fresh = {folder: self.fresh(folder, flags) for folder in (self.a, self.b)}
+        ended, seen = threading.Event(), {folder: 0 for folder in fresh}
+
+        def stream(i):
+            while not ended.is_set():
+                ids = self.ask(router, i)
+                source = [folder for folder in fresh if fresh[folder][i] == ids]
+                self.assertTrue(source or ids is None, f"prompt {i} gave {ids}, not {[fresh[f][i] for f in fresh]}")
+                for folder in source:
+                    seen[folder] += 1
+
+        with self.node("prefill", self.a, *flags) as p, self.node("decode", self.a, *flags) as d, \
+                Router(BINARY, [p], [d]) as router, concurrent.futures.ThreadPoolExecutor(STREAMS) as pool:
+            streams = [pool.submit(stream, i) for i in range(STREAMS)]
+            try:
+                for n in range(updates):
+                    folder, order = (self.b, self.a)[n % 2], [(p, d), (d, p)][n // 2 % 2]
+                    for node in order:
+                        status, answer = self.update(node, folder, weight_version=f"v{n}")
+                        self.assertEqual(status, 200, answer)
+                        self.assertIsNone(self.ask(router, n)) if node is order[0] else None
+                    # A connection that began before the update may still fail.
+                    self.assertTrue(eventually(lambda: self.ask(router, n) == fresh[folder][n]))
+                    before = seen[folder]
+                    self.assertTrue(eventually(lambda: seen[folder] > before + 4))
+            finally:
+                ended.set()
+                for future in streams:
+                    future.result()
+            self.assertEqual([self.ask(router, i) for i in range(STREAMS)], fresh[folder])
+            self.assertTrue(eventually(p.is_empty))
+            self.assertTrue(eventually(d.is_empty))
+        self.assertTrue(all(seen.values()), seen)
+
+    def test_nodes(self):
+        self.make()
+        self.check_nodes()
+
+    def test_nodes_with_a_draft_model_of_the_checkpoint(self):
+        self.make("deepseek-v3-tiny", "modelopt", "--num-nextn-predict-layers", "1")
+        self.check_nodes("--speculative-algorithm", "NEXTN", updates=4)
+
+    def test_refusals(self):
+        self.make()
+        with self.node("prefill", self.a, "--weight-version", "old") as p, \
+                self.node("decode", self.a, "--weight-version", "old") as d, Router(BINARY, [p], [d]) as router:
+            before = self.ask(router, 0)
+            for node in (p, d):
+                self.assertEqual(call(node, "/model_info")[1]["weight_version"], "old")
+                for more in ({}, {"weight_version": "old"}, {"weight_version": ""}, {"weight_version": "n\u00e9w"}):
+                    status, answer = self.update(node, self.b, **more)
+                    self.assertEqual(status, 400, answer)
+                    self.assertIn("weight", answer["message"])
+                self.assertEqual(self.update(node, self.path("absent"), weight_version="new")[0], 400)
+            self.assertEqual(self.ask(router, 0), before)
 
 
 class Damaged:

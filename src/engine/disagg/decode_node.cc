@@ -115,6 +115,12 @@ Status DecodeNode::make_room_for_peer() {
   return {};
 }
 
+void DecodeNode::set_hello(KvHello hello) {
+  rooms_.clear();
+  peers_.clear();
+  options_.hello = std::move(hello);
+}
+
 void DecodeNode::take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first) {
   if (const auto found = rooms_.find(room); found != rooms_.end())
     found->second->take(room, std::move(pages), first);

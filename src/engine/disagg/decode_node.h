@@ -37,7 +37,7 @@ struct DecodeNodeOptions {
 // failure. Keeps at most options.link.max_connections prefill nodes. A new node replaces one whose connection
 // has failed, or the one that has had no rooms for longest; if all have rooms, its request is refused. Nodes
 // without rooms for kIdleSeconds are dropped at the next request.
-// Call ask(), take() and release() from one thread; check() is thread-safe.
+// Call ask(), take(), release() and set_hello() from one thread; check() is thread-safe.
 class DecodeNode {
  public:
   static constexpr double kIdleSeconds = 600;
@@ -58,6 +58,8 @@ class DecodeNode {
   void take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
   // Ends the room: no further events except those already queued. No effect if it is already released.
   void release(uint64_t room);
+  // Ends all connections and rooms; later requests connect with this hello.
+  void set_hello(KvHello hello);
 
   KvTrafficTotals traffic() const { return traffic_.totals(); }
   int num_peers() const { return static_cast<int>(peers_.size()); }  // call on ask()'s thread
@@ -71,7 +73,7 @@ class DecodeNode {
   Status enter(uint64_t room, const Request& request);
   Result<std::unique_ptr<Peer>> make_peer(const std::string& name, const NodeAddress& address);
 
-  const DecodeNodeOptions options_;
+  DecodeNodeOptions options_;  // the hello changes only while there are no peers
   const std::function<void(KvEvent)> on_event_;
   LogLimit log_limit_;
   KvTraffic traffic_;

@@ -5,10 +5,14 @@
 #include <string>
 
 #include "base/hash.h"
+#include "base/printable.h"
 #include "model/plan_draft.h"
 
 namespace fp4moe {
 namespace {
+
+constexpr const char* kWeightVersion = "weight version";
+constexpr const char* kFingerprint = "checkpoint fingerprint";
 
 // The fingerprint is equal on all machines with the same files, whatever their paths. Only some tensors'
 // bytes are sampled: reading all of them would take as long as loading.
@@ -55,7 +59,8 @@ KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, cons
   KvHello hello = {
       .facts = {{"protocol", std::to_string(kKvProtocol)},
                 {"model", config.architecture},
-                {"checkpoint fingerprint", fingerprint(checkpoint)},
+                {kWeightVersion, plan.flags.weight_version},
+                {kFingerprint, fingerprint(checkpoint)},
                 {"KV type", dtype_name(plan.kv_dtype)},
                 {"--speculative-algorithm", shares_draft ? drafter_text(*plan.draft, draft) : "none"},
                 {"KV bytes of a token", std::to_string(executor.kv_token_bytes())},
@@ -67,6 +72,21 @@ KvHello make_hello(const Checkpoint& checkpoint, const ModelConfig& config, cons
   if (config.has_state())
     hello.facts.emplace_back("state of a sequence", state_text(config, executor.state_bytes()));
   return hello;
+}
+
+Status check_weight_version(const std::string& version) {
+  const bool is_printable = std::ranges::all_of(version, [](char c) { return c >= ' ' && c <= '~'; });
+  if (is_printable && !version.empty() && version.size() <= 64) return {};
+  return invalid_argument(
+      "weight version \"" + printable(version, 64) + "\" of " + std::to_string(version.size()) +
+      " bytes: the nodes of disaggregated serving need 1 to 64 printable ASCII characters");
+}
+
+void set_weights(KvHello& hello, const Checkpoint& checkpoint, const std::string& version) {
+  for (auto& [name, value] : hello.facts) {
+    if (name == kWeightVersion) value = version;
+    if (name == kFingerprint) value = fingerprint(checkpoint);
+  }
 }
 
 }  // namespace fp4moe

@@ -38,6 +38,11 @@ void PrefillNode::Connection::shut_down() {
   socket_->shut_down();
 }
 
+void PrefillNode::Connection::end(const Status& reason) {
+  if (state_.load() != State::kOpen) return shut_down();
+  post(KvFrameType::kFailed, 0, encode_failure(reason));
+}
+
 bool PrefillNode::Connection::open() {
   State expected = State::kGreeting;
   return state_.compare_exchange_strong(expected, State::kOpen);
@@ -78,8 +83,10 @@ void PrefillNode::Connection::run() noexcept {
 Status PrefillNode::Connection::converse() {
   const auto end_by = Clock::now() + std::chrono::duration_cast<Clock::duration>(
                                          std::chrono::duration<double>(node_.options_.timeout_seconds));
-  FP4MOE_RETURN_IF_ERROR(greet_decode_node(*socket_, {epoch_, node_.hello_.facts}, *node_.options_.secret,
-                                           end_by, [this] { return node_.admit(*this); }));
+  KvHello hello{.epoch = epoch_};
+  const uint64_t num_hellos = node_.hello_of_connection(hello);
+  FP4MOE_RETURN_IF_ERROR(greet_decode_node(*socket_, hello, *node_.options_.secret, end_by,
+                                           [&] { return node_.admit(*this, num_hellos); }));
   node_.log(LogLevel::kInfo, "decode node " + peer_ + " is connected");
   sending_ = std::thread([this] { sender_.run(*socket_, epoch_); });
   for (;;) {

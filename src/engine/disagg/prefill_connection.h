@@ -25,6 +25,9 @@ class PrefillNode::Connection : public std::enable_shared_from_this<Connection> 
   void start();  // throws std::system_error if no thread can be created
   // Starts to end the connection. In kEnding it counts only towards the limit on threads.
   void shut_down();
+  // Sends the reason behind all frames posted so far; the decode node then closes the connection. Without an
+  // open connection, works like shut_down(). Not while open() may be called.
+  void end(const Status& reason);
   void join() { thread_.join(); }
   State state() const { return state_.load(); }
   // kGreeting -> kOpen. Returns false if the connection is ending.

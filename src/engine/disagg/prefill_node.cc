@@ -14,7 +14,7 @@
 namespace fp4moe {
 
 PrefillNode::PrefillNode(StepLoop& loop, KvHello hello, NodeLinkOptions options)
-    : loop_(loop), hello_(std::move(hello)), options_(std::move(options)) {}
+    : loop_(loop), options_(std::move(options)), hello_(std::move(hello)) {}
 
 Result<std::unique_ptr<PrefillNode>> PrefillNode::make(StepLoop& loop, KvHello hello, const std::string& host,
                                                        int port, NodeLinkOptions options) {
@@ -110,9 +110,24 @@ void PrefillNode::end_oldest_greeting() {
   if (oldest != connections_.end()) (*oldest)->shut_down();
 }
 
-// Called on the connection's thread after its hello.
-Status PrefillNode::admit(Connection& connection) {
+void PrefillNode::set_hello(KvHello hello, const Status& reason) {
   std::lock_guard lock(mutex_);
+  hello_ = std::move(hello);
+  ++num_hellos_;
+  for (const auto& connection : connections_) connection->end(reason);
+}
+
+// Copies the present facts to `hello`; returns their number for admit().
+uint64_t PrefillNode::hello_of_connection(KvHello& hello) const {
+  std::lock_guard lock(mutex_);
+  hello.facts = hello_.facts;
+  return num_hellos_;
+}
+
+// Called on the connection's thread after its hello, the one with number `num_hellos`.
+Status PrefillNode::admit(Connection& connection, uint64_t num_hellos) {
+  std::lock_guard lock(mutex_);
+  if (num_hellos != num_hellos_) return unavailable("this prefill node has updated its weights meanwhile");
   const auto is_open = [](const auto& c) { return c->state() == Connection::State::kOpen; };
   if (std::ranges::count_if(connections_, is_open) >= options_.max_connections) {
     Connection* idlest = nullptr;

@@ -46,6 +46,10 @@ class PrefillNode {
                                                    int port, NodeLinkOptions options = {});
   ~PrefillNode();
 
+  // Later connections greet with this hello. Open ones end: their decode nodes get `reason`, and nothing that
+  // is computed after this call.
+  void set_hello(KvHello hello, const Status& reason);
+
   int port() const { return listener_.port(); }
   KvTrafficTotals traffic() const { return traffic_.totals(); }
   // Connections whose threads have not ended.
@@ -60,11 +64,11 @@ class PrefillNode {
   void reap();
   size_t num_greeting() const;
   void end_oldest_greeting();
-  Status admit(Connection& connection);
+  uint64_t hello_of_connection(KvHello& hello) const;
+  Status admit(Connection& connection, uint64_t num_hellos);
   void log(LogLevel level, const std::string& line) { log_limit_.log(level, "disaggregation: " + line); }
 
   StepLoop& loop_;
-  const KvHello hello_;
   const NodeLinkOptions options_;
   const std::shared_ptr<ByteBudget> budget_ = ByteBudget::make(kMessageBytes);
   KvListener listener_;
@@ -72,6 +76,8 @@ class PrefillNode {
   KvTraffic traffic_;
   std::chrono::steady_clock::time_point accepts_from_;  // end of the last connection's accept interval
   mutable std::mutex mutex_;
+  KvHello hello_;
+  uint64_t num_hellos_ = 0;                               // by set_hello()
   std::vector<std::shared_ptr<Connection>> connections_;  // oldest first
   std::thread thread_;
 };

@@ -41,6 +41,8 @@ class RemotePrefill {
   // Call after planning, for every scheduled sequence. Returns true if the sequence can decode now.
   Result<bool> fetch_pages(Sequence& sequence, DpScheduler& scheduler);
   void leave_room(Sequence& sequence);
+  // Call while no sequence has a room; works like DecodeNode::set_hello().
+  void set_hello(KvHello hello) { node_.set_hello(std::move(hello)); }
   KvTrafficTotals traffic() const { return node_.traffic(); }
 
  private:

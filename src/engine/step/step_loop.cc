@@ -194,14 +194,21 @@ void StepLoop::run_idle_task(IdleTask& task) {
   if (status.ok()) scheduler_.flush();
   if (!failure.ok()) inbox_.fail(failure);
   const int64_t num_waited = std::ssize(pending_);
-  for (const auto& sequence : pending_) sequence->awaits_idle_task = false;
+  listed_.clear();
+  for (const auto& sequence : pending_) {
+    sequence->awaits_idle_task = false;
+    listed_.push_back(sequence.get());
+  }
+  if (failure.ok())
+    for (Sequence* sequence : listed_) request_prompt(*sequence);  // removes those that fail
   schedule_ready(/*all=*/!failure.ok());
   if (!failure.ok()) end_all({.finish_reason = FinishReason::kError, .error = failure.message()});
   publish();
   inbox_.end_idle_task(failure.ok() ? status : failure, num_waited);
 }
 
-// Adds the moves to the totals and publishes them. Requests wait meanwhile. The pages and the rows in flight do not depend on where experts are.
+// Adds the moves to the totals and publishes them. Requests wait meanwhile. The pages and the rows in flight
+// do not depend on where experts are.
 Result<ExpertMoves> StepLoop::rebalance() {
   watchdog_.enter("moving experts");
   steps_since_rebalance_ = 0;
@@ -367,6 +374,11 @@ void StepLoop::fail_step(const std::string& error) {
 void StepLoop::add_pending(std::unique_ptr<Sequence> owned) {
   Sequence& sequence = *pending_.emplace_back(std::move(owned));
   has_timeouts_ = has_timeouts_ || sequence.request.timeout_seconds > 0;
+  if (!sequence.awaits_idle_task) request_prompt(sequence);
+}
+
+// Requests the prompt from its prefill node, if it has one.
+void StepLoop::request_prompt(Sequence& sequence) {
   if (sequence.disagg.prefill_node.empty()) return;
   if (const Status status = remote_prefill_->request(sequence); !status.ok())
     delivery_.fail(*find(sequence.id), status);

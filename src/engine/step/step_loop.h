@@ -67,6 +67,8 @@ class StepLoop {
   Result<int64_t> update_weights(std::function<Status()> update, bool aborts) {
     return inbox_.run_when_idle(std::move(update), aborts);
   }
+  // Decode engine: the facts that prefill nodes must match from now on. Only `update` may call it.
+  void set_hello(KvHello hello) { remote_prefill_->set_hello(std::move(hello)); }
   Result<ExpertMoves> rebalance_experts() { return inbox_.rebalance_experts(); }
   void drain(double timeout_seconds) { inbox_.drain(timeout_seconds); }
   EngineStats stats() const { return inbox_.stats(); }
@@ -83,6 +85,7 @@ class StepLoop {
   void take_idle_task(IdleTask& task);
   void run_idle_task(IdleTask& task);
   void add_pending(std::unique_ptr<Sequence> sequence);
+  void request_prompt(Sequence& sequence);
   void take_event(KvEvent event);
   void schedule_ready(bool all);
   void schedule(std::unique_ptr<Sequence> sequence);

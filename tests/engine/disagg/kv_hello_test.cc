@@ -55,5 +55,36 @@ TEST(KvHello, NamesTheShapeOfAState) {
     }
 }
 
+TEST(KvHello, TellsWeightsApart) {
+  const TempFolder folder;
+  MakeTinyOptions options = small_model("gpt-oss-tiny");
+  for (const std::string name : {"a", "b"}) {
+    options.seed = static_cast<uint64_t>(name[0]);
+    ASSERT_TRUE(is_ok(make_tiny(folder.file(name), options)));
+  }
+  const auto config = load_model_config(folder.file("a"));
+  const auto a = Checkpoint::open(folder.file("a")), b = Checkpoint::open(folder.file("b"));
+  ASSERT_TRUE(config.ok() && a.ok() && b.ok());
+  FakeModel model(*config, hashed_logits);
+  const auto hello_of = [&](const Checkpoint& checkpoint, const std::string& version) {
+    EngineConfig flags;
+    flags.weight_version = version;
+    const FakeExecutor executor(model, {});
+    return make_hello(checkpoint, *config, plan_model(*config, flags).value(), executor, nullptr);
+  };
+  KvHello hello = hello_of(*a, "default");
+  set_weights(hello, *b, "2");
+  EXPECT_EQ(hello.facts, hello_of(*b, "2").facts);
+  EXPECT_EQ(compare_hello(hello_of(*a, "default"), hello).message(),
+            "weight version is default on the prefill node and 2 on the decode node; they must be the same");
+  EXPECT_NE(compare_hello(hello_of(*a, "2"), hello).message().find("checkpoint fingerprint is"),
+            std::string::npos);
+  for (const std::string& version : {std::string("step 5"), std::string(64, '~')})
+    EXPECT_TRUE(is_ok(check_weight_version(version)));
+  for (const std::string& version :
+       {std::string(), std::string(65, 'a'), std::string("a\n"), std::string("\xff"), std::string("é")})
+    EXPECT_EQ(check_weight_version(version).code(), StatusCode::kInvalidArgument) << version;
+}
+
 }  // namespace
 }  // namespace fp4moe

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 #include <thread>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/conversations.h"
 #include "engine/fake_grammar.h"
 #include "engine/test_nodes.h"
 #include "engine/test_peer.h"
@@ -359,6 +361,73 @@ TEST(StepLoopNodes, NodesThatDoNotFitRefuseEachOther) {
     request.prefill_node = place;
     EXPECT_EQ((*nodes.decode)->submit(request, {}).status().code(), StatusCode::kInvalidArgument) << place;
   }
+}
+
+KvHello hello_with_version(const std::string& version) {
+  KvHello hello = kHello;
+  hello.facts.emplace_back("weight version", version);
+  return hello;
+}
+
+// A prompt that arrives while a decode engine waits to update its weights is sent after the update.
+TEST(StepLoopNodes, NodesWithOtherWeightsRefuseEachOther) {
+  Nodes nodes({}, {}, hashed_logits, {}, [](const Batch&) { std::this_thread::sleep_for(10ms); });
+  Collector running, waiting;
+  ASSERT_TRUE(nodes.submit(prompt_of(9), exactly(100), running).ok());
+  ASSERT_TRUE(eventually([&] { return (*nodes.decode)->stats().generation_tokens_total > 0; }));
+  const auto update_decode = [&]() -> Status {
+    (*nodes.decode)->set_hello(hello_with_version("2"));
+    return {};
+  };
+  auto updated =
+      std::async(std::launch::async, [&] { return (*nodes.decode)->update_weights(update_decode, false); });
+  std::this_thread::sleep_for(100ms);
+  ASSERT_TRUE(nodes.submit(prompt_of(5), greedy(4), waiting).ok());
+  std::this_thread::sleep_for(100ms);
+  EXPECT_EQ((*nodes.prefill)->stats().num_prompts_total, 1);
+  EXPECT_EQ(running.wait().token_ids, expected_greedy(prompt_of(9), 100));
+  EXPECT_TRUE(updated.get().ok());
+  const std::string refusal = " on the prefill node and 2 on the decode node";
+  EXPECT_NE(waiting.wait().last.error.find(refusal), std::string::npos) << waiting.wait().last.error;
+  EXPECT_EQ(waiting.wait().last.error_code, StatusCode::kUnavailable);
+  EXPECT_EQ((*nodes.prefill)->stats().num_prompts_total, 1);
+
+  const auto update_prefill = [&]() -> Status {
+    nodes.node->set_hello(hello_with_version("2"), unavailable("updated"));
+    return {};
+  };
+  EXPECT_TRUE((*nodes.prefill)->update_weights(update_prefill, false).ok());
+  EXPECT_EQ(nodes.run(prompt_of(9), greedy(20)).token_ids, expected_greedy(prompt_of(9), 20));
+  EXPECT_TRUE(nodes.decode_is_empty());
+  EXPECT_TRUE(nodes.prefill_is_empty());
+}
+
+TEST(StepLoopNodes, APromptThatWaitsForNewWeightsFailsByName) {
+  Nodes nodes;
+  EXPECT_EQ(nodes.run(prompt_of(9), greedy(20)).token_ids, expected_greedy(prompt_of(9), 20));
+  std::promise<void> may_update;
+  std::atomic<bool> is_updating{false};
+  const auto update = [&]() -> Status {
+    is_updating = true;
+    may_update.get_future().wait();
+    nodes.node->set_hello(hello_with_version("2"), unavailable("new weights"));
+    return {};
+  };
+  auto updated =
+      std::async(std::launch::async, [&] { return (*nodes.prefill)->update_weights(update, false); });
+  ASSERT_TRUE(eventually([&] { return is_updating.load(); }));
+  Collector waiting;
+  ASSERT_TRUE(nodes.submit(prompt_of(5), greedy(4), waiting).ok());
+  ASSERT_TRUE(eventually([&] { return (*nodes.prefill)->stats().num_queue_reqs == 1; }));
+  may_update.set_value();
+  EXPECT_TRUE(updated.get().ok());
+  EXPECT_EQ(waiting.wait().last.error, "prefill node " + nodes.address() + ": new weights");
+  EXPECT_TRUE(waiting.wait().token_ids.empty());
+  const Answer refused = nodes.run(prompt_of(9), greedy(20));
+  EXPECT_NE(refused.last.error.find("weight version is 2 on the prefill node and "), std::string::npos)
+      << refused.last.error;
+  EXPECT_TRUE(nodes.prefill_is_empty());
+  EXPECT_TRUE(nodes.decode_is_empty());
 }
 
 // Errors from the prefill engine reach the client with the node's name.
