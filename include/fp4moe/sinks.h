@@ -14,7 +14,7 @@ enum class LogLevel { kDebug, kInfo, kWarning, kError };
 // Receives every log line of the library. Called from any thread, one call at a time.
 using LogSink = std::function<void(LogLevel, const std::string&)>;
 
-// Loading progress, in bytes of weights. Called from the loading thread.
+// Loading progress, in bytes of weights. Called from the loading thread, also by Engine::update_weights().
 using ProgressSink = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
 // Returns at most max_tokens ids in the vocabulary that may follow token_ids, which are a request's prompt
