@@ -52,6 +52,18 @@ class Drafting {
   std::unique_ptr<TestLoop> loop_;
 };
 
+inline void expect_equal(const Answer& actual, const Answer& expected, const std::string& what) {
+  EXPECT_EQ(actual.token_ids, expected.token_ids) << what;
+  EXPECT_EQ(actual.text, expected.text) << what;
+  EXPECT_EQ(actual.reason(), expected.reason()) << what;
+  EXPECT_EQ(actual.last.completion_tokens, expected.last.completion_tokens) << what;
+  EXPECT_EQ(actual.last.matched_stop, expected.last.matched_stop) << what;
+  EXPECT_EQ(actual.last.matched_stop_token, expected.last.matched_stop_token) << what;
+  ASSERT_EQ(actual.logprobs.size(), expected.logprobs.size()) << what;
+  for (size_t i = 0; i < expected.logprobs.size(); ++i)
+    EXPECT_EQ(actual.logprobs[i].chosen.logprob, expected.logprobs[i].chosen.logprob) << what << ", " << i;
+}
+
 inline SamplingParams endless(int64_t num_tokens) {
   return {.temperature = 0, .max_new_tokens = num_tokens, .ignore_eos = true};
 }

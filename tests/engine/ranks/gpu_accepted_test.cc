@@ -10,13 +10,9 @@
 
 #include "device/device.h"
 #include "device/device_info.h"
+#include "engine/drafting_loop.h"
 #include "engine/ranks/draft_layouts.h"
-#include "engine/ranks/growing.h"
-#include "engine/startup/draft_checkpoint.h"
-#include "engine/step/step_loop.h"
-#include "engine/test_loop.h"
-#include "engine/trained_drafts.h"
-#include "model/plan_draft.h"
+#include "engine/ranks/trained_ranks.h"
 
 namespace fp4moe {
 namespace {
@@ -32,38 +28,26 @@ constexpr int64_t kRequests = 8, kPrompt = 64, kTokens = 64;
 // A step loop over the ranks of a demo checkpoint with its draft model.
 class TrainedLoop {
  public:
-  TrainedLoop(const TrainedDraft& drafter, EngineConfig flags, bool accepts)
-      : tokenizer_(Tokenizer::load(models() + "/" + drafter.model + "/tokenizer.json").value()) {
-    flags = with_trained_drafts(std::move(flags), drafter);
-    flags.model_path = models() + "/" + drafter.model;
-    if (!flags.speculative_draft_model_path.empty())
-      flags.speculative_draft_model_path = models() + "/" + drafter.draft;
-    const ModelConfig config = load_model_config(flags.model_path).value();
-    ModelPlan plan = plan_model(config, flags).value();
-    plan.draft = plan_draft(config, plan).value();
-    const Checkpoint target = Checkpoint::open(flags.model_path).value();
-    const std::optional<Checkpoint> draft = open_draft(plan.draft.get(), config, "auto").value();
-    const int64_t num_rows = kRequests * rows_per_request(plan.flags), dp = plan.moe.problem().layout.dp;
-    const RankGroupOptions options{.max_batch_tokens = kPrompt + num_rows,
-                                   .max_logit_rows = dp * num_rows,
-                                   .num_kv_pages = 64,
-                                   .accepts_drafts = accepts};
-    auto made = RankGroup::make(target, config, plan, plan.flags, options, draft ? &*draft : nullptr);
-    if (!made.ok()) throw std::runtime_error(made.status().to_string());
-    ranks_ = std::move(*made);
-    EXPECT_EQ(ranks_->accepts_drafts(), accepts);
-    const StepLoopOptions loop_options{
-        .scheduler = {.max_running_requests = dp * kRequests,
+  TrainedLoop(const TrainedDraft& drafter, const EngineConfig& flags, bool accepts)
+      : tokenizer_(Tokenizer::load(models() + "/" + drafter.model + "/tokenizer.json").value()),
+        made_(drafter, flags,
+              {.max_batch_tokens = 2 * kPrompt,
+               .max_logit_rows = kRequests,
+               .num_kv_pages = 64,
+               .accepts_drafts = accepts}) {
+    RankGroup& ranks = *made_.ranks;
+    EXPECT_EQ(ranks.accepts_drafts(), accepts);
+    const StepLoopOptions options{
+        .scheduler = {.max_running_requests = ranks.num_groups() * kRequests,
                       .chunked_prefill_size = kPrompt,
-                      .max_prefill_tokens = dp * kPrompt,
+                      .max_prefill_tokens = ranks.num_groups() * kPrompt,
                       .reuses_prefixes = true},
-        .context_length = std::min<int64_t>(64 * ranks_->page_size(), 4 * (kPrompt + kTokens)),
+        .context_length = std::min<int64_t>(64 * ranks.page_size(), 4 * (kPrompt + kTokens)),
         .max_queued_requests = 100,
         .random_seed = 1,
-        .max_model_drafts = rows_per_request(plan.flags) - 1};
-    loop_ = StepLoop::make(*ranks_, tokenizer_, loop_options).value();
+        .max_model_drafts = made_.num_rows - 1};
+    loop_ = StepLoop::make(ranks, tokenizer_, options).value();
   }
-  ~TrainedLoop() { loop_.reset(); }
 
   // Runs all examples at the same time: greedily, but for `num_sampled` of them, and of different lengths.
   std::vector<Answer> run(const std::vector<std::vector<int32_t>>& prompts, size_t num_sampled) {
@@ -73,7 +57,7 @@ class TrainedLoop {
       request.sampling = {.temperature = i < num_sampled ? 0.7f : 0.0f,
                           .seed = i,
                           .max_new_tokens = kTokens - 3 * static_cast<int64_t>(i),
-                          .top_logprobs = 1};
+                          .top_logprobs = num_sampled > 0 ? 1 : -1};
       const auto id = loop_->submit(std::move(request), collectors[i].callback());
       if (!id.ok()) throw std::runtime_error(id.status().to_string());
     }
@@ -92,7 +76,7 @@ class TrainedLoop {
 
  private:
   Tokenizer tokenizer_;
-  std::unique_ptr<RankGroup> ranks_;
+  TrainedRanks made_;
   std::unique_ptr<StepLoop> loop_;
 };
 
@@ -107,27 +91,13 @@ EngineConfig on_gpu(bool graphs, const DraftLayout& layout) {
 
 bool has_ranks(const DraftLayout& layout) { return device_info(gpu_of_rank(layout.tp - 1)).ok(); }
 
-void expect_equal(const std::vector<Answer>& actual, const std::vector<Answer>& expected,
-                  const std::string& what) {
-  ASSERT_EQ(actual.size(), expected.size());
-  for (size_t i = 0; i < actual.size(); ++i) {
-    EXPECT_EQ(actual[i].token_ids, expected[i].token_ids) << what << ", request " << i;
-    EXPECT_EQ(actual[i].reason(), expected[i].reason()) << what << ", request " << i;
-    ASSERT_EQ(actual[i].logprobs.size(), expected[i].logprobs.size()) << what << ", request " << i;
-    for (size_t t = 0; t < actual[i].logprobs.size(); ++t)
-      EXPECT_EQ(actual[i].logprobs[t].chosen.logprob, expected[i].logprobs[t].chosen.logprob)
-          << what << ", request " << i << ", token " << t;
-  }
-}
-
 class GpuAcceptedDrafts : public testing::TestWithParam<TrainedDraft> {};
 INSTANTIATE_TEST_SUITE_P(Demos, GpuAcceptedDrafts, testing::ValuesIn(kTrainedDrafts), trained_name);
 
 // One rank, groups of one rank and of two, and groups that share requests unevenly.
 constexpr DraftLayout kLayouts[] = {{1, 1, 1}, {2, 1, 1}, {2, 1, 2}, {4, 4, 2, "deepep"}};
 
-// At first one alone, so that nothing but its own rows moves; then all requests, greedily and with some
-// drawn.
+// One request alone; then all, greedily; then all with log-probabilities, some of them drawn.
 TEST_P(GpuAcceptedDrafts, HaveTheOutputsOfTokensThatAreWaitedFor) {
   const std::vector<std::vector<int32_t>> prompts = example_prompts(GetParam());
   for (const DraftLayout& layout : kLayouts)
@@ -144,8 +114,9 @@ TEST_P(GpuAcceptedDrafts, HaveTheOutputsOfTokensThatAreWaitedFor) {
         answers[2] = loop.run(prompts, 2);
         lengths[accepts] = loop.finish().spec_accept_length();
       }
-      for (size_t i = 0; i < 3; ++i)
-        expect_equal(actual[i], expected[i], what + ", run " + std::to_string(i));
+      for (size_t run = 0; run < 3; ++run)
+        for (size_t i = 0; i < expected[run].size(); ++i)
+          expect_equal(actual[run][i], expected[run][i], what + ", request " + std::to_string(i));
       std::printf("%s: acceptance lengths %.3f and %.3f\n", what.c_str(), lengths[0], lengths[1]);
       EXPECT_GT(lengths[1], 0.9 * lengths[0]) << what;
     }

@@ -72,8 +72,8 @@ TEST_P(ModelDraft, HasNoRowBeyondTheOutput) {
   for (int64_t most = 1; most <= 12; ++most) {
     Drafting loop(hashed_choice, hashed_choice, {}, GetParam());
     int64_t end = 0;
-    loop->executor().on_draft = [&](std::span<const Batch> groups) {
-      for (const int64_t position : groups[0].positions) end = std::max(end, position + 1);
+    loop->executor().on_moved = [&](const Batch& batch) {
+      for (const int64_t position : batch.positions) end = std::max(end, position + 1);
     };
     EXPECT_EQ(loop->run({1, 2, 3, 1}, endless(most)).last.completion_tokens, most);
     EXPECT_LT(end, 4 + most) << most;
