@@ -131,6 +131,9 @@ struct EngineConfig {
   // For measurements: a draft is kept with this probability if the one before it is, whatever the model
   // computes, so the output is no longer the model's; < 0: drafts are compared
   double speculative_synthetic_acceptance = -1;
+  // GPU, with a draft model that takes features: accept drafts on the device, so that the next step is
+  // enqueued before the host knows them. Without a flag; tests set it, and it is off until they have run.
+  bool speculative_accepts_on_device = false;
 
   // Seconds; 0: no limit. A request past its limit ends with kUnavailable if queued, kDeadline if running.
   double req_waiting_timeout = 0;  // from submission to the first computed token

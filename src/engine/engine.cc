@@ -270,6 +270,7 @@ Result<Prepared> prepare(const EngineConfig& given) {
       .max_batch_tokens = limits.max_prefill_tokens + num_decode_rows,
       .max_logit_rows = dp * num_decode_rows,
       .num_window_pages = has_window_pages(config, flags) ? 1 : 0,  // their number is planned below
+      .accepts_drafts = plan.draft != nullptr && flags.speculative_accepts_on_device,
   };
   FP4MOE_ASSIGN_OR_RETURN(const CommMemory comm,
                           comm_memory(plan.moe, step_limits(config, plan, flags, options), draft_moe(plan)));

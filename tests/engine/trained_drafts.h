@@ -52,19 +52,22 @@ inline std::vector<std::vector<int32_t>> example_prompts(const TrainedDraft& dra
   return prompts;
 }
 
-// Runs all examples together, each greedily and with temperature 0.7.
-inline Crowd run_examples(const EngineConfig& config, const TrainedDraft& drafter) {
+// Runs all examples together, each with all temperatures.
+inline Crowd run_examples(const EngineConfig& config, const TrainedDraft& drafter,
+                          const std::vector<float>& temperatures = {0.0f, 0.7f}, int top_logprobs = 1) {
   Crowd run;
   const auto engine = make_engine(config);
   if (engine == nullptr) return run;
   std::vector<std::future<Output>> crowd;
   {
     const Hold hold(*engine);
-    for (const float temperature : {0.0f, 0.7f})
+    for (const float temperature : temperatures)
       for (const std::vector<int32_t>& ids : example_prompts(drafter)) {
         Request request{.input_ids = ids};
-        request.sampling = {
-            .temperature = temperature, .seed = crowd.size(), .max_new_tokens = 64, .top_logprobs = 1};
+        request.sampling = {.temperature = temperature,
+                            .seed = crowd.size(),
+                            .max_new_tokens = 64,
+                            .top_logprobs = top_logprobs};
         crowd.push_back(submit(*engine, std::move(request)));
       }
   }

@@ -26,11 +26,9 @@ struct RankGroupOptions {
   int64_t num_window_pages =
       0;                  // the same, for window layers (model/kv_window.h); 0: all layers use num_kv_pages
   int64_t num_slots = 0;  // of states, per data-parallel group, with slot 0; 0: the model has no states
-  int64_t context_length = 0;  // tokens per request; sizes a GPU's page tables; 0: the tokens of all pages
-  // GPU, without states: drafts are accepted on the device (Executor::accepts_drafts()). Tests set it; off
-  // elsewhere until they have run on a GPU.
-  bool accepts_drafts = false;
-  bool wants_logits = false;  // GPU: copy logits to the host even though sampling runs on the GPU
+  int64_t context_length = 0;   // tokens per request; sizes a GPU's page tables; 0: the tokens of all pages
+  bool accepts_drafts = false;  // GPU, without states: Executor::accepts_drafts()
+  bool wants_logits = false;    // GPU: copy logits to the host even though sampling runs on the GPU
 };
 
 // The part of a draft model in bytes of weights and KV pages.

@@ -6,14 +6,19 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "engine/ranks/draft_layouts.h"
 #include "engine/ranks/group_pass.h"
-#include "engine/ranks/trained_ranks.h"
+#include "engine/ranks/growing.h"
+#include "engine/startup/draft_checkpoint.h"
+#include "engine/trained_drafts.h"
+#include "model/plan_draft.h"
 
 namespace fp4moe {
 
@@ -28,9 +33,22 @@ struct Drafts {
 class Drafting {
  public:
   Drafting(const TrainedDraft& drafter, EngineConfig flags) {
-    TrainedRanks made(drafter, std::move(flags), kOptions);
-    config_ = std::move(made.config);
-    ranks_ = std::move(made.ranks);
+    flags = with_trained_drafts(std::move(flags), drafter);
+    flags.model_path = models() + "/" + drafter.model;
+    if (!flags.speculative_draft_model_path.empty())
+      flags.speculative_draft_model_path = models() + "/" + drafter.draft;
+    config_ = load_model_config(flags.model_path).value();
+    Result<ModelPlan> planned = plan_model(config_, flags);
+    if (!planned.ok()) throw std::runtime_error(planned.status().to_string());
+    ModelPlan plan = std::move(*planned);
+    plan.draft = plan_draft(config_, plan).value();
+    const Checkpoint target = Checkpoint::open(flags.model_path).value();
+    const std::optional<Checkpoint> draft = open_draft(plan.draft.get(), config_, "auto").value();
+    RankGroupOptions options = kOptions;
+    options.max_logit_rows *= rows_per_request(plan.flags) * plan.moe.problem().layout.dp;
+    auto made = RankGroup::make(target, config_, plan, plan.flags, options, draft ? &*draft : nullptr);
+    if (!made.ok()) throw std::runtime_error(made.status().to_string());
+    ranks_ = std::move(*made);
     for (int32_t s = 0; s < 3; ++s)
       for (int32_t i = 0; i < kPagesEach; ++i) pages_[s].push_back(s + 3 * (kPagesEach - 1 - i));
   }

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
+#include <tuple>
 
 #include "device/device.h"
 #include "device/device_info.h"
@@ -137,35 +139,54 @@ TEST_P(GpuSpeculation, ADraftModelOfDataParallelGroupsHasTheOutputsOfOneRank) {
   }
 }
 
-class GpuTrainedDrafts : public ::testing::TestWithParam<TrainedDraft> {};
-INSTANTIATE_TEST_SUITE_P(Demos, GpuTrainedDrafts, ::testing::ValuesIn(kTrainedDrafts), trained_name);
+// The parameter: the draft model, and whether drafts are accepted on the device.
+class GpuTrainedDrafts : public ::testing::TestWithParam<std::tuple<TrainedDraft, bool>> {
+ protected:
+  static TrainedDraft drafter() { return std::get<0>(GetParam()); }
+  static EngineConfig config(const Layout& layout) {
+    EngineConfig config = config_for(drafter().model, layout);
+    config.speculative_accepts_on_device = std::get<1>(GetParam());
+    return config;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Demos, GpuTrainedDrafts,
+                         ::testing::Combine(::testing::ValuesIn(kTrainedDrafts), ::testing::Bool()),
+                         [](const auto& which) {
+                           return std::string(std::get<0>(which.param).algorithm) +
+                                  (std::get<1>(which.param) ? "AcceptedOnDevice" : "");
+                         });
+
+// Nothing but greedy rows without log-probabilities, which another kernel samples; also with few pages.
+TEST_P(GpuTrainedDrafts, OfGreedyRowsChangeNoOutput) {
+  for (const Layout& layout : {Layout{.max_total_tokens = 640}, Layout{.tp = 2}, Layout{.tp = 2, .dp = 2}}) {
+    if (!has_ranks(layout.tp)) continue;
+    const EngineConfig plain = config(layout), drafted = with_trained_drafts(plain, drafter());
+    const auto run = [](const EngineConfig& with) { return run_examples(with, drafter(), {0.0f}, -1); };
+    EXPECT_EQ(run(drafted).outputs, run(plain).outputs) << "tp " << layout.tp << ", dp " << layout.dp;
+  }
+}
 
 TEST_P(GpuTrainedDrafts, AreOftenRightAndChangeNoOutput) {
-  const std::string model = GetParam().model;
-  expect_trained_drafts(config_for(model, {}), GetParam(), "one rank");
-  expect_trained_drafts(config_for(model, {.disable_cuda_graph = true}), GetParam(), "without graphs");
-  expect_trained_drafts(config_for(model, {.kv_dtype = "fp8_e4m3"}), GetParam(), "FP8 pages");
+  expect_trained_drafts(config({}), drafter(), "one rank");
+  expect_trained_drafts(config({.disable_cuda_graph = true}), drafter(), "without graphs");
+  expect_trained_drafts(config({.kv_dtype = "fp8_e4m3"}), drafter(), "FP8 pages");
 }
 
 TEST_P(GpuTrainedDrafts, AreSoOnSeveralRanks) {
   if (!has_ranks(4)) GTEST_SKIP() << "4 ranks need GPU " << gpu_of_rank(3);
-  const std::string model = GetParam().model;
-  expect_trained_drafts(config_for(model, {.tp = 2}), GetParam(), "tp 2");
-  expect_trained_drafts(config_for(model, {.tp = 4, .ep = 4, .a2a = "deepep"}), GetParam(), "deepep");
+  expect_trained_drafts(config({.tp = 2}), drafter(), "tp 2");
+  expect_trained_drafts(config({.tp = 4, .ep = 4, .a2a = "deepep"}), drafter(), "deepep");
 }
 
 TEST_P(GpuTrainedDrafts, OfDataParallelGroupsHaveTheOutputsOfOneRank) {
   if (!has_ranks(2)) GTEST_SKIP() << "2 ranks need GPU " << gpu_of_rank(1);
-  const std::string model = GetParam().model;
   for (const Layout& layout : kGroupLayouts)
-    if (has_ranks(layout.tp))
-      expect_uneven_outputs(config_for(model, layout), config_for(model, {}), GetParam());
+    if (has_ranks(layout.tp)) expect_uneven_outputs(config(layout), config({}), drafter());
 }
 
 TEST_P(GpuTrainedDrafts, OfDataParallelGroupsAreOftenRight) {
   if (!has_ranks(4)) GTEST_SKIP() << "4 ranks need GPU " << gpu_of_rank(3);
-  const std::string model = GetParam().model;
-  expect_trained_drafts(config_for(model, {.tp = 4, .ep = 4, .dp = 4, .a2a = "flashinfer"}), GetParam(),
+  expect_trained_drafts(config({.tp = 4, .ep = 4, .dp = 4, .a2a = "flashinfer"}), drafter(),
                         "flashinfer, dp 4");
 }
 

@@ -1,6 +1,7 @@
 // Compares the kernels of accepted drafts with the oracle.
 #include <algorithm>
 #include <random>
+#include <span>
 #include <vector>
 
 #include "device/stream.h"
@@ -47,20 +48,20 @@ TEST_F(AcceptDraftsCuda, EqualsTheOracleInEverySmallCase) {
   Ids ids, num_drafts, moves;
   std::vector<SampledRow> sampled, kept;
   for (size_t count = 0; count <= 3; ++count)
-    each_ids(count + 1, [&](const Ids& tokens) {
-      each_ids(count, [&](const Ids& drafts) {
-        for (const bool are_kept : {true, false}) {
-          if (!are_kept && std::ranges::count(drafts, -1) > 0) continue;
-          ids.push_back(3);
-          num_drafts.push_back(static_cast<int32_t>(count));
-          num_drafts.resize(num_drafts.size() + count);
-          for (const int32_t token : tokens) sampled.push_back(row_of(token));
-          for (const int32_t draft : drafts) {
-            ids.push_back(are_kept ? ~static_cast<int32_t>(kept.size()) : draft);
-            if (are_kept) kept.push_back(row_of(draft));
-          }
+    each_ids(2 * count + 1, [&](const Ids& both) {
+      const std::span<const int32_t> tokens = std::span(both).first(count + 1);
+      const std::span<const int32_t> drafts = std::span(both).subspan(count + 1);
+      for (const bool are_kept : {true, false}) {
+        if (!are_kept && std::ranges::count(drafts, -1) > 0) continue;
+        ids.push_back(3);
+        num_drafts.push_back(static_cast<int32_t>(count));
+        num_drafts.resize(num_drafts.size() + count);
+        for (const int32_t token : tokens) sampled.push_back(row_of(token));
+        for (const int32_t draft : drafts) {
+          ids.push_back(are_kept ? ~static_cast<int32_t>(kept.size()) : draft);
+          if (are_kept) kept.push_back(row_of(draft));
         }
-      });
+      }
     });
   const int64_t num_rows = std::ssize(ids), right = num_rows + 5;
   for (int32_t& id : ids)
