@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "base/guarded.h"
+#include "base/trial.h"
 #include "engine/ranks/gpu_group.h"
 #include "engine/ranks/rank.h"
 #include "engine/ranks/rank_config.h"
@@ -277,6 +278,17 @@ Result<std::unique_ptr<RankGroup>> make_group(RankSetup setup, const StepLimits&
   return std::unique_ptr<RankGroup>(std::move(ranks));
 }
 
+// Returns why ranks on GPUs do not reload weights; empty if they do.
+std::string no_reload_on_gpus(const ModelPlan& plan, bool has_draft_checkpoint) {
+  if (local_ranks(plan) < plan.moe.problem().layout.tp) return "in several processes (--fabric mpi)";
+  if (is_on_trial("gpu-reloads")) return "";
+  if (has_draft_checkpoint)
+    return "beside a draft model with a separate checkpoint (--speculative-draft-model-path)";
+  if (plan.moe.places_experts()) return "with placed experts (--enable-eplb, --init-expert-location)";
+  if (plan.flags.disaggregation_mode != "null") return "of prefill and decode nodes (--disaggregation-mode)";
+  return "";
+}
+
 }  // namespace
 
 Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint, const ModelConfig& config,
@@ -292,8 +304,7 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
     FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> group, make_group(setup, limits));
     group->form_ = setup.form;
     group->places_experts_ = plan.moe.places_experts();
-    group->spans_gpu_processes_ =
-        plan.device() == DeviceKind::kCuda && local_ranks(plan) < plan.moe.problem().layout.tp;
+    if (plan.device() == DeviceKind::kCuda) group->no_reload_ = no_reload_on_gpus(plan, draft != nullptr);
     return group;
   } catch (const std::exception& error) {  // no memory or no threads
     return does_not_fit(std::string("the system has no memory or threads for the ranks: ") + error.what());
@@ -301,8 +312,7 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
 }
 
 Status RankGroup::check_reload(const std::string& folder) const {
-  if (spans_gpu_processes_)
-    return unsupported("weights are not reloaded on GPUs in several processes (--fabric mpi)");
+  if (!no_reload_.empty()) return unsupported("weights are not reloaded on GPUs " + no_reload_);
   return form_->open_same(folder).status();
 }
 

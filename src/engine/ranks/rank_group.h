@@ -89,7 +89,7 @@ class RankGroup : public Executor {
  private:
   std::shared_ptr<const CheckpointForm> form_;
   bool places_experts_ = false;
-  bool spans_gpu_processes_ = false;
+  std::string no_reload_;  // why reload() is refused; empty: it is not
 };
 
 }  // namespace fp4moe
