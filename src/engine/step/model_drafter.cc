@@ -292,13 +292,13 @@ int64_t ModelDrafter::first_foreign_id(std::span<const int32_t> input_ids, int64
 
 // Sequences that computed the same tokens in the last step may share the pages that this has filled: the
 // first of them extends their rows. A page that has just been given to another sequence no longer belongs to
-// one that has ended.
+// one that has ended; the pages before it may be published.
 void ModelDrafter::claim_pages(int group, Work& work) {
   std::vector<int64_t>& written = written_[static_cast<size_t>(group)];
   const auto page_at = [&](int64_t position) {
     return static_cast<size_t>(work.page_table[static_cast<size_t>(page_of(position))]);
   };
-  if (work.sequence == nullptr && has_granted_pages(group, work)) work.next = work.end;
+  if (work.sequence == nullptr) work.end = end_before_granted_page(group, work);
   // The pages before a shared page are shared too: another sequence extends or has extended them.
   for (int64_t p = work.next; p < work.end; p = (page_of(p) + 1) * page_size_)
     if (written[page_at(p)] == call_) work.next = (page_of(p) + 1) * page_size_;
@@ -306,12 +306,12 @@ void ModelDrafter::claim_pages(int group, Work& work) {
   for (int64_t p = work.next; p < work.end; p = (page_of(p) + 1) * page_size_) written[page_at(p)] = call_;
 }
 
-bool ModelDrafter::has_granted_pages(int group, const Work& work) const {
+int64_t ModelDrafter::end_before_granted_page(int group, const Work& work) const {
   for (int64_t p = work.next; p < work.end; p = (page_of(p) + 1) * page_size_) {
     const int32_t page = work.page_table[static_cast<size_t>(page_of(p))];
-    if (granted_[static_cast<size_t>(group)][static_cast<size_t>(page)] == call_) return true;
+    if (granted_[static_cast<size_t>(group)][static_cast<size_t>(page)] == call_) return p;
   }
-  return false;
+  return work.end;
 }
 
 // ---- passes of the draft model --------------------------------------------------------------------

@@ -99,7 +99,7 @@ class ModelDrafter final : public Drafter {
   int64_t plan_drafts(Sequence& sequence, int64_t last, DpScheduler& scheduler);
   int64_t first_foreign_id(std::span<const int32_t> input_ids, int64_t end) const;
   void claim_pages(int group, Work& work);
-  bool has_granted_pages(int group, const Work& work) const;
+  int64_t end_before_granted_page(int group, const Work& work) const;
   Status extend(std::vector<std::vector<Work>>& work);
   Status chain(std::vector<std::vector<Work>>& work);
   static void add_rows(Pass& pass, Work& work, std::span<const int32_t> ids, int64_t first_position);
