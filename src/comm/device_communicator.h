@@ -96,10 +96,10 @@ class DeviceCommunicator {
   // operation.
   void rehearse(bool on);
 
-  // Without shared memory, returns GroupPlane::failure(). Otherwise
-  // returns kDeadline, with the peer, operation and layer, if one of this rank's waits passed its deadline.
-  // If only a peer's wait did, the group has failed but this rank returns OK, so check all ranks. May be
-  // called at any time; the result is final once the stream is synchronized.
+  // Without shared memory, returns GroupPlane::failure(). Otherwise returns kDeadline, with the peer,
+  // operation and layer, if one of this rank's waits passed its deadline. If only a peer's wait did, the
+  // group has failed but this rank returns OK, so check all ranks. May be called at any time; the result is
+  // final once the stream is synchronized.
   Status failure() const;
 
  private:

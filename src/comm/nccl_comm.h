@@ -85,7 +85,7 @@ class NcclComm {
   mutable std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   Status failure_;
-  Clock::time_point waits_since_{};  // of the HostWait; zero: there is none
+  Clock::time_point waits_since_{};  // start of the HostWait; zero: there is none
   std::string waits_in_;
   bool ends_ = false;
   std::thread watcher_;

@@ -12,7 +12,7 @@ namespace fp4moe {
 
 class NcclPlane final : public GroupPlane {
  public:
-  // `comm` has all ranks of the job, of which first_rank is the group's first. It must outlive the plane.
+  // `comm` has all ranks of the job; first_rank is the group's first. It must outlive the plane.
   NcclPlane(NcclComm& comm, int first_rank) : comm_(comm), first_rank_(first_rank) {}
 
   // The current stream keeps an error.

@@ -32,7 +32,7 @@ class KvTraffic {
     num_bytes_ += num_bytes;
     copy_ns_ += nanoseconds(copy);
   }
-  // The end of a transfer of which all parts have been sent or have arrived.
+  // A transfer has ended: all its parts have been sent or have arrived.
   void count_transfer(Clock::duration whole) { transfer_ns_ += nanoseconds(whole); }
 
   KvTrafficTotals totals() const {

@@ -40,7 +40,7 @@ class PageCopier {
 // Thread-safe: one copy at a time. Errors are those of the copiers, which name the rank if there are several.
 class GroupPages {
  public:
-  // `ranks`: the copiers of the group's ranks, in order, the first of which is rank `first_rank`; borrowed.
+  // `ranks`: the copiers of ranks first_rank, first_rank + 1, ..., which are the group's; borrowed.
   // `staging`: room for any page, and for as much of a state as is to be copied at a time.
   GroupPages(std::vector<PageCopier*> ranks, int first_rank, Buffer staging)
       : ranks_(std::move(ranks)), first_rank_(first_rank), staging_(std::move(staging)) {}

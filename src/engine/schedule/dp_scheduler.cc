@@ -8,6 +8,7 @@
 #include "base/check.h"
 
 namespace fp4moe {
+
 SchedulerLimits group_limits(const SchedulerLimits& limits, int num_groups) {
   const auto part = [num_groups](int64_t n) { return n / num_groups + (n % num_groups != 0); };
   return {.max_running_requests = part(limits.max_running_requests),

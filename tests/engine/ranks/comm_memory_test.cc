@@ -13,6 +13,7 @@
 
 #include "device/absent_gpu.h"
 #include "engine/ranks/rank_config.h"
+#include "engine/ranks/set_layout.h"
 #include "io/tiny_config.h"
 #include "model/plan_draft.h"
 
@@ -38,12 +39,7 @@ constexpr Layout kLayouts[] = {
 
 EngineConfig flags_of(const Layout& layout) {
   EngineConfig flags;
-  flags.device = "cuda";
-  flags.tp_size = layout.tp;
-  flags.ep_size = layout.ep;
-  flags.dp_size = layout.dp;
-  flags.enable_dp_attention = layout.dp > 1;
-  flags.moe_a2a_backend = layout.a2a;
+  set_layout(flags, layout);
   flags.enable_deterministic_inference = layout.deterministic;
   flags.a2a_memory_budget = int64_t{1} << 40;
   return flags;

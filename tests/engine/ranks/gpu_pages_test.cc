@@ -14,6 +14,7 @@
 #include "device/pinned_memory.h"
 #include "device/stream.h"
 #include "engine/ranks/growing.h"
+#include "engine/ranks/set_layout.h"
 #include "io/status_matchers.h"
 #include "model/kv_cache.h"
 
@@ -120,12 +121,7 @@ struct Layout {
 
 EngineConfig flags_of(const Layout& layout) {
   EngineConfig flags;
-  flags.device = "cuda";
-  flags.tp_size = layout.tp;
-  flags.ep_size = layout.ep;
-  flags.dp_size = layout.dp;
-  flags.enable_dp_attention = layout.dp > 1;
-  flags.moe_a2a_backend = layout.a2a;
+  set_layout(flags, layout);
   flags.kv_cache_dtype = layout.kv_dtype;
   flags.enable_deterministic_inference = true;
   flags.comm_timeout = 20;

@@ -9,6 +9,7 @@
 
 #include "device/device.h"
 #include "device/device_info.h"
+#include "engine/ranks/set_layout.h"
 #include "engine/speculative_crowd.h"
 #include "engine/trained_drafts.h"
 #include "engine/uneven_crowd.h"
@@ -33,13 +34,8 @@ struct Layout {
 
 EngineConfig config_for(const std::string& model, const Layout& layout) {
   EngineConfig config = config_of(model);
-  config.device = "cuda";
   config.enable_deterministic_inference = true;
-  config.tp_size = layout.tp;
-  config.ep_size = layout.ep;
-  config.dp_size = layout.dp;
-  config.enable_dp_attention = layout.dp > 1;
-  config.moe_a2a_backend = layout.a2a;
+  set_layout(config, layout);
   config.kv_cache_dtype = layout.kv_dtype;
   config.max_total_tokens = layout.max_total_tokens;
   config.schedule_conservativeness = 0;

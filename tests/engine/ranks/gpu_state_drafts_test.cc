@@ -7,6 +7,7 @@
 
 #include "device/device.h"
 #include "device/device_info.h"
+#include "engine/ranks/set_layout.h"
 #include "engine/speculative_crowd.h"
 #include "io/small_model.h"
 #include "io/status_matchers.h"
@@ -48,17 +49,12 @@ bool has_ranks(const Layout& layout) { return device_info(gpu_of_rank(layout.tp 
 EngineConfig config_for(const std::string& path, const Layout& layout) {
   EngineConfig config;
   config.model_path = path;
-  config.device = "cuda";
   config.threads = 2;
   config.page_size = 8;
   config.context_length = 512;
   config.mamba_track_interval = 32;
   config.enable_deterministic_inference = true;
-  config.tp_size = layout.tp;
-  config.ep_size = layout.ep;
-  config.dp_size = layout.dp;
-  config.enable_dp_attention = layout.dp > 1;
-  config.moe_a2a_backend = layout.a2a;
+  set_layout(config, layout);
   config.max_total_tokens = layout.max_total_tokens;
   config.schedule_conservativeness = 0;
   config.disable_cuda_graph = layout.disable_cuda_graph;
@@ -83,7 +79,7 @@ TEST(GpuStateDrafts, NgramsChangeNoOutput) {
   }
 }
 
-// Up to 16 drafts, of which all, some or none are replayed. Few slots leave room for one snapshot.
+// Up to 16 drafts; all, some or none of them are replayed. Few slots leave room for one snapshot.
 TEST(GpuStateDrafts, DraftsOfEveryKindChangeNoOutput) {
   for (const Layout& layout : {Layout{}, Layout{.disable_cuda_graph = true}}) {
     EngineConfig config = config_for(kDemo, layout);

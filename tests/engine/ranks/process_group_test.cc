@@ -1,4 +1,4 @@
-// The ranks of several processes, each of which a thread stands in for, over ranks that record their calls:
+// Ranks of several processes, with a thread in place of each process, over ranks that record their calls:
 // all of them run the same calls, tokens of all groups reach process 0, and errors and ends reach all
 // processes.
 #include "engine/ranks/process_group.h"

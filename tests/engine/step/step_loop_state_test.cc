@@ -123,6 +123,22 @@ TEST(StepLoopState, AFailedStepLeavesNoSnapshot) {
   loop.finish();
 }
 
+// Few pages and few slots in 1 to 3 groups.
+LoopShape random_shape(int round, std::mt19937& random) {
+  const auto below = [&](int n) { return fp4moe::below(random, n); };
+  LoopShape shape{.page_size = 1 + round % 5,
+                  .num_slots = 2 + below(16),
+                  .scheduler = {.max_running_requests = 1 + below(8),
+                                .chunked_prefill_size = 1 + below(12),
+                                .max_prefill_tokens = 1 + below(20),
+                                .state_interval = 1 + below(20)},
+                  .context_length = 100,
+                  .num_groups = 1 + round % 3,
+                  .reuses_prefixes = round % 8 != 7};
+  shape.num_pages = (100 + shape.page_size - 1) / shape.page_size + below(12);
+  return shape;
+}
+
 // Conversations with few pages and few slots, several groups, both kinds of executor, and cancelled requests.
 // Every output depends only on its own history.
 TEST(StepLoopState, ConversationsAreThoseOfEachAlone) {
@@ -130,17 +146,8 @@ TEST(StepLoopState, ConversationsAreThoseOfEachAlone) {
   const auto below = [&](int n) { return fp4moe::below(random, n); };
   int64_t num_cached = 0, num_retracted = 0;
   for (int round = 0; round < 48; ++round) {
-    LoopShape shape{.page_size = 1 + round % 5,
-                    .num_slots = 2 + below(16),
-                    .scheduler = {.max_running_requests = 1 + below(8),
-                                  .chunked_prefill_size = 1 + below(12),
-                                  .max_prefill_tokens = 1 + below(20),
-                                  .state_interval = 1 + below(20)},
-                    .context_length = 100,
-                    .num_groups = 1 + round % 3,
-                    .samples = round % 2 == 1 && round % 3 == 0,
-                    .reuses_prefixes = round % 8 != 7};
-    shape.num_pages = (100 + shape.page_size - 1) / shape.page_size + below(12);
+    LoopShape shape = random_shape(round, random);
+    shape.samples = round % 2 == 1 && round % 3 == 0;
     TestLoop loop(hashed_logits, shape);
     const std::vector<int32_t> system(static_cast<size_t>(below(20)), 200);
     run_conversations(loop, std::vector<std::vector<int32_t>>(8, system), random, expected,
@@ -200,17 +207,7 @@ TEST(StepLoopState, DraftsChangeNoOutput) {
                             Drafter::kFeaturesAhead}) {
     int64_t num_cached = 0, num_retracted = 0, num_correct = 0, num_wrong = 0;
     for (int round = 0; round < 24; ++round) {
-      LoopShape shape{.page_size = 1 + round % 5,
-                      .num_slots = 2 + below(16),
-                      .scheduler = {.max_running_requests = 1 + below(8),
-                                    .chunked_prefill_size = 1 + below(12),
-                                    .max_prefill_tokens = 1 + below(20),
-                                    .state_interval = 1 + below(20)},
-                      .context_length = 100,
-                      .num_groups = 1 + round % 3,
-                      .reuses_prefixes = round % 8 != 7};
-      shape.num_pages = (100 + shape.page_size - 1) / shape.page_size + below(12);
-      DraftedLoop loop(shape, who);
+      DraftedLoop loop(random_shape(round, random), who);
       const std::vector<int32_t> system(static_cast<size_t>(below(20)), 200);
       run_conversations(
           *loop, std::vector<std::vector<int32_t>>(8, system), random, expected,

@@ -5,8 +5,7 @@
 //            bf16.
 // Shapes:    H a multiple of 8, K up to 32; any T, any number of ranks up to kMaxGroupRanks.
 // Bytes:     as combine in a2a.cu, in local memory. Between the kernels, each pair of ranks exchanges room
-// for
-//            one result, or K, for every token, whether or not it is used.
+//            for one result, or K, for every token, whether or not it is used.
 // Flops:     K fma per element of a token.
 // Bound:     the exchange.
 // Numerics:  the bits of a2a.cu.

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) place_kernel(const __grid_constant__
   }
 }
 
-// `word`: 16 or 4, of which all parts of a row are multiples.
+// `word`: 16 or 4; every part of a row is a multiple of it.
 void staged_gather(const GatherArgs& a, int64_t word) {
   const CommGroup& g = a.group;
   g.plane->exchange(a.op, gather_transfers(a));

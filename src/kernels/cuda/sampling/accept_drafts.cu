@@ -1,8 +1,8 @@
 // Acceptance of drafts after sampling, and the rows that depend on it. One thread per row.
 //
 // Computes:  as documented in kernels/device_drafts.h.
-// Shapes:    T rows, of which a sequence has one and its drafts.
-// Bytes:     accept_drafts: 8 of each row's sample, 12 of its batch, 24 written, of which 8 over PCIe;
+// Shapes:    T rows: one for each sequence, and one for each of its drafts.
+// Bytes:     accept_drafts: 8 of each row's sample, 12 of its batch, 24 written, 8 of them over PCIe;
 //            move_rows: at most 60 per row; move_randoms: 20 per row. All are a few kilobytes.
 // Flops:     a comparison per draft.
 // Bound:     the launch, and the chain of loads of a sequence's drafts.
