@@ -1,8 +1,8 @@
-"""Measures how long a server on CPU ranks pauses while experts move between the ranks under load (--enable-eplb): the
+"""Measures how long a server with several ranks pauses while experts move between the ranks under load (--enable-eplb): the
 pause beside a step and beside one copy of the moved bytes. Prompts of the clients use other tokens in each round, so
 that other experts are busy.
 
-    PYTHONPATH=tests/server python3 bench/rebalance.py BINARY MODEL [--ranks 2] [--clients 8] [--rounds 8] [--seconds 5]
+    PYTHONPATH=tests/server python3 bench/rebalance.py BINARY MODEL [--device cpu] [--ranks 2] [--clients 8] [--rounds 8] [--seconds 5]
                                                        [--redundant 4] [-- flags of serve]
 """
 import argparse
@@ -86,10 +86,11 @@ def main():
     parser.add_argument("model")
     for name, default in (("ranks", 2), ("clients", 8), ("rounds", 8), ("redundant", 4)):
         parser.add_argument("--" + name, type=int, default=default)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--seconds", type=float, default=5, help="of load before each rebalance")
     end = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options = parser.parse_args(sys.argv[1:end])
-    flags = ["--device", "cpu", "--tp", str(options.ranks), "--moe-a2a-backend", "deepep", "--enable-eplb",
+    flags = ["--device", options.device, "--tp", str(options.ranks), "--moe-a2a-backend", "deepep", "--enable-eplb",
              "--ep-num-redundant-experts", str(options.redundant), "--eplb-rebalance-num-iterations", "0",
              "--disable-radix-cache", "--max-total-tokens", "4096", *sys.argv[end + 1:]]
     rows = []
