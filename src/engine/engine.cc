@@ -13,7 +13,6 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/seconds.h"
-#include "base/trial.h"
 #include "engine/disagg/kv_hello.h"
 #include "engine/disagg/node_link.h"
 #include "engine/disagg/prefill_node.h"
@@ -309,9 +308,6 @@ Status check_disaggregation(const ModelPlan& plan) {
   const std::string& mode = plan.flags.disaggregation_mode;
   if (mode == "null") return {};
   FP4MOE_RETURN_IF_ERROR(check_weight_version(plan.flags.weight_version));
-  if (plan.device() == DeviceKind::kCuda && plan.moe.problem().layout.tp > 1 && !is_on_trial("gpu-nodes"))
-    return unsupported("--disaggregation-mode " + mode +
-                       " does not support several ranks on GPUs; nearest legal choice: --tp 1");
   if (local_ranks(plan) < plan.moe.problem().layout.tp)
     return unsupported(
         "--disaggregation-mode " + mode +

@@ -4,7 +4,6 @@
 
 #include "base/check.h"
 #include "base/log.h"
-#include "base/trial.h"
 #include "device/peer_heap.h"
 #include "kernels/ops.h"
 #include "model/plan_placements.h"
@@ -349,10 +348,6 @@ Status check_states(const ModelConfig& model, const MoeProblem& problem, const E
                        " value heads of a key head in recurrent layers, not " +
                        std::to_string(delta.num_value_heads / delta.num_key_heads) +
                        "; nearest legal choice: --device cpu");
-  if (flags.speculative_algorithm != "none" && problem.device == DeviceKind::kCuda &&
-      !is_on_trial("gpu-state-drafts"))
-    return refuse("--speculative-algorithm " + flags.speculative_algorithm + " on --device cuda",
-                  "--device cpu, or no speculative decoding");
   if (flags.speculative_algorithm != "none" && rows_per_request(flags) - 1 > kMaxReplayRows)
     return refuse("--speculative-num-draft-tokens " + std::to_string(rows_per_request(flags)),
                   ("--speculative-num-draft-tokens " + std::to_string(kMaxReplayRows + 1)).c_str());

@@ -6,11 +6,9 @@
 namespace fp4moe {
 namespace {
 
-// Set before the first use of a GPU, which reads the first variable; a value from outside stays. The second
-// lets GPUs reload beside drafts and placed experts.
+// Set before the first use of a GPU, which reads the variable; a value from outside stays.
 const bool environment_is_set = [] {
   setenv("FP4MOE_RANKS_PER_GPU", "8", 0);
-  setenv("FP4MOE_TRIAL", "gpu-reloads", 1);
   return true;
 }();
 

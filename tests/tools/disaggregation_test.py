@@ -83,16 +83,16 @@ def answers(url):
              r["meta_info"]["prompt_tokens"]) for _, r in results]
 
 
-def drafted_texts(url):
-    """The texts of chats with questions like those of the drafters' training, all concurrently."""
+def chats(url, temperatures):
+    """The texts of chats with questions like those of the models' training, at each temperature, all concurrently."""
     def chat(i):
         body = {"messages": [{"role": "user", "content": QUESTIONS[i % len(QUESTIONS)]}], "max_tokens": 256,
-                "temperature": 0.7 * (i // len(QUESTIONS)), "seed": i}
+                "temperature": temperatures[i // len(QUESTIONS)], "seed": i}
         status, answer = ask(url, "/v1/chat/completions", body)
         assert status == 200, answer
         return answer["choices"][0]["message"]["content"]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        return list(pool.map(chat, range(2 * len(QUESTIONS))))
+        return list(pool.map(chat, range(len(temperatures) * len(QUESTIONS))))
 
 
 def experts(url):
@@ -157,10 +157,10 @@ class Disaggregation(unittest.TestCase):
     # The answers are those of a server without drafts, and drafts are as often right as on one server.
     def check_drafter(self, model, decode_drafts, prefill_drafts, least, *ranks):
         with Serve(BINARY, model, *LIMITS, *DEVICE, *POOL) as one:
-            want, asked = answers(one.url), drafted_texts(one.url)
+            want, asked = answers(one.url), chats(one.url, (0, 0.7))
         with Node("prefill", model, *prefill_drafts, "--chunked-prefill-size", "32") as p, \
                 Node("decode", model, *decode_drafts, *ranks) as d, Router([p], [d]) as router:
-            self.assertEqual(drafted_texts(router.url), asked)
+            self.assertEqual(chats(router.url, (0, 0.7)), asked)
             self.assertGreaterEqual(metric(d.url, "spec_accept_length"), least)
             for what in ("cold", "with warm caches"):
                 self.assertEqual(answers(router.url), want, what)
@@ -207,16 +207,16 @@ class Disaggregation(unittest.TestCase):
                 self.assertIn("KV type is F8_E4M3 on the prefill node and BF16 on the decode node",
                               answer["error"]["message"])
 
-    # The kernels differ in the last bits, but not in the greedy text of these prompts.
+    # The kernels differ in the last bits, but not in the greedy answers to questions like those of the training.
     def check_gpu_and_cpu(self, *flags):
         """flags: of the node on a GPU or on several."""
-        prompts, devices = PROMPTS[2:], (["--device", "cpu"], ["--device", "cuda", *flags])
+        devices = (["--device", "cpu"], ["--device", "cuda", *flags])
         for model in (GPTOSS, DSV3, QWEN35):
             with Serve(BINARY, model, *LIMITS, *devices[0], *POOL) as one:
-                want = [generate(one.url, p)[1]["text"] for p in prompts]
+                want = chats(one.url, (0,))
             for first, second in (devices, devices[::-1]):
                 with Node("prefill", model, *first) as p, Node("decode", model, *second) as d, Router([p], [d]) as router:
-                    self.assertEqual([generate(router.url, p)[1]["text"] for p in prompts], want, (model, first))
+                    self.assertEqual(chats(router.url, (0,)), want, (model, first))
 
     @unittest.skipUnless(CUDA, "needs a GPU")
     def test_a_gpu_and_a_cpu(self):

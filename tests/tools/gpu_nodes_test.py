@@ -21,13 +21,6 @@ GROUPS = ["--tp", "2", "--dp", "2", "--enable-dp-attention"]
 EXPERTS = ["--ep-size", "2"]
 
 
-@contextlib.contextmanager
-def ranks_on_gpus(ranks):
-    """Lets nodes have up to `ranks` ranks on GPUs, which the engine refuses otherwise."""
-    with environment(FP4MOE_TRIAL="gpu-nodes"), ranks_share_gpus(ranks):
-        yield
-
-
 def one_gpu(number):
     """Lets a process use only one GPU: the one with this number, or the last one if there are fewer."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -43,7 +36,7 @@ class GpuNodes(unittest.TestCase):
 
     # With nodes.DEVICE, several ranks have the bits of one.
     def check_layouts(self, model):
-        with ranks_on_gpus(2):
+        with ranks_share_gpus(2):
             for prefill, decode in ((TENSOR, GROUPS), ([*GROUPS, *EXPERTS, "--moe-a2a-backend", "deepep"], TENSOR),
                                     ([], GROUPS)):
                 self.check_model(model, prefill, decode, flags=[])
@@ -59,33 +52,33 @@ class GpuNodes(unittest.TestCase):
 
     def test_eight_bit_pages(self):
         fp8 = ["--kv-cache-dtype", "fp8_e4m3"]
-        with ranks_on_gpus(2):
+        with ranks_share_gpus(2):
             for model in (GPTOSS, DSV3):
                 self.check_model(model, [*TENSOR, *fp8], [*GROUPS, *fp8], flags=fp8)
 
     # Two ranks have each KV head, and the first of them sends it.
     def test_more_ranks_than_heads(self):
-        with ranks_on_gpus(4):
+        with ranks_share_gpus(4):
             self.check_model(GPTOSS, ["--tp", "4"], [*TENSOR, *EXPERTS], flags=[])
 
     def test_draft_models(self):
         head = ["--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", f"{MODELS}/demo-gptoss-eagle3"]
         mtp = ["--speculative-algorithm", "EAGLE"]
-        with ranks_on_gpus(2):
+        with ranks_share_gpus(2):
             for model, drafts in ((GPTOSS, head), (DSV3, mtp)):
                 self.check_drafter(model, drafts, [*drafts, *TENSOR, *EXPERTS], 2.5, *GROUPS, *EXPERTS)
 
     def test_a_node_on_a_cpu(self):
-        with ranks_on_gpus(2):
+        with ranks_share_gpus(2):
             for flags in (TENSOR, GROUPS):
                 self.check_gpu_and_cpu(*flags)
 
     def test_a_killed_prefill_node(self):
-        with ranks_on_gpus(2):
+        with ranks_share_gpus(2):
             self.check_kill("prefill", TENSOR, GROUPS)
 
     def test_a_killed_decode_node(self):
-        with ranks_on_gpus(2):
+        with ranks_share_gpus(2):
             self.check_kill("decode", TENSOR, GROUPS)
 
     # Each node has a GPU, if there are two.

@@ -582,7 +582,6 @@ class DamagedCheckpoints(unittest.TestCase):
 
 if __name__ == "__main__":
     if ON_GPU:
-        os.environ["FP4MOE_TRIAL"] = "gpu-reloads"
         with tempfile.TemporaryDirectory() as probe:
             make_tiny(os.path.join(probe, "m"), "gpt-oss-tiny", "gpt-oss", 1)
             exit_without_gpu(BINARY, os.path.join(probe, "m"))

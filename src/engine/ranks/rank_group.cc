@@ -12,7 +12,6 @@
 #include "base/check.h"
 #include "base/cpu_info.h"
 #include "base/guarded.h"
-#include "base/trial.h"
 #include "engine/ranks/gpu_group.h"
 #include "engine/ranks/rank.h"
 #include "engine/ranks/rank_config.h"
@@ -279,14 +278,9 @@ Result<std::unique_ptr<RankGroup>> make_group(RankSetup setup, const StepLimits&
 }
 
 // Returns why ranks on GPUs do not reload weights; empty if they do.
-std::string no_reload_on_gpus(const ModelPlan& plan, bool has_draft_checkpoint) {
-  if (local_ranks(plan) < plan.moe.problem().layout.tp) return "in several processes (--fabric mpi)";
-  if (is_on_trial("gpu-reloads")) return "";
-  if (has_draft_checkpoint)
-    return "beside a draft model with a separate checkpoint (--speculative-draft-model-path)";
-  if (plan.moe.places_experts()) return "with placed experts (--enable-eplb, --init-expert-location)";
-  if (plan.flags.disaggregation_mode != "null") return "of prefill and decode nodes (--disaggregation-mode)";
-  return "";
+std::string no_reload_on_gpus(const ModelPlan& plan) {
+  const bool has_processes = local_ranks(plan) < plan.moe.problem().layout.tp;
+  return has_processes ? "in several processes (--fabric mpi)" : "";
 }
 
 }  // namespace
@@ -304,7 +298,7 @@ Result<std::unique_ptr<RankGroup>> RankGroup::make(const Checkpoint& checkpoint,
     FP4MOE_ASSIGN_OR_RETURN(std::unique_ptr<RankGroup> group, make_group(setup, limits));
     group->form_ = setup.form;
     group->places_experts_ = plan.moe.places_experts();
-    if (plan.device() == DeviceKind::kCuda) group->no_reload_ = no_reload_on_gpus(plan, draft != nullptr);
+    if (plan.device() == DeviceKind::kCuda) group->no_reload_ = no_reload_on_gpus(plan);
     return group;
   } catch (const std::exception& error) {  // no memory or no threads
     return does_not_fit(std::string("the system has no memory or threads for the ranks: ") + error.what());

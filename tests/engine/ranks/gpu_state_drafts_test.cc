@@ -19,7 +19,6 @@ namespace {
 // Set before the first use of a GPU, which reads the first variable; the second lets engines draft.
 const bool environment_is_set = [] {
   setenv("FP4MOE_RANKS_PER_GPU", "4", 0);
-  setenv("FP4MOE_TRIAL", "gpu-state-drafts", 1);
   return true;
 }();
 

@@ -14,12 +14,6 @@ namespace {
 
 constexpr const char* kModel = "demo-qwen35-nvfp4";
 
-// Lets plan_model() plan drafts for models with states on GPUs.
-const bool environment_is_set = [] {
-  setenv("FP4MOE_TRIAL", "gpu-state-drafts", 1);
-  return true;
-}();
-
 TEST(GpuStates, DraftsChangeNoBitIfDecodingIsDeterministic) {
   EngineConfig flags;
   flags.device = "cuda";

@@ -446,7 +446,6 @@ TEST(MemoryPlanOnAGpu, CountsADraftModel) {
 TEST(MemoryPlanOnAGpu, DraftsTakeRowsOfEachState) {
   const ModelConfig config = config_of({.like = "qwen3.5-moe-tiny"});
   const Checkpoint checkpoint = dummy_checkpoint(config, "folder").value();
-  setenv("FP4MOE_TRIAL", "gpu-state-drafts", 1);
   for (const int ranks : {1, 2}) {
     EngineConfig flags;
     flags.device = "cuda";
@@ -465,7 +464,6 @@ TEST(MemoryPlanOnAGpu, DraftsTakeRowsOfEachState) {
               4 * layers * (delta.conv_channels() + 2 * delta.num_value_heads) * 4 / ranks);
     EXPECT_EQ(drafted.most_state_slots, plain.most_state_slots);
   }
-  unsetenv("FP4MOE_TRIAL");
 }
 
 TEST(SizeString, ChangesItsUnitAtAGibibyte) {
