@@ -1,58 +1,43 @@
-// gated_delta in chunks, second kernel: the state from chunk to chunk, and the outputs.
+// gated_delta in chunks, second kernel: the state from chunk to chunk, and the outputs before norm and gate.
 //
 // Computes:  per sequence and value head, for its chunks in order, with S the state before the chunk,
 //              N = T (V - exp(G) K S);   o = exp(G) Q S + P N;   S <- exp(G_last) S + K^T (exp(G_last - G) N)
-//            and the norm and gate of o. A cluster has a head, and a block 32 of its columns. In a block, a
-//            warp keeps 16 columns of S in registers, transposed: the accumulators of one product are the A
-//            fragments of the next. A second warp gets S and N from it and computes o. A third loads the
-//            matrices of chunks ahead, a quarter of them for all blocks of the cluster.
+//            o replaces V. A cluster has a head, and a block 64 of its columns. One warpgroup computes all
+//            products, transposed, with wgmma: it keeps S in registers, and the accumulators of one product
+//            become the A fragments of another. A thread loads the matrices of chunks ahead, half of them for
+//            both blocks.
+// Order:     K S; half of Q S; N; the rest of Q S; the new S; P N. So registers are converted for one product
+//            while the tensor cores compute another, except before N and between chunks.
 // Shapes:    chunks of 64 rows; dk = dv = 128.
-// Bytes:     1024 Hk + 1032 Hv + 4 Hv dv read per row, and 2 Hv dv written; 8 Hv dk dv per sequence and pass.
-// Flops:     2 Hv (3 dk dv + 64 dv) per row, times 3.
-// Bound:     few heads: the latency of one chunk after another; many heads: Tensor Cores.
+// Bytes:     1024 Hk + 1032 Hv read per row, and 4 Hv dv written; 8 Hv dk dv per sequence and pass.
+// Flops:     2 Hv dv (3 dk + 112) per row, times 3.
+// Bound:     the tensor cores of two SMs per head, for 2976 cycles per chunk, one chunk after another.
 // Numerics:  S in f32; products of bf16 pairs high + low with f32 sums, about 2^-16. A row's bits depend
 //            on its position in the chunk and on the rows before, not on other sequences or passes. A cut of
 //            the prompt keeps them if it is at a multiple of 64 and both pieces run in chunks.
-#include <cuda_bf16.h>
-
 #include <algorithm>
-#include <string>
+#include <cstddef>
 
 #include "base/check.h"
 #include "kernels/cuda/dense/gated_delta_chunks.cuh"
 #include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/ptx/attention_ptx.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
+#include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/ref/dense_ref.h"
 
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kBlocks = 4;                             // of a cluster
-constexpr int kTilesPerBlock = kDeltaTiles / kBlocks;  // each has a warp for S and one for o
-constexpr int kConsumers = 2 * kTilesPerBlock, kStateThreads = (kConsumers + 1) * 32;
+constexpr int kBlocks = 2;  // of a cluster
+constexpr int kBlockTiles = kDeltaTiles / kBlocks, kBlockColumns = kDeltaDim / kBlocks;
+// The warps that compute, the warp that loads, and threads that do the rest.
+constexpr int kComputeWarps = 4, kLoadWarp = kComputeWarps, kStateThreads = 256;
+constexpr int kFirstHelper = (kLoadWarp + 1) * 32, kHelpers = kStateThreads - kFirstHelper;
 constexpr int kStages = 2;
-constexpr int kSteps = kDeltaDim / 16, kRowTiles = kDeltaChunk / 8;
-constexpr int kTerms = kDeltaDim / 8;  // accumulators of a warp's S
-
-struct ChunkStage {
-  DeltaKeys keys;
-  DeltaMatrices matrices;
-};
-struct ChunkShared {
-  ChunkStage stages[kStages];
-  uint4 states[kTilesPerBlock][kSteps][2][32];        // S of a tile as split A fragments
-  float4 values[kTilesPerBlock][kRowTiles][32];       // V, then N of a tile, as accumulators
-  float squares[2][kDeltaTiles][kDeltaChunk];         // of o, by all blocks, of even and odd chunks
-  uint64_t full[kStages], empty[kStages], summed[2];  // barriers
-};
-static_assert(sizeof(DeltaKeys) % (16 * kBlocks) == 0 && sizeof(DeltaMatrices) % (16 * kBlocks) == 0);
-static_assert(1 + kMaxReplayRows < kMinChunkedRows, "graphs of steps that verify drafts have no chunks");
-
-// Named barriers between a tile's two warps. The second warp reads N and loads the next chunk's V in its
-// place.
-enum ChunkSignal : int { kStateFilled, kStateFree, kValuesFilled, kChangesFilled, kNumSignals };
-__device__ int signal_id(int tile, ChunkSignal signal) { return 1 + tile * kNumSignals + signal; }
+constexpr int kStateSteps = kDeltaDim / 16, kRowSteps = kDeltaChunk / 16, kRowTiles = kDeltaChunk / 8;
+constexpr int kPanelBytes = kDeltaChunk * 128;  // 64 columns of k or q
 
 // A block's work.
 struct ChunkRange {
@@ -72,346 +57,343 @@ __device__ ChunkRange chunk_range(const ChunkParams& p) {
   return r;
 }
 
-__device__ void load_quarter(void* to, const void* from, uint32_t bytes, uint64_t* bar) {
+// Operands of wgmma start at multiples of 1024 bytes.
+struct ChunkTiles {
+  DeltaKeys keys;
+  uint8_t t_high[kDeltaSquareBytes], t_low[kDeltaSquareBytes];
+  uint8_t p_high[kDeltaSquareBytes], p_low[kDeltaSquareBytes];
+  float4 values[kBlockTiles][kRowTiles][32];  // V of the block's columns
+};
+struct ChunkFactors {
+  float from_start[kDeltaChunk], to_end[kDeltaChunk];
+};
+struct ChunkShared {
+  ChunkTiles tiles[kStages];
+  ChunkFactors factors[kStages];
+  uint64_t full[kStages], cleared[kStages], empty[kStages];  // barriers
+  ChunkRange range;  // read again where it is needed, to save registers
+};
+constexpr int kSharedBytes = sizeof(ChunkShared);
+constexpr int kSquaresBytes = 4 * kDeltaSquareBytes;
+static_assert(sizeof(ChunkTiles) % 1024 == 0 && offsetof(DeltaMatrices, from_start) == kSquaresBytes &&
+              sizeof(DeltaMatrices) == kSquaresBytes + sizeof(ChunkFactors));
+static_assert(1 + kMaxReplayRows < kMinChunkedRows, "graphs of steps that verify drafts have no chunks");
+
+// ---- loads ----
+
+// Loads this block's half for both blocks.
+__device__ void load_half(void* to, const void* from, uint32_t bytes, uint64_t* bar) {
   const uint32_t at = ptx::cluster_ctarank() * (bytes / kBlocks);
   ptx::bulk_load_multicast(static_cast<uint8_t*>(to) + at, static_cast<const uint8_t*>(from) + at,
                            bytes / kBlocks, bar, (1 << kBlocks) - 1);
 }
 
-// Loads this block's part of every chunk's matrices; for one thread.
+// Loads this block's part of every chunk; for one thread.
 __device__ void load_chunks(const ChunkParams& p, const ChunkRange& r, ChunkShared& s) {
+  const int64_t chunk = r.first - p.first_chunk, heads = p.args.num_value_heads;
+  const DeltaKeys* keys = p.keys + chunk * p.args.num_key_heads + r.key_head;
+  const DeltaMatrices* matrices = p.matrices + chunk * heads + r.head;
+  const DeltaValues* values = p.values + chunk * heads + r.head;
   for (int i = 0; i < r.count; ++i) {
     const int stage = i % kStages;
-    const int64_t chunk = r.first + i - p.first_chunk;
+    ChunkTiles& tiles = s.tiles[stage];
+    uint64_t* const full = &s.full[stage];
     if (i >= kStages) ptx::mbarrier_wait(&s.empty[stage], (i / kStages + 1) % 2);
-    ptx::mbarrier_arrive_expect_tx(&s.full[stage], sizeof(ChunkStage));
-    load_quarter(&s.stages[stage].keys, p.keys + chunk * p.args.num_key_heads + r.key_head, sizeof(DeltaKeys),
-                 &s.full[stage]);
-    load_quarter(&s.stages[stage].matrices, p.matrices + chunk * p.args.num_value_heads + r.head,
-                 sizeof(DeltaMatrices), &s.full[stage]);
+    ptx::mbarrier_arrive_expect_tx(full, sizeof(ChunkTiles) + sizeof(ChunkFactors));
+    load_half(&tiles.keys, keys, sizeof(DeltaKeys), full);
+    load_half(&s.factors[stage], matrices->from_start, sizeof(ChunkFactors), full);
+    ptx::bulk_load(tiles.values, values->of[ptx::cluster_ctarank() * kBlockTiles], sizeof(tiles.values),
+                   full);
+    load_half(tiles.t_high, matrices, kSquaresBytes, full);
+    keys += p.args.num_key_heads, matrices += heads, values += heads;
   }
 }
 
-// Frees the stage for the loads of all blocks; for a warp that is done with it.
-__device__ void release_stage(ChunkShared& s, int stage) {
+// Clears the 16 x 16 blocks above the diagonal of T and P of every chunk; for the helpers. They have a row
+// and two matrices each; the last 16 rows have no such blocks.
+__device__ void clear_chunks(ChunkShared& s) {
+  const int helper = static_cast<int>(threadIdx.x) - kFirstHelper, row = helper % 48;
+  static_assert(kHelpers == 2 * 48 && kDeltaChunk == 48 + 16);
+  for (int i = 0; i < s.range.count; ++i) {
+    const int stage = i % kStages;
+    uint8_t* const to = s.tiles[stage].t_high + helper / 48 * 2 * kDeltaSquareBytes;
+    ptx::mbarrier_wait(&s.full[stage], i / kStages % 2);
+    for (int column = (row / 16 + 1) * 16; column < kDeltaChunk; column += 8) {
+      uint8_t* const at = to + swizzled(row, column, 128);
+      *reinterpret_cast<uint4*>(at) = *reinterpret_cast<uint4*>(at + kDeltaSquareBytes) = {};
+    }
+    ptx::fence_proxy_async();
+    ptx::mbarrier_arrive(&s.cleared[stage]);
+  }
+}
+
+// Frees the stage for the loads of both blocks; for a warp that is done with it.
+__device__ __forceinline__ void release_stage(ChunkShared& s, int stage) {
   __syncwarp();
   if (threadIdx.x % 32 < kBlocks) ptx::mbarrier_arrive_cluster(&s.empty[stage], threadIdx.x % 32);
 }
 
-__device__ SplitTile split_tile(const uint8_t* high, const uint8_t* low, int row_bytes) {
-  return {ptx::shared_address(high), ptx::shared_address(low), row_bytes};
-}
+// ---- products ----
 
+// An A fragment of 16 columns, split.
+struct SplitFragment {
+  uint32_t high[4], low[4];
+};
+
+// Accumulators of a product [64 columns of v, n]: c[4 j + i] has row 16 warp + lane / 4 + 8 (i / 2) and
+// column 8 j + 2 (lane % 4) + i % 2. Returns columns 16 step ... 16 step + 15 as an A fragment.
 template <int kCount>
-__device__ __forceinline__ void clear(float (&c)[kCount][4]) {
+__device__ __forceinline__ SplitFragment split_columns(const float (&c)[kCount], int step) {
+  SplitFragment out;
 #pragma unroll
-  for (int n = 0; n < kCount; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) c[n][i] = 0;
+  for (int i = 0; i < 4; ++i) {
+    const ptx::SplitPair pair = ptx::split_pair(c[8 * step + 2 * i], c[8 * step + 2 * i + 1]);
+    out.high[i] = pair.high, out.low[i] = pair.low;
+  }
+  keep_registers(out.high);
+  keep_registers(out.low);
+  return out;
 }
 
-// c = x m^T for a lower triangular m [chunk, chunk]; x: accumulators of [columns, chunk].
-__device__ __forceinline__ void add_triangular(float (&c)[kRowTiles][4], const float (&x)[kRowTiles][4],
-                                               const SplitTile& m) {
-#pragma unroll
-  for (int step = 0; step < kDeltaChunk / 16; ++step)
-    add_products<false>(c, split_fragment(x[2 * step], x[2 * step + 1]), m, step, 0, step);
+// The factors of this thread's two columns of accumulator tile j.
+__device__ __forceinline__ float2 column_factors(const float* factors, int j) {
+  return *reinterpret_cast<const float2*>(factors + j * 8 + threadIdx.x % 4 * 2);
 }
 
-// c[row] *= factors[row], the rows being the accumulators' columns.
-__device__ __forceinline__ void scale_rows(float (&c)[kRowTiles][4], const float* factors) {
+// split_columns of the columns times factors.
+__device__ __forceinline__ SplitFragment split_scaled(const float (&c)[32], const float* factors, int step) {
+  float scaled[8];
 #pragma unroll
-  for (int n = 0; n < kRowTiles; ++n) {
-    const float2 f = *reinterpret_cast<const float2*>(factors + n * 8 + threadIdx.x % 4 * 2);
-    c[n][0] *= f.x, c[n][1] *= f.y, c[n][2] *= f.x, c[n][3] *= f.y;
+  for (int i = 0; i < 8; ++i) {
+    const float2 f = column_factors(factors, 2 * step + i / 4);
+    scaled[i] = c[8 * step + i] * (i % 2 == 0 ? f.x : f.y);
   }
+  return split_columns(scaled, 0);
 }
 
-// c = exp(G) x S, transposed, for x = K or Q.
-__device__ __forceinline__ void multiply_states(float (&c)[kRowTiles][4],
-                                                const uint4 (&states)[kSteps][2][32], const SplitTile& x,
-                                                const float* from_start) {
-  clear(c);
-#pragma unroll 4
-  for (int step = 0; step < kSteps; ++step) {
-    const uint4 high = states[step][0][threadIdx.x % 32], low = states[step][1][threadIdx.x % 32];
-    add_products<false>(c, {{high.x, high.y, high.z, high.w}, {low.x, low.y, low.z, low.w}}, x, step, 0, 0);
-  }
-  scale_rows(c, from_start);
+// Makes the assembler compute the fragments before a later wait instead of moving the wait up: a store that
+// never executes (the address is not 0) keeps them in order.
+template <int kCount>
+__device__ __forceinline__ void compute_before(const SplitFragment (&x)[kCount], uint32_t address) {
+  uint32_t all = 0;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) all ^= x[i].low[0] ^ x[i].low[1] ^ x[i].low[2] ^ x[i].low[3];
+  asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %1, 0;\n@p st.shared.u32 [%1], %0;\n}" ::"r"(all),
+               "r"(address)
+               : "memory");
 }
 
-// A tile's columns of S, transposed: s[n] has rows 8 n ... 8 n + 7 of S.
-struct StateTile {
-  float s[kTerms][4];
-
-  // f(element of this thread, its place in the slot's [dk, dv])
-  template <class F>
-  __device__ __forceinline__ void each(float* state, int column, const F& f) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-    for (int n = 0; n < kTerms; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        f(s[n][i], state + (n * 8 + lane % 4 * 2 + i % 2) * kDeltaDim + column + lane / 4 + i / 2 * 8);
-  }
-  // Writes S as split A fragments, for both warps.
-  __device__ __forceinline__ void publish(uint4 (&to)[kSteps][2][32]) const {
-#pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const SplitFragment f = split_fragment(s[2 * step], s[2 * step + 1]);
-      to[step][0][threadIdx.x % 32] = {f.high[0], f.high[1], f.high[2], f.high[3]};
-      to[step][1][threadIdx.x % 32] = {f.low[0], f.low[1], f.low[2], f.low[3]};
-    }
-  }
-  // S <- exp(G_last) S + K^T n; n: scaled to the end of the chunk.
-  __device__ __forceinline__ void advance(const float (&n)[kRowTiles][4], const ChunkStage& in) {
-    const float shrink = in.matrices.from_start[kDeltaChunk - 1];
-#pragma unroll
-    for (int i = 0; i < kTerms; ++i)
-#pragma unroll
-      for (int j = 0; j < 4; ++j) s[i][j] *= shrink;
-    const SplitTile k = split_tile(in.keys.k_high, in.keys.k_low, kDeltaDim * 2);
-#pragma unroll
-    for (int step = 0; step < kDeltaChunk / 16; ++step) {
-      const SplitFragment a = split_fragment(n[2 * step], n[2 * step + 1]);
-      add_products<true>(s, a, k, step, 0, 0);
-      add_products<true>(s + 8, a, k, step, 4, 0);
-    }
-  }
+// A split operand of wgmma: offsets in ChunkTiles. A descriptor of the tiles' start leads to all of them.
+struct SplitOperand {
+  uint32_t high, low;
 };
+constexpr SplitOperand kK = {offsetof(ChunkTiles, keys.k_high), offsetof(ChunkTiles, keys.k_low)},
+                       kQ = {offsetof(ChunkTiles, keys.q_high), offsetof(ChunkTiles, keys.q_low)},
+                       kT = {offsetof(ChunkTiles, t_high), offsetof(ChunkTiles, t_low)},
+                       kP = {offsetof(ChunkTiles, p_high), offsetof(ChunkTiles, p_low)};
 
-__device__ __forceinline__ void get_values(const float4 (&from)[kRowTiles][32], float (&x)[kRowTiles][4]) {
+// c (+)= x b over 16 columns of x; b: `offset` bytes into an operand, [n, 16] in memory, or if transposed
+// [16, n].
+template <int kTransposed = 0, int kCount>
+__device__ __forceinline__ void add_split_products(float (&c)[kCount], const SplitFragment& x, uint64_t tiles,
+                                                   SplitOperand b, uint32_t offset, bool accumulate = true) {
+  const uint64_t high = wgmma_b_advance(tiles, b.high + offset), low = wgmma_b_advance(tiles, b.low + offset);
+  wgmma<kTransposed>(c, x.low, high, accumulate);
+  wgmma<kTransposed>(c, x.high, low, true);
+  wgmma<kTransposed>(c, x.high, high, true);
+}
+
+// c = S^T m^T over kSteps steps of dk from `first` on, added to c unless that is 0; m: K or Q.
+template <int kSteps>
+__device__ __forceinline__ void multiply_state(float (&c)[32], const SplitFragment (&state)[kStateSteps],
+                                               uint64_t tiles, SplitOperand m, int first) {
+  wgmma_fence();
 #pragma unroll
-  for (int n = 0; n < kRowTiles; ++n) {
-    const float4 v = from[n][threadIdx.x % 32];
-    x[n][0] = v.x, x[n][1] = v.y, x[n][2] = v.z, x[n][3] = v.w;
+  for (int step = first; step < first + kSteps; ++step)
+    add_split_products(c, state[step], tiles, m, step / 4 * kPanelBytes + step % 4 * 32, step > 0);
+  wgmma_commit();
+}
+
+// ---- the chain ----
+
+__device__ __forceinline__ float* state_of(const ChunkParams& p, const ChunkRange& r) {
+  return p.args.recurrent(p.sequences.slots[r.sequence.index], r.head);
+}
+
+// S^T of the block: f(element of this thread, its place in the slot's [dk, dv]).
+template <class F>
+__device__ __forceinline__ void each_state(float (&s)[64], float* state, const F& f) {
+  const int lane = lane_read_here(), warp = static_cast<int>(threadIdx.x) / 32;
+  const int column = static_cast<int>(ptx::cluster_ctarank()) * kBlockColumns + warp * 16 + lane / 4;
+#pragma unroll
+  for (int i = 0; i < 64; ++i)
+    f(s[i], state + (i / 4 * 8 + lane % 4 * 2 + i % 2) * kDeltaDim + column + i / 2 % 2 * 8);
+}
+
+// Returns V - exp(G) x as fragments in `rows`.
+__device__ __forceinline__ void split_differences(float (&x)[32], const ChunkTiles& tiles,
+                                                  const float* from_start, SplitFragment (&rows)[kRowSteps]) {
+  const float4* const values = &tiles.values[threadIdx.x / 32][0][threadIdx.x % 32];
+#pragma unroll
+  for (int j = 0; j < kRowTiles; ++j) {
+    const float4 v = values[j * 32];
+    const float2 f = column_factors(from_start, j);
+    x[4 * j] = v.x - x[4 * j] * f.x, x[4 * j + 1] = v.y - x[4 * j + 1] * f.y;
+    x[4 * j + 2] = v.z - x[4 * j + 2] * f.x, x[4 * j + 3] = v.w - x[4 * j + 3] * f.y;
+    if (j % 2 == 1) rows[j / 2] = split_columns(x, j / 2);
   }
 }
 
-// x = V - x
-__device__ __forceinline__ void subtract_from(const float4 (&values)[kRowTiles][32],
-                                              float (&x)[kRowTiles][4]) {
+// n = rows T^T, but without the products of the later half of the rows. As T is lower triangular, these are
+// for the later half of n's columns only: upper.
+__device__ __forceinline__ void multiply_inverse(float (&n)[32], float (&upper)[16],
+                                                 const SplitFragment (&rows)[kRowSteps], uint64_t tiles) {
+  wgmma_fence();
 #pragma unroll
-  for (int n = 0; n < kRowTiles; ++n) {
-    const float4 v = values[n][threadIdx.x % 32];
-    x[n][0] = v.x - x[n][0], x[n][1] = v.y - x[n][1], x[n][2] = v.z - x[n][2], x[n][3] = v.w - x[n][3];
-  }
+  for (int step = 0; step < kRowSteps / 2; ++step)
+    add_split_products(n, rows[step], tiles, kT, step * 32, step > 0);
+#pragma unroll
+  for (int step = kRowSteps / 2; step < kRowSteps; ++step)
+    add_split_products(upper, rows[step], tiles, kT, kDeltaChunk / 2 * 128 + step * 32, step > kRowSteps / 2);
+  wgmma_commit();
 }
 
-// The warp that keeps S of the block's tile.
-__device__ void run_states(const ChunkParams& p, const ChunkRange& r, int tile, ChunkShared& s) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int column = (static_cast<int>(ptx::cluster_ctarank()) * kTilesPerBlock + tile) * kDeltaTileCols;
-  const ChunkRows rows = chunk_rows(p, r.sequence, r.first);
-  float* const slot = p.args.recurrent(rows.slot, r.head);
-  const bool is_new = r.begins() && rows.is_new;
-  StateTile state;
-  state.each(slot, column, [&](float& x, const float* at) { x = is_new ? 0 : __ldcg(at); });
-  for (int i = 0; i < r.count; ++i) {
-    const int stage = i % kStages;
-    const ChunkStage& in = s.stages[stage];
-    float x[kRowTiles][4], n[kRowTiles][4];
-    if (i > 0) ptx::named_barrier(signal_id(tile, kStateFree), 64);
-    state.publish(s.states[tile]);
-    ptx::named_barrier_arrive(signal_id(tile, kStateFilled), 64);
-    ptx::mbarrier_wait(&s.full[stage], i / kStages % 2);
-    multiply_states(x, s.states[tile], split_tile(in.keys.k_high, in.keys.k_low, kDeltaDim * 2),
-                    in.matrices.from_start);
-    ptx::named_barrier(signal_id(tile, kValuesFilled), 64);
-    subtract_from(s.values[tile], x);
-    clear(n);
-    add_triangular(n, x, split_tile(in.matrices.t_high, in.matrices.t_low, kDeltaChunk * 2));
+// A chunk's products. state: S as fragments, replaced by those of the new S. o: the outputs.
+__device__ __forceinline__ void run_chunk(float (&s)[64], SplitFragment (&state)[kStateSteps], float (&o)[32],
+                                          const ChunkTiles& in, const ChunkFactors& factors) {
+  const uint32_t address = ptx::shared_address(&in);
+  const uint64_t tiles = wgmma_b_descriptor(address, kPanelBytes);
+  float n[32], upper[16];
+  SplitFragment rows[kRowSteps], changes[kRowSteps];
+  multiply_state<8>(n, state, tiles, kK, 0);
+  multiply_state<4>(o, state, tiles, kQ, 0);
+  wgmma_wait<1>();
+  keep_registers(n);
+  split_differences(n, in, factors.from_start, rows);
+  compute_before(rows, address + sizeof(in));
+  wgmma_wait<0>();  // frees the registers of four fragments
+  keep_registers(o);
+  multiply_inverse(n, upper, rows, tiles);
+  multiply_state<4>(o, state, tiles, kQ, 4);
+  const float shrink = factors.from_start[kDeltaChunk - 1];
 #pragma unroll
-    for (int j = 0; j < kRowTiles; ++j) s.values[tile][j][lane] = {n[j][0], n[j][1], n[j][2], n[j][3]};
-    ptx::named_barrier_arrive(signal_id(tile, kChangesFilled), 64);
-    scale_rows(n, in.matrices.to_end);
-    state.advance(n, in);
-    release_stage(s, stage);
+  for (float& element : s) element *= shrink;
+  keep_registers(s);
+  wgmma_wait<1>();
+  keep_registers(n);
+  keep_registers(upper);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) n[16 + i] += upper[i];
+#pragma unroll
+  for (int step = 0; step < kRowSteps; ++step) {
+    rows[step] = split_scaled(n, factors.to_end, step);
+    wgmma_fence();
+    add_split_products<1>(s, rows[step], tiles, kK, step * 16 * 128);
+    wgmma_commit();
   }
-  state.each(slot, column, [](float x, float* at) { *at = x; });
+  wgmma_wait<kRowSteps>();
+  keep_registers(o);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    const float2 f = column_factors(factors.from_start, i / 4);
+    o[i] *= i % 2 == 0 ? f.x : f.y;
+  }
+#pragma unroll
+  for (int step = 0; step < kRowSteps; ++step) {
+    changes[step] = split_columns(n, step);
+    wgmma_fence();
+    add_split_products(o, changes[step], tiles, kP, step * 32);
+    wgmma_commit();
+  }
+  wgmma_wait<kRowSteps>();
+  keep_registers(s);
+#pragma unroll
+  for (int step = 0; step < kStateSteps; ++step) state[step] = split_columns(s, step);
+  compute_before(state, address + sizeof(in));
+  wgmma_wait<0>();
+  keep_registers(o);
 }
 
-// The outputs of 16 columns of a chunk: o[n] has rows 8 n ... 8 n + 7, transposed.
-struct OutputTile {
-  float o[kRowTiles][4];
-
-  __device__ __forceinline__ void add_changes(const float (&n)[kRowTiles][4], const ChunkStage& in) {
-    add_triangular(o, n, split_tile(in.matrices.p_high, in.matrices.p_low, kDeltaChunk * 2));
-  }
-  // Sends the rows' sums of squares over the tile's columns to all blocks of the cluster.
-  __device__ __forceinline__ void send_squares(float (&squares)[kDeltaChunk], uint64_t* summed) const {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    float own[2] = {};  // of rows 8 (lane / 4) + 2 (lane % 4) + {0, 1}
-#pragma unroll
-    for (int n = 0; n < kRowTiles; ++n)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float sum = o[n][i] * o[n][i] + o[n][i + 2] * o[n][i + 2];
-        for (int offset = 4; offset < 32; offset *= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-        if (lane / 4 == n) own[i] = sum;
-      }
-    for (uint32_t rank = 0; rank < kBlocks; ++rank) {
-      const uint32_t to = ptx::map_cluster(ptx::shared_address(squares + lane * 2), rank);
-      ptx::st_cluster(to, own[0]);
-      ptx::st_cluster(to + 4, own[1]);
-    }
-    __syncwarp();
-    if (lane < kBlocks) ptx::mbarrier_arrive_release_cluster(summed, static_cast<uint32_t>(lane));
-  }
-};
-
-// z at the places of an OutputTile.
-struct GateTile {
-  float z[kRowTiles][4];
-
-  __device__ __forceinline__ void load(const ChunkParams& p, const ChunkRows& c, int64_t column) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const float* at = p.args.z + c.batch_row(lane % 4 * 2) * p.args.z_stride + column + lane / 4;
-#pragma unroll
-    for (int n = 0; n < kRowTiles; ++n, at += 8 * p.args.z_stride)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        z[n][i] = c.has(n * 8 + lane % 4 * 2 + i % 2) ? __ldcg(at + i % 2 * p.args.z_stride + i / 2 * 8) : 0;
-  }
-};
-
-__device__ __forceinline__ void store_output(const ActRows& out, int64_t at, float y) {
-  if (out.dtype == DType::kF32)
-    static_cast<float*>(out.data)[at] = y;
-  else
-    static_cast<bf16*>(out.data)[at].bits = __bfloat16_as_ushort(__float2bfloat16_rn(y));
-}
-
-// column: of all heads.
-__device__ void store_outputs(const ChunkParams& p, const ChunkRows& c, int64_t column, const OutputTile& out,
-                              const GateTile& gates, const float (&squares)[kDeltaTiles][kDeltaChunk]) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, first = lane % 4 * 2;
-  const float weights[2] = {__ldg(p.args.norm_weight + column % kDeltaDim + lane / 4),
-                            __ldg(p.args.norm_weight + column % kDeltaDim + lane / 4 + 8)};
-  int64_t at = c.batch_row(first) * p.args.out.cols + column + lane / 4;
-#pragma unroll
-  for (int n = 0; n < kRowTiles; ++n, at += 8 * p.args.out.cols) {
-    float2 sum = {0, 0};  // of two rows
-#pragma unroll
-    for (int t = 0; t < kDeltaTiles; ++t) {
-      const float2 of_tile = *reinterpret_cast<const float2*>(squares[t] + n * 8 + first);
-      sum.x += of_tile.x, sum.y += of_tile.y;
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      if (!c.has(n * 8 + first + j)) continue;
-      const float inverse = 1 / sqrtf((j == 0 ? sum.x : sum.y) / kDeltaDim + p.args.eps);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float z = gates.z[n][2 * i + j], silu_z = z / (1 + expf(-z));
-        store_output(p.args.out, at + j * p.args.out.cols + i * 8,
-                     out.o[n][2 * i + j] * inverse * weights[i] * silu_z);
-      }
-    }
-  }
-}
-
-// Starts to load a chunk's V for the first warp.
-__device__ __forceinline__ void load_values(const float4 (&from)[kRowTiles][32],
-                                            float4 (&to)[kRowTiles][32]) {
-#pragma unroll
-  for (int n = 0; n < kRowTiles; ++n)
-    ptx::cp_async16(ptx::shared_address(&to[n][threadIdx.x % 32]), &from[n][threadIdx.x % 32], 16);
-  ptx::cp_async_commit();
-}
-
-// The warp that computes the outputs of the block's tile, and loads its V. A chunk's outputs are normed
-// during the next chunk, when the other blocks' squares have arrived.
-__device__ void run_outputs(const ChunkParams& p, const ChunkRange& r, int tile, ChunkShared& s) {
-  const int tile_of_head = static_cast<int>(ptx::cluster_ctarank()) * kTilesPerBlock + tile;
-  const int64_t column = int64_t{r.head} * kDeltaDim + tile_of_head * kDeltaTileCols;
+// Runs all chunks of the block; for the warps that compute.
+__device__ void run_chunks(const ChunkParams& p, ChunkShared& s) {
+  float state[64];
+  SplitFragment fragments[kStateSteps];
+  const bool is_new = s.range.begins() && chunk_rows(p, s.range.sequence, s.range.first).is_new;
   const int64_t heads = p.args.num_value_heads;
-  const DeltaValues* values = p.values + (r.first - p.first_chunk) * heads + r.head;
-  ChunkRows rows = chunk_rows(p, r.sequence, r.first);  // of the chunk whose outputs are not normed yet
-  OutputTile out, next;
-  GateTile gates;
-  const auto finish = [&](int i) {
-    ptx::mbarrier_wait_acquire_cluster(&s.summed[i % 2], i / 2 % 2);
-    store_outputs(p, rows, column, out, gates, s.squares[i % 2]);
-    rows.offset += kDeltaChunk;
-  };
-  load_values(values->of[tile_of_head], s.values[tile]);
-  ptx::cp_async_wait<0>();
-  ptx::named_barrier_arrive(signal_id(tile, kValuesFilled), 64);
-  for (int i = 0; i < r.count; ++i) {
+  const int tile =
+      static_cast<int>(ptx::cluster_ctarank()) * kBlockTiles + static_cast<int>(threadIdx.x) / 32;
+  float4* out =
+      &p.values[(s.range.first - p.first_chunk) * heads + s.range.head].of[tile][0][threadIdx.x % 32];
+  each_state(state, state_of(p, s.range), [&](float& x, const float* at) { x = is_new ? 0 : __ldcg(at); });
+#pragma unroll
+  for (int step = 0; step < kStateSteps; ++step) fragments[step] = split_columns(state, step);
+#pragma unroll 1
+  for (int i = 0; i < s.range.count; ++i) {
     const int stage = i % kStages;
-    const bool has_next = i + 1 < r.count;
-    const ChunkStage& in = s.stages[stage];
+    float o[32];
     ptx::mbarrier_wait(&s.full[stage], i / kStages % 2);
-    ptx::named_barrier(signal_id(tile, kStateFilled), 64);
-    multiply_states(next.o, s.states[tile], split_tile(in.keys.q_high, in.keys.q_low, kDeltaDim * 2),
-                    in.matrices.from_start);
-    if (has_next) ptx::named_barrier_arrive(signal_id(tile, kStateFree), 64);
-    if (i > 0) finish(i - 1);
-    gates.load(p, rows, column);
-    out = next;
-    ptx::named_barrier(signal_id(tile, kChangesFilled), 64);
-    float n[kRowTiles][4];
-    get_values(s.values[tile], n);
-    if (has_next) load_values((values += heads)->of[tile_of_head], s.values[tile]);
-    out.add_changes(n, in);
+    ptx::mbarrier_wait(&s.cleared[stage], i / kStages % 2);
+    run_chunk(state, fragments, o, s.tiles[stage], s.factors[stage]);
     release_stage(s, stage);
-    if (has_next) {
-      ptx::cp_async_wait<0>();
-      ptx::named_barrier_arrive(signal_id(tile, kValuesFilled), 64);
-    }
-    out.send_squares(s.squares[i % 2][tile_of_head], &s.summed[i % 2]);
+#pragma unroll
+    for (int j = 0; j < kRowTiles; ++j) out[j * 32] = {o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]};
+    out += heads * int64_t{sizeof(DeltaValues) / sizeof(float4)};
   }
-  finish(r.count - 1);
+  each_state(state, state_of(p, s.range), [](float x, float* at) { *at = x; });
 }
 
-// Keeps the last inputs of the convolution: the block's columns of v, and by one block those of q and k.
+// Keeps the last inputs of the convolution: the block's columns of v, and for the first value head of a key
+// head also those of q (by the first block) and k. For the helpers.
 __device__ void store_conv_inputs(const ChunkParams& p, const ChunkRange& r) {
   const GatedDeltaArgs& a = p.args;
   const ChunkRows c = chunk_rows(p, r.sequence, r.first);
-  const int kept = a.conv_width - 1, columns = kTilesPerBlock * kDeltaTileCols;
+  const int kept = a.conv_width - 1, rank = static_cast<int>(ptx::cluster_ctarank());
   const int64_t keys = int64_t{a.num_key_heads} * kDeltaDim;
-  const auto store = [&](int64_t channel) {
-    for (int i = 0; i < kept; ++i)
-      a.conv(c.slot)[channel * kept + i] = chunk_input(a, c, c.num_rows - kept + i, channel);
-  };
-  const int rank = static_cast<int>(ptx::cluster_ctarank()), first = static_cast<int>(threadIdx.x);
-  for (int i = first; i < columns; i += kStateThreads)
-    store(2 * keys + int64_t{r.head} * kDeltaDim + rank * columns + i);
-  if (rank != 0 || r.head % (a.num_value_heads / a.num_key_heads) != 0) return;
-  for (int i = first; i < 2 * kDeltaDim; i += kStateThreads)
-    store(i / kDeltaDim * keys + int64_t{r.key_head} * kDeltaDim + i % kDeltaDim);
+  const bool has_keys = r.head % (a.num_value_heads / a.num_key_heads) == 0;
+  for (int i = static_cast<int>(threadIdx.x) - kFirstHelper; i < kBlockColumns + (has_keys ? kDeltaDim : 0);
+       i += kHelpers) {
+    const int64_t channel = i < kBlockColumns
+                                ? 2 * keys + int64_t{r.head} * kDeltaDim + rank * kBlockColumns + i
+                                : rank * keys + int64_t{r.key_head} * kDeltaDim + i - kBlockColumns;
+    float x[kMaxConvWidth - 1];
+#pragma unroll
+    for (int j = 0; j < kMaxConvWidth - 1; ++j)
+      x[j] = j < kept ? chunk_input(a, c, c.num_rows - kept + j, channel) : 0;
+#pragma unroll
+    for (int j = 0; j < kMaxConvWidth - 1; ++j)
+      if (j < kept) a.conv(c.slot)[channel * kept + j] = x[j];
+  }
 }
 
 // Grid (blocks of a cluster, Hv, sequences with chunks).
 __global__ void __launch_bounds__(kStateThreads, 1)
     chunk_states_kernel(const __grid_constant__ ChunkParams p) {
-  extern __shared__ uint4 shared[];
-  ChunkShared& s = *reinterpret_cast<ChunkShared*>(shared);
+  extern __shared__ __align__(1024) uint8_t memory[];
+  ChunkShared& s = *reinterpret_cast<ChunkShared*>(memory);
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
   const ChunkRange r = chunk_range(p);
-  if (r.sequence.index < 0 || r.count <= 0) return;  // all blocks of the cluster
+  if (r.sequence.index < 0 || r.count <= 0) return;  // both blocks of the cluster
   if (threadIdx.x == 0) {
+    s.range = r;
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&s.full[i], 1);
-      ptx::mbarrier_init(&s.empty[i], kBlocks * kConsumers);
+      ptx::mbarrier_init(&s.cleared[i], kHelpers);
+      ptx::mbarrier_init(&s.empty[i], kBlocks * kComputeWarps);
     }
-    for (int i = 0; i < 2; ++i) ptx::mbarrier_init(&s.summed[i], kDeltaTiles);
     ptx::mbarrier_init_fence();
   }
   ptx::cluster_sync();
   const int warp = static_cast<int>(threadIdx.x) / 32;
-  if (warp < kConsumers) {
-    if (warp % 2 == 0)
-      run_states(p, r, warp / 2, s);
-    else
-      run_outputs(p, r, warp / 2, s);
+  if (warp < kComputeWarps) {
+    run_chunks(p, s);
+  } else if (warp > kLoadWarp) {
+    clear_chunks(s);
+    if (r.ends()) store_conv_inputs(p, r);
   } else if (threadIdx.x % 32 == 0) {
     load_chunks(p, r, s);
   }
-  if (r.ends()) store_conv_inputs(p, r);
-  ptx::cluster_sync();  // no block ends while others write to its shared memory
+  ptx::cluster_sync();  // no block ends while the other writes to its shared memory
 }
 
 // The most chunks of rows of num_sequences sequences.
@@ -431,12 +413,12 @@ bool chunks_fit(const GatedDeltaArgs& args) {
 }  // namespace
 
 void launch_chunk_states(const ChunkParams& params, int num_sequences) {
-  prepare_kernel(chunk_states_kernel, {.shared_bytes = static_cast<int>(sizeof(ChunkShared))});
+  prepare_kernel(chunk_states_kernel, {.shared_bytes = kSharedBytes});
   launch("chunk_states", chunk_states_kernel,
          {.grid = dim3(kBlocks, static_cast<unsigned>(params.args.num_value_heads),
                        static_cast<unsigned>(num_sequences)),
           .block = dim3(kStateThreads),
-          .shared_bytes = sizeof(ChunkShared),
+          .shared_bytes = kSharedBytes,
           .cluster = kBlocks},
          params);
 }
@@ -460,6 +442,7 @@ void gated_delta_chunks(const GatedDeltaArgs& args) {
   for (; p.first_chunk < chunks; p.first_chunk += p.num_chunks) {
     launch_chunk_matrices(p);
     launch_chunk_states(p, static_cast<int>(num_sequences));
+    launch_chunk_outputs(p);
   }
 }
 

@@ -1,5 +1,5 @@
-// What the two kernels of the gated delta net's chunked form share: which rows a chunk has, the layout of the
-// data between the kernels, and products of split matrices. Device code, except for the parameters.
+// What the kernels of the gated delta net's chunked form share: which rows a chunk has, and the layout of the
+// data between the kernels. Device code, except for the parameters.
 //
 // A chunk has the rows of one sequence at kDeltaChunk positions from a multiple of kDeltaChunk; other rows of
 // it are zeros with decay 1, which change nothing. A pass runs the chunks [first_chunk, first_chunk +
@@ -14,10 +14,10 @@ namespace fp4moe::cuda {
 
 constexpr int kDeltaTileBytes = kDeltaChunk * kDeltaDim * 2;      // a bf16 matrix [chunk, dim]
 constexpr int kDeltaSquareBytes = kDeltaChunk * kDeltaChunk * 2;  // a bf16 matrix [chunk, chunk]
-constexpr int kDeltaTileCols = 16;                                // of v, per warp
+constexpr int kDeltaTileCols = 16;                                // of v, in a tile
 constexpr int kDeltaTiles = kDeltaDim / kDeltaTileCols;
 
-// A key head's data: k and q as swizzled tiles, the rounded values and the rest.
+// A key head's data: k and q (key_offset), the rounded values and the rest.
 struct DeltaKeys {
   uint8_t k_high[kDeltaTileBytes], k_low[kDeltaTileBytes], q_high[kDeltaTileBytes], q_low[kDeltaTileBytes];
 };
@@ -31,7 +31,7 @@ struct DeltaMatrices {
   float to_end[kDeltaChunk];      // exp(G_last - G_i)
 };
 // v of a value head, as the accumulators of mma_bf16 for v^T: lane's {column g: rows 2 t, 2 t + 1; column g +
-// 8: likewise} of 8 rows.
+// 8: likewise} of 8 rows. Then in its place the outputs before norm and gate.
 struct DeltaValues {
   float4 of[kDeltaTiles][kDeltaChunk / 8][32];
 };
@@ -117,63 +117,10 @@ __device__ __forceinline__ float chunk_input(const GatedDeltaArgs& a, const Chun
 __device__ __forceinline__ int swizzled(int row, int column, int row_bytes) {
   return row * row_bytes + ((column / 8 ^ row % 8) * 16) + column % 8 * 2;
 }
-
-// The A fragment of 16 columns (mma_bf16), split.
-struct SplitFragment {
-  uint32_t high[4], low[4];
-};
-// From two accumulators, whose columns become the fragment's k.
-__device__ __forceinline__ SplitFragment split_fragment(const float (&first)[4], const float (&second)[4]) {
-  const ptx::SplitPair pairs[4] = {ptx::split_pair(first[0], first[1]), ptx::split_pair(first[2], first[3]),
-                                   ptx::split_pair(second[0], second[1]),
-                                   ptx::split_pair(second[2], second[3])};
-  SplitFragment out;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) out.high[i] = pairs[i].high, out.low[i] = pairs[i].low;
-  return out;
-}
-
-// A split matrix in shared memory, as swizzled tiles.
-struct SplitTile {
-  uint32_t high, low;  // shared addresses
-  int row_bytes;
-};
-
-// Address of this lane's row for the B fragments {n tile 2 pair: k 0 ... 7, 8 ... 15; n tile 2 pair + 1:
-// likewise} of k step `step`. The matrix is [n, k], or [k, n] if transposed.
-template <bool kTransposed>
-__device__ __forceinline__ uint32_t fragment_offset(int row_bytes, int step, int pair) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (kTransposed) return swizzled(step * 16 + lane % 16, pair * 16 + lane / 16 * 8, row_bytes);
-  return swizzled(pair * 16 + lane % 8 + lane / 16 * 8, step * 16 + lane / 8 % 2 * 8, row_bytes);
-}
-
-// c[8 tiles] += a * b of one k step, for the pairs of n tiles first_pair + [from, 4). The three products of
-// a tile are apart, because each waits for the one before.
-template <bool kTransposed>
-__device__ __forceinline__ void add_products(float (*c)[4], const SplitFragment& a, const SplitTile& b,
-                                             int step, int first_pair, int from) {
-  uint32_t high[4][4], low[4][4];
-#pragma unroll
-  for (int m = 0; m < 4; ++m) {
-    if (m < from) continue;
-    const uint32_t at = fragment_offset<kTransposed>(b.row_bytes, step, first_pair + m);
-    if (kTransposed) {
-      ptx::load_matrices_transposed(high[m], b.high + at);
-      ptx::load_matrices_transposed(low[m], b.low + at);
-    } else {
-      ptx::load_matrices(high[m], b.high + at);
-      ptx::load_matrices(low[m], b.low + at);
-    }
-  }
-#pragma unroll
-  for (int term = 0; term < 3; ++term)
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      if (n / 2 < from) continue;
-      const uint32_t* const of_b = term == 1 ? low[n / 2] : high[n / 2];
-      ptx::mma_bf16(c[n], term == 0 ? a.low : a.high, of_b[n % 2 * 2], of_b[n % 2 * 2 + 1]);
-    }
+// Offset of a bf16 element of k or q [kDeltaChunk, kDeltaDim]: panels of 64 columns, whose rows of 128 bytes
+// have swizzled 16-byte vectors, as wgmma reads them (wgmma_order.cuh).
+__device__ __forceinline__ int key_offset(int row, int column) {
+  return column / 64 * (kDeltaChunk * 128) + swizzled(row, column % 64, 128);
 }
 
 }  // namespace fp4moe::cuda

@@ -18,9 +18,10 @@ struct ChunkParams;
 // Runs every sequence that the recurrence does not run; others are left alone.
 void gated_delta_chunks(const GatedDeltaArgs& args);
 
-// A kernel each, of a pass. The first writes the data between them, the second the outputs and the slots of
-// up to num_sequences sequences.
+// The kernels of a pass. The first writes the data between them, the second the slots of up to num_sequences
+// sequences and the outputs before norm and gate, the third the outputs.
 void launch_chunk_matrices(const ChunkParams& params);
 void launch_chunk_states(const ChunkParams& params, int num_sequences);
+void launch_chunk_outputs(const ChunkParams& params);
 
 }  // namespace fp4moe::cuda

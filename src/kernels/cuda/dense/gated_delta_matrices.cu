@@ -90,10 +90,42 @@ __device__ void split_rows(const float* rows, float norm, uint8_t* high, uint8_t
     const float scale = norm / sqrtf(warp_sum(sum_of_squares(0, x)) + kDeltaNormEps);
     const ptx::SplitPair first = ptx::split_pair(x.x * scale, x.y * scale),
                          second = ptx::split_pair(x.z * scale, x.w * scale);
-    const int at = swizzled(row, lane * 4, kDeltaDim * 2);
+    const int at = key_offset(row, lane * 4);
     *reinterpret_cast<uint2*>(high + at) = {first.high, second.high};
     *reinterpret_cast<uint2*>(low + at) = {first.low, second.low};
   }
+}
+
+// The A fragment of 16 columns (mma_bf16), split.
+struct SplitFragment {
+  uint32_t high[4], low[4];
+};
+// k or q in shared memory.
+struct SplitTile {
+  uint32_t high, low;  // shared addresses
+};
+
+// c[8 tiles] += a * b of one k step, for the pairs of n tiles [from, 4); b: [n, k]. The three products of a
+// tile are apart, because each waits for the one before.
+__device__ __forceinline__ void add_products(float (&c)[8][4], const SplitFragment& a, const SplitTile& b,
+                                             int step, int from) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  uint32_t high[4][4], low[4][4];  // {n tile 2 m: k 0 ... 7, 8 ... 15; n tile 2 m + 1: likewise}
+#pragma unroll
+  for (int m = 0; m < 4; ++m) {
+    if (m < from) continue;
+    const int at = key_offset(m * 16 + lane % 8 + lane / 16 * 8, step * 16 + lane / 8 % 2 * 8);
+    ptx::load_matrices(high[m], b.high + at);
+    ptx::load_matrices(low[m], b.low + at);
+  }
+#pragma unroll
+  for (int term = 0; term < 3; ++term)
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (n / 2 < from) continue;
+      const uint32_t* const of_b = term == 1 ? low[n / 2] : high[n / 2];
+      ptx::mma_bf16(c[n], term == 0 ? a.low : a.high, of_b[n % 2 * 2], of_b[n % 2 * 2 + 1]);
+    }
 }
 
 // Replaces the keys by the products of the rows of k (by the first four warps) and of q with the k of 16
@@ -104,15 +136,15 @@ __device__ void multiply_rows(MatricesShared& s) {
   const int block = is_q ? kWarps - 1 - warp : warp;  // the same work for each of the SM's parts
   const uint32_t high = ptx::shared_address(s.keys.k_high), low = ptx::shared_address(s.keys.k_low);
   const SplitTile rows = {ptx::shared_address(is_q ? s.keys.q_high : s.keys.k_high),
-                          ptx::shared_address(is_q ? s.keys.q_low : s.keys.k_low), kDeltaDim * 2};
+                          ptx::shared_address(is_q ? s.keys.q_low : s.keys.k_low)};
   float c[8][4] = {};  // [earlier row, row]
 #pragma unroll 2
   for (int step = 0; step < kDeltaDim / 16; ++step) {
-    const int at = swizzled(block * 16 + lane % 16, step * 16 + lane / 16 * 8, kDeltaDim * 2);
+    const int at = key_offset(block * 16 + lane % 16, step * 16 + lane / 16 * 8);
     SplitFragment a;
     ptx::load_matrices(a.high, high + at);
     ptx::load_matrices(a.low, low + at);
-    add_products<false>(c, a, rows, step, 0, block);
+    add_products(c, a, rows, step, block);
   }
   __syncthreads();  // the keys were read
   float* const to =

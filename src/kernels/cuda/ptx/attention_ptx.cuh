@@ -1,5 +1,5 @@
-// PTX that only the attention kernels use: wgmma with one or both operands in shared memory. Names are those
-// of the PTX manual.
+// PTX of the attention kernels and the gated delta net: wgmma with one or both operands in shared memory.
+// Names are those of the PTX manual.
 #pragma once
 
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
