@@ -23,19 +23,21 @@ struct DeltaCase {
   Dims dims;
   int64_t tokens;
   int width;
+  int64_t gap = 3;  // floats between rows of qkv
   std::vector<float> qkv, z, ba, conv_weight, decay, dt_bias, norm_weight;
 
   // decay_factor multiplies g: 1e-7 keeps nearly all of the state, 100 nearly nothing.
   DeltaCase(Dims d, int64_t t, float decay_factor = 1, int conv_width = 4)
       : dims(d), tokens(t), width(conv_width) {
     Random random(static_cast<uint64_t>(d.dk * 1000 + d.dv));
-    qkv = random.normal(t * (channels() + 3)), z = random.normal(t * (columns() + 5));
+    qkv = random.normal(t * qkv_stride()), z = random.normal(t * (columns() + 5));
     ba = random.normal(t * ba_stride(), 2);
     conv_weight = random.normal(channels() * width);
     for (float x : random.normal(d.value_heads)) decay.push_back(-decay_factor * std::exp(x));
     dt_bias = random.normal(d.value_heads), norm_weight = random.normal(d.dv);
   }
   int64_t channels() const { return int64_t{2} * dims.key_heads * dims.dk + columns(); }
+  int64_t qkv_stride() const { return channels() + gap; }
   int64_t columns() const { return int64_t{dims.value_heads} * dims.dv; }
   int64_t ba_stride() const { return int64_t{2} * dims.value_heads + 1; }
   int64_t state_size() const { return int64_t{dims.value_heads} * dims.dk * dims.dv; }
@@ -57,7 +59,7 @@ struct DeltaCase {
             .z = z.data(),
             .b = ba.data(),
             .a = ba.data() + dims.value_heads,
-            .qkv_stride = channels() + 3,
+            .qkv_stride = qkv_stride(),
             .z_stride = columns() + 5,
             .ba_stride = ba_stride(),
             .conv_weight = conv_weight.data(),

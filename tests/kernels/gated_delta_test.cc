@@ -60,7 +60,7 @@ Rows convolved(const DeltaCase& c, int64_t first, int dims, double scale) {
       double sum = 0;
       for (int64_t back = 0; back < c.width && back <= t; ++back)
         sum += double{c.conv_weight[(first + i) * c.width + c.width - 1 - back]} *
-               c.qkv[(t - back) * (c.channels() + 3) + first + i];
+               c.qkv[(t - back) * c.qkv_stride() + first + i];
       rows[t][i] = sum / (1 + std::exp(-sum));
       squares += rows[t][i] * rows[t][i];
     }
@@ -149,7 +149,7 @@ DeltaResult run_in_chunks(const DeltaCase& c) {
   for (int64_t ch = 0; ch < c.channels(); ++ch)
     for (int i = 0; i < c.width - 1; ++i) {
       const int64_t t = c.tokens - c.width + 1 + i;
-      r.slots.conv[ch * (c.width - 1) + i] = t < 0 ? 0 : c.qkv[t * (c.channels() + 3) + ch];
+      r.slots.conv[ch * (c.width - 1) + i] = t < 0 ? 0 : c.qkv[t * c.qkv_stride() + ch];
     }
   return r;
 }
@@ -267,7 +267,7 @@ DeltaCase step_with_drafts(const DeltaCase& c, int64_t first, int64_t num_drafts
     const auto copy = [&](const std::vector<float>& from, std::vector<float>& to, int64_t stride) {
       std::copy_n(from.begin() + (first + row) * stride, stride, to.begin() + row * stride);
     };
-    copy(c.qkv, step.qkv, c.channels() + 3);
+    copy(c.qkv, step.qkv, c.qkv_stride());
     copy(c.z, step.z, c.columns() + 5);
     copy(c.ba, step.ba, c.ba_stride());
   }

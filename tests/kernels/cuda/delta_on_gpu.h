@@ -168,7 +168,7 @@ inline DeltaCase shard(const DeltaCase& c, int rank) {
   };
   for (int64_t t = 0; t < c.tokens; ++t) {
     for (int64_t i = 0; i < part.channels(); ++i)
-      part.qkv[t * (part.channels() + 3) + i] = c.qkv[t * (c.channels() + 3) + channel(i)];
+      part.qkv[t * part.qkv_stride() + i] = c.qkv[t * c.qkv_stride() + channel(i)];
     for (int64_t i = 0; i < part.columns(); ++i)
       part.z[t * (part.columns() + 5) + i] = c.z[t * (c.columns() + 5) + rank * part.columns() + i];
     for (int64_t i = 0; i < 2 * heads; ++i)

@@ -74,6 +74,20 @@ TEST_F(GatedDeltaCuda, ChunksOfEveryLengthAreNearTheOracle) {
     }
 }
 
+TEST_F(GatedDeltaCuda, ChunksOfAlignedRowsHaveTheSameBits) {
+  for (const int width : {1, 2, 4, 8}) {
+    const DeltaCase c({1, 2, 128, 128}, 200, 1, width);
+    DeltaCase aligned = c;
+    aligned.gap = 4;
+    aligned.qkv.assign(static_cast<size_t>(c.tokens * aligned.qkv_stride()), 0);
+    for (int64_t t = 0; t < c.tokens; ++t)
+      std::copy_n(c.qkv.begin() + t * c.qkv_stride(), c.channels(),
+                  aligned.qkv.begin() + t * aligned.qkv_stride());
+    for (const auto& batches : {cuts({200}, 0), cuts({40, 160}, 0)})
+      EXPECT_EQ(run(aligned, batches, 1), run(c, batches, 1)) << width;
+  }
+}
+
 TEST_F(GatedDeltaCuda, CutsOfChunks) {
   const DeltaCase c({1, 2, 128, 128}, 230);
   const Outputs wanted = expected(c, cuts({230}, 0), 1), whole = run(c, cuts({230}, 0), 1);

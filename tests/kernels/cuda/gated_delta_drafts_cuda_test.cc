@@ -35,7 +35,7 @@ struct Drafted {
         std::copy_n(from.begin() + plain_rows[row] * stride, stride,
                     to.begin() + static_cast<int64_t>(row) * stride);
       };
-      copy(plain.qkv, rows.qkv, plain.channels() + 3);
+      copy(plain.qkv, rows.qkv, plain.qkv_stride());
       copy(plain.z, rows.z, plain.columns() + 5);
       copy(plain.ba, rows.ba, plain.ba_stride());
     }

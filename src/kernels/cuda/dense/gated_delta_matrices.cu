@@ -3,162 +3,104 @@
 // Computes:  per chunk and key head the convolved and normed k and q, and per value head the convolved v, T
 //            and P of gated_delta_chunks.cuh. With A_ij = beta_i (k_i . k_j) exp(G_i - G_j) for j < i, the
 //            changes of the state are N = (I + A)^-1 diag(beta) (V - exp(G) K S).
+//            A warp convolves 8 rows of a part (q, k or the v of a value head) in registers: a lane has 4
+//            channels. Then four warps multiply q with k and write P, and four multiply k with k and invert
+//            I + A, for two value heads at once; every warp that is done takes a piece of v, until none is
+//            left.
 // Shapes:    chunks of 64 rows; dk = dv = 128; a block per chunk and key head.
 // Bytes:     4 (2 Hk dk + Hv dv) read per row, and 1024 Hk + 1032 Hv written.
 // Flops:     2 * 64 (2 Hk dk + Hv 64 / 3) per row, times 3 for the products of k and q.
 // Bound:     HBM.
-// Numerics:  products of bf16 pairs high + low with f32 sums, about 2^-16; the inverse in f32, sums of g
-//            in f64, because exp(G_i - G_j) near 1 may have a large G. No exponent is positive.
-#include "kernels/cuda/dense/gated_delta_chunks.cuh"
+// Numerics:  products of bf16 pairs high + low with f32 sums, about 2^-16; the inverse in f32. Sums of g in
+//            f64, split into two floats, because exp(G_i - G_j) near 1 may have a large G: the difference of
+//            the high parts is exact or as large as half of G, and that of the low parts adds the rest. No
+//            exponent is positive.
+#include "base/check.h"
+#include "kernels/cuda/dense/gated_delta_convolve.cuh"
 #include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
 
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kInverters = kChunkWarps / 2;     // warps; the others multiply q
+constexpr int kPair = 2;                        // value heads whose A are inverted at once
+constexpr int kBlock = 8;                       // rows of A whose part of the inverse is in registers
 constexpr int kStagedStride = kDeltaDim + 4;    // floats of a row; pads against bank conflicts
-constexpr int kSquareStride = kDeltaChunk + 4;  // floats of a row of A and of the inverse
-constexpr int kRowsPerThread = kDeltaChunk * kDeltaDim / kThreads;  // of one channel
-constexpr float kMinLogDecay = -1000;                               // exp() of it is 0
+constexpr int kSquareStride = kDeltaChunk + 4;  // floats of a row of A
+constexpr int kFewTaps = 4;                     // the width of most models
+constexpr float kMinLogDecay = -1000;           // exp() of it is 0
+constexpr float kNever = -1e30f;                // an exponent past the diagonal
 
-struct MatricesShared {
-  union {
-    DeltaKeys keys;
-    struct {
-      float k_k[kDeltaChunk * kSquareStride], q_k[kDeltaChunk * kSquareStride];
-    } products;
-  };
-  union {
-    float rows[kDeltaChunk * kStagedStride];  // q, k or v
-    struct {
-      float a[kDeltaChunk * kSquareStride], inverse[kDeltaChunk * kSquareStride];
-    } squares;
-  } staged;
-  double sums[kDeltaChunk];  // G
+// The gates of a value head.
+struct ChunkGates {
+  float2 sums[kDeltaChunk];  // G = x + y
   float beta[kDeltaChunk];
 };
 
-__device__ float logistic(float x) { return 1 / (1 + expf(-x)); }
-
-// Convolves a head's rows of one part of the channels, `channel` and the next kDeltaDim - 1, into
-// staged.rows.
-__device__ void convolve_rows(const ChunkParams& p, const ChunkRows& c, int64_t first_channel, float* rows) {
-  constexpr int kAtOnce = 8, kBefore = kMaxConvWidth - 1;
-  const int column = static_cast<int>(threadIdx.x) % kDeltaDim;
-  const int first = static_cast<int>(threadIdx.x) / kDeltaDim * kRowsPerThread, width = p.args.conv_width;
-  const int64_t channel = first_channel + column;
-  float taps[kMaxConvWidth], x[kBefore + kAtOnce];  // the last `width` taps; the others are 0
-#pragma unroll
-  for (int i = 0; i < kMaxConvWidth; ++i) {
-    const int tap = i - kMaxConvWidth + width;
-    taps[i] = tap >= 0 ? __ldg(p.args.conv_weight + channel * width + tap) : 0;
-  }
-#pragma unroll
-  for (int i = 0; i < kBefore; ++i)
-    x[i] = kBefore - i < width ? chunk_input(p.args, c, c.offset + first - kBefore + i, channel) : 0;
-#pragma unroll 1
-  for (int row = first; row < first + kRowsPerThread; row += kAtOnce) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) x[kBefore + i] = chunk_input(p.args, c, c.offset + row + i, channel);
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      float sum = 0;
-#pragma unroll
-      for (int tap = 0; tap < kMaxConvWidth; ++tap) sum = fmaf(taps[tap], x[i + tap], sum);
-      rows[(row + i) * kStagedStride + column] = c.has(row + i) ? sum * logistic(sum) : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < kBefore; ++i) x[i] = x[kAtOnce + i];
-  }
-}
-
-// Fetches the rows of a head's channels into the L2.
-__device__ void prefetch_rows(const ChunkParams& p, const ChunkRows& c, int64_t first_channel) {
-  constexpr int kLineFloats = 32, kLines = kDeltaDim / kLineFloats;
-  for (int i = static_cast<int>(threadIdx.x); i < kDeltaChunk * kLines; i += kThreads)
-    if (c.has(i / kLines))
-      ptx::prefetch_l2(p.args.qkv + c.batch_row(i / kLines) * p.args.qkv_stride + first_channel +
-                       i % kLines * kLineFloats);
-}
-
-// Scales the staged rows to the norm and splits them.
-__device__ void split_rows(const float* rows, float norm, uint8_t* high, uint8_t* low) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int row = static_cast<int>(threadIdx.x) / 32; row < kDeltaChunk; row += kWarps) {
-    const float4 x = *reinterpret_cast<const float4*>(rows + row * kStagedStride + lane * 4);
-    const float scale = norm / sqrtf(warp_sum(sum_of_squares(0, x)) + kDeltaNormEps);
-    const ptx::SplitPair first = ptx::split_pair(x.x * scale, x.y * scale),
-                         second = ptx::split_pair(x.z * scale, x.w * scale);
-    const int at = key_offset(row, lane * 4);
-    *reinterpret_cast<uint2*>(high + at) = {first.high, second.high};
-    *reinterpret_cast<uint2*>(low + at) = {first.low, second.low};
-  }
-}
-
-// The A fragment of 16 columns (mma_bf16), split.
-struct SplitFragment {
-  uint32_t high[4], low[4];
-};
-// k or q in shared memory.
-struct SplitTile {
-  uint32_t high, low;  // shared addresses
+// What the block works on; in shared memory, because registers are few.
+struct BlockWork {
+  ChunkRows rows;
+  int group;  // value heads of the key head
+  DeltaKeys* keys;
+  DeltaMatrices* matrices;  // of the first value head
+  DeltaValues* values;
 };
 
-// c[8 tiles] += a * b of one k step, for the pairs of n tiles [from, 4); b: [n, k]. The three products of a
-// tile are apart, because each waits for the one before.
-__device__ __forceinline__ void add_products(float (&c)[8][4], const SplitFragment& a, const SplitTile& b,
-                                             int step, int from) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  uint32_t high[4][4], low[4][4];  // {n tile 2 m: k 0 ... 7, 8 ... 15; n tile 2 m + 1: likewise}
-#pragma unroll
-  for (int m = 0; m < 4; ++m) {
-    if (m < from) continue;
-    const int at = key_offset(m * 16 + lane % 8 + lane / 16 * 8, step * 16 + lane / 8 % 2 * 8);
-    ptx::load_matrices(high[m], b.high + at);
-    ptx::load_matrices(low[m], b.low + at);
-  }
-#pragma unroll
-  for (int term = 0; term < 3; ++term)
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      if (n / 2 < from) continue;
-      const uint32_t* const of_b = term == 1 ? low[n / 2] : high[n / 2];
-      ptx::mma_bf16(c[n], term == 0 ? a.low : a.high, of_b[n % 2 * 2], of_b[n % 2 * 2 + 1]);
-    }
+// Followed by the taps of all parts, [parts][taps][kDeltaDim].
+struct alignas(16) MatricesShared {
+  union {
+    DeltaKeys keys;
+    struct {
+      // A below the diagonal; at and above it the inverse, transposed.
+      float squares[kPair][kDeltaChunk * kSquareStride];
+      float staged[kChunkWarps][kPieceRows * kStagedStride];  // v
+    } after;
+  };
+  ChunkGates gates[kMaxDeltaCluster];
+  BlockWork work;
+  int next_piece;  // of v
+};
+
+// k or q, split.
+struct KeyTile {
+  uint8_t *high, *low;
+};
+__device__ __forceinline__ KeyTile key_tile(DeltaKeys& keys, bool is_q) {
+  return {is_q ? keys.q_high : keys.k_high, is_q ? keys.q_low : keys.k_low};
 }
 
-// Replaces the keys by the products of the rows of k (by the first four warps) and of q with the k of 16
-// earlier rows for each warp.
-__device__ void multiply_rows(MatricesShared& s) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-  const bool is_q = warp >= kWarps / 2;
-  const int block = is_q ? kWarps - 1 - warp : warp;  // the same work for each of the SM's parts
-  const uint32_t high = ptx::shared_address(s.keys.k_high), low = ptx::shared_address(s.keys.k_low);
-  const SplitTile rows = {ptx::shared_address(is_q ? s.keys.q_high : s.keys.k_high),
-                          ptx::shared_address(is_q ? s.keys.q_low : s.keys.k_low)};
-  float c[8][4] = {};  // [earlier row, row]
-#pragma unroll 2
-  for (int step = 0; step < kDeltaDim / 16; ++step) {
-    const int at = key_offset(block * 16 + lane % 16, step * 16 + lane / 16 * 8);
-    SplitFragment a;
-    ptx::load_matrices(a.high, high + at);
-    ptx::load_matrices(a.low, low + at);
-    add_products(c, a, rows, step, block);
+// Scales the rows to the norm and writes them to a tile of the block and to the next kernel's.
+template <int kTaps>
+__device__ __forceinline__ void split_rows(const PartRows<kTaps>& rows, float norm, int first,
+                                           const KeyTile& tile, const KeyTile& out) {
+  const int column = lane_index() * 4;
+  float sums[kPieceRows];
+#pragma unroll
+  for (int r = 0; r < kPieceRows; ++r) sums[r] = sum_of_squares(0, rows.x[r]);
+#pragma unroll
+  for (int offset = 16; offset > 0; offset /= 2)
+#pragma unroll
+    for (int r = 0; r < kPieceRows; ++r) sums[r] += __shfl_xor_sync(~0u, sums[r], offset);
+#pragma unroll
+  for (int r = 0; r < kPieceRows; ++r) {
+    const float4 x = rows.x[r];
+    const float scale = norm * rsqrtf(sums[r] + kDeltaNormEps);
+    const ptx::SplitPair front = ptx::split_pair(x.x * scale, x.y * scale),
+                         back = ptx::split_pair(x.z * scale, x.w * scale);
+    const uint2 of_high = {front.high, back.high}, of_low = {front.low, back.low};
+    const int at = key_offset(first + r, column);
+    *reinterpret_cast<uint2*>(tile.high + at) = of_high;
+    *reinterpret_cast<uint2*>(tile.low + at) = of_low;
+    *reinterpret_cast<uint2*>(out.high + at) = of_high;
+    *reinterpret_cast<uint2*>(out.low + at) = of_low;
   }
-  __syncthreads();  // the keys were read
-  float* const to =
-      (is_q ? s.products.q_k : s.products.k_k) + lane % 4 * 2 * kSquareStride + block * 16 + lane / 4;
-#pragma unroll
-  for (int n = 0; n < 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[(n * 8 + i % 2) * kSquareStride + i / 2 * 8] = c[n][i];
 }
 
-// Sets the sums of g and beta, and writes their factors; for one warp.
-__device__ void sum_gates(const ChunkParams& p, const ChunkRows& c, int head, MatricesShared& s,
+// Sets a value head's gates, and writes their factors; for one warp.
+__device__ void sum_gates(const ChunkParams& p, const ChunkRows& c, int head, ChunkGates& gates,
                           DeltaMatrices& out) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = lane_index();
   double g[2];
   for (int i = 0; i < 2; ++i) {
     const int row = 2 * lane + i;
@@ -169,7 +111,7 @@ __device__ void sum_gates(const ChunkParams& p, const ChunkRows& c, int head, Ma
       const float softplus_x = fmaxf(x, 0) + log1pf(expf(-fabsf(x)));
       g[i] = fmaxf(__ldg(p.args.decay + head) * softplus_x, kMinLogDecay);
     }
-    s.beta[row] = c.has(row) ? logistic(__ldcg(p.args.b + at)) : 0;
+    gates.beta[row] = c.has(row) ? 1 / (1 + expf(-__ldcg(p.args.b + at))) : 0;
   }
   double end = g[0] + g[1];  // the sum up to this lane
   for (int offset = 1; offset < 32; offset *= 2) {
@@ -178,179 +120,298 @@ __device__ void sum_gates(const ChunkParams& p, const ChunkRows& c, int head, Ma
   }
   const double last = __shfl_sync(~0u, end, 31), sums[2] = {end - g[1], end};
   for (int i = 0; i < 2; ++i) {
-    s.sums[2 * lane + i] = sums[i];
-    out.from_start[2 * lane + i] = expf(static_cast<float>(sums[i]));
+    const float high = static_cast<float>(sums[i]);
+    gates.sums[2 * lane + i] = {high, static_cast<float>(sums[i] - high)};
+    out.from_start[2 * lane + i] = expf(high);
     out.to_end[2 * lane + i] = expf(static_cast<float>(last - sums[i]));
   }
 }
 
-// f(row, column) for the pairs of columns {column, column + 1} of the 16 x 16 blocks up to the diagonal.
-template <class F>
-__device__ void each_pair(const F& f) {
-  for (int i = static_cast<int>(threadIdx.x); i < kDeltaChunk * kDeltaChunk / 2; i += kThreads) {
-    const int row = i / (kDeltaChunk / 2), column = i % (kDeltaChunk / 2) * 2;
-    if (column / 16 <= row / 16) f(row, column);
-  }
-}
+// Products of 16 rows of k or q, from row 16 `block` on, with the k of the rows up to them, as accumulators:
+// c[n] has columns 8 n ... 8 n + 7.
+struct RowProducts {
+  float c[kDeltaChunk / 8][4] = {};
+  int block;
 
-__device__ void write_pair(uint8_t* high, uint8_t* low, int row, int column, float x, float y) {
+  __device__ __forceinline__ void multiply(DeltaKeys& keys, bool is_q) {
+    const int lane = lane_index();
+    const uint32_t k_high = ptx::shared_address(keys.k_high), k_low = ptx::shared_address(keys.k_low);
+    const KeyTile own = key_tile(keys, is_q);
+    const uint32_t high = ptx::shared_address(own.high), low = ptx::shared_address(own.low);
+#pragma unroll 1
+    for (int step = 0; step < kDeltaDim / 16; ++step) {
+      const int at = key_offset(block * 16 + lane % 16, step * 16 + lane / 16 * 8);
+      uint32_t a[2][4], b[4][2][4];  // {high, low}; b: of 16 columns
+      ptx::load_matrices(a[0], high + at);
+      ptx::load_matrices(a[1], low + at);
+#pragma unroll
+      for (int m = 0; m < 4; ++m) {
+        if (m > block) break;
+        const int from = key_offset(m * 16 + lane % 8 + lane / 16 * 8, step * 16 + lane / 8 % 2 * 8);
+        ptx::load_matrices(b[m][0], k_high + from);
+        ptx::load_matrices(b[m][1], k_low + from);
+      }
+      // The three products of a tile are apart, because each waits for the one before.
+#pragma unroll
+      for (int term = 0; term < 3; ++term)
+#pragma unroll
+        for (int n = 0; n < kDeltaChunk / 8; ++n) {
+          if (n / 2 > block) break;
+          const uint32_t* const of_b = b[n / 2][term == 1] + n % 2 * 2;
+          ptx::mma_bf16(c[n], a[term == 0], of_b[0], of_b[1]);
+        }
+    }
+  }
+
+  // f(row, column, x, y) for the products of the pairs of columns {column, column + 1}, times the decay
+  // between the rows. Those past the diagonal are 0.
+  template <class F>
+  __device__ __forceinline__ void each_decayed(const ChunkGates& gates, const F& f) const {
+    const int lane = lane_index();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = block * 16 + half * 8 + lane / 4;
+      const float2 g = gates.sums[row];
+#pragma unroll
+      for (int n = 0; n < kDeltaChunk / 8; ++n) {
+        if (n / 2 > block) break;
+        const int column = n * 8 + lane % 4 * 2;
+        const float4 of = *reinterpret_cast<const float4*>(gates.sums + column);
+        const float exponents[2] = {g.x - of.x + (g.y - of.y), g.x - of.z + (g.y - of.w)};
+        f(row, column, c[n][half * 2] * expf(column <= row ? exponents[0] : kNever),
+          c[n][half * 2 + 1] * expf(column < row ? exponents[1] : kNever));
+      }
+    }
+  }
+};
+
+__device__ __forceinline__ void write_pair(uint8_t* high, uint8_t* low, int row, int column, float x,
+                                           float y) {
   const ptx::SplitPair pair = ptx::split_pair(x, y);
   const int at = swizzled(row, column, kDeltaChunk * 2);
   *reinterpret_cast<uint32_t*>(high + at) = pair.high;
   *reinterpret_cast<uint32_t*>(low + at) = pair.low;
 }
 
-// Applies the gates to the products: sets A, and writes P.
-__device__ void gate_products(MatricesShared& s, DeltaMatrices& out) {
-  each_pair([&](int row, int column) {
-    const int at = row * kSquareStride + column;
-    float decay[2];
-    for (int i = 0; i < 2; ++i)
-      decay[i] = column + i <= row ? expf(static_cast<float>(s.sums[row] - s.sums[column + i])) : 0;
-    for (int i = 0; i < 2; ++i) s.staged.squares.a[at + i] = s.beta[row] * s.products.k_k[at + i] * decay[i];
-    write_pair(out.p_high, out.p_low, row, column, s.products.q_k[at] * decay[0],
-               s.products.q_k[at + 1] * decay[1]);
-  });
+// x = (I + a)^-1 x for kBlock rows of A, on the diagonal at `a`.
+__device__ __forceinline__ void solve_block(const float* a, float (&x)[kBlock]) {
+#pragma unroll
+  for (int k = 0; k < kBlock; k += 4)
+#pragma unroll
+    for (int i = k + 1; i < kBlock; ++i) {
+      const float4 v = *reinterpret_cast<const float4*>(a + i * kSquareStride + k);
+      const float of_a[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (k + j < i) x[i] = fmaf(-of_a[j], x[k + j], x[i]);
+    }
 }
 
-// Inverts the 16 x 16 blocks on the diagonal of I + A; a thread has a column.
-__device__ void invert_blocks(const float* a, float* inverse) {
-  if (threadIdx.x >= kDeltaChunk) return;
-  const int column = static_cast<int>(threadIdx.x), first = column / 16 * 16;
-  float x[16];
+// Inverts I + A by substitution, for the 32 columns from `first` on; a lane has one column, which becomes a
+// row of the square at and right of the diagonal.
+__device__ __forceinline__ void invert_columns(float* square, int first) {
+  const int column = first + lane_index();
+  float* const own = square + column * kSquareStride;
+#pragma unroll 1
+  for (int row = first; row < kDeltaChunk; row += kBlock) {
+    const float* const a = square + row * kSquareStride;
+    float x[kBlock];
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float sum = first + i == column ? 1 : 0;
+    for (int i = 0; i < kBlock; ++i) x[i] = row + i == column ? 1 : 0;
+#pragma unroll 2
+    for (int k = first; k < row; k += 4) {
+      const float4 v = *reinterpret_cast<const float4*>(own + k);
+      const float y[4] = {k >= column ? v.x : 0, k + 1 >= column ? v.y : 0, k + 2 >= column ? v.z : 0,
+                          k + 3 >= column ? v.w : 0};
 #pragma unroll
-    for (int k = 0; k < i; ++k) sum = fmaf(-a[(first + i) * kSquareStride + first + k], x[k], sum);
-    x[i] = sum;
-    inverse[(first + i) * kSquareStride + column] = sum;
-  }
-}
-
-// c[i] = the sum over k of x[row i][k] y[k], for kSize columns k, the rows being kWarps apart. Elements of x
-// past the diagonal count as 0 if is_lower.
-template <int kSize>
-__device__ __forceinline__ void multiply_column(float (&c)[kSize / kWarps], const float* x,
-                                                const float (&y)[kSize], bool is_lower) {
-  const int first = static_cast<int>(threadIdx.x) / 32;
+      for (int i = 0; i < kBlock; ++i) {
+        const float4 of_a = *reinterpret_cast<const float4*>(a + i * kSquareStride + k);
+        x[i] = fmaf(-of_a.x, y[0], x[i]);
+        x[i] = fmaf(-of_a.y, y[1], x[i]);
+        x[i] = fmaf(-of_a.z, y[2], x[i]);
+        x[i] = fmaf(-of_a.w, y[3], x[i]);
+      }
+    }
+    solve_block(a + row, x);
 #pragma unroll
-  for (int i = 0; i < kSize / kWarps; ++i) {
-    const int row = first + i * kWarps;
-    c[i] = 0;
+    for (int i = 0; i < kBlock; i += 4) {
+      if (row + i >= column) {
+        *reinterpret_cast<float4*>(own + row + i) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
+      } else {
 #pragma unroll
-    for (int k = 0; k < kSize; k += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(x + row * kSquareStride + k);
-      const float of_x[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) c[i] = fmaf(is_lower && k + j > row ? 0 : of_x[j], y[k + j], c[i]);
+        for (int j = 1; j < 4; ++j)
+          if (row + i + j >= column) own[row + i + j] = x[i + j];
+      }
     }
   }
 }
 
-// Joins the inverses T1 and T2 of two blocks of kSize rows, with A21 below the first: -T2 A21 T1. The product
-// A21 T1 is kept above T2. A thread has one column and every kWarps-th row.
-template <int kSize>
-__device__ void join_blocks(const float* a, float* inverse) {
-  const int lane = static_cast<int>(threadIdx.x) % 32, row = static_cast<int>(threadIdx.x) / 32;
-  const int first = lane / kSize * 2 * kSize, column = lane % kSize;
-  float* const top = inverse + first * kSquareStride + first;  // T1; [2 kSize, 2 kSize] with the others
-  float* const bottom = top + kSize * kSquareStride;
-  float y[kSize], c[kSize / kWarps];
-#pragma unroll
-  for (int k = 0; k < kSize; ++k) y[k] = k >= column ? top[k * kSquareStride + column] : 0;
-  multiply_column<kSize>(c, a + (first + kSize) * kSquareStride + first, y, false);
-#pragma unroll
-  for (int i = 0; i < kSize / kWarps; ++i) top[(row + i * kWarps) * kSquareStride + kSize + column] = c[i];
-  __syncthreads();
-#pragma unroll
-  for (int k = 0; k < kSize; ++k) y[k] = top[k * kSquareStride + kSize + column];
-  multiply_column<kSize>(c, bottom + kSize, y, true);
-#pragma unroll
-  for (int i = 0; i < kSize / kWarps; ++i) bottom[(row + i * kWarps) * kSquareStride + column] = -c[i];
-  __syncthreads();
-}
-
-// Writes the inverse with its columns times beta.
-__device__ void write_inverse(const MatricesShared& s, DeltaMatrices& out) {
-  each_pair([&](int row, int column) {
-    const float* const x = s.staged.squares.inverse + row * kSquareStride + column;
-    write_pair(out.t_high, out.t_low, row, column, column <= row ? x[0] * s.beta[column] : 0,
-               column < row ? x[1] * s.beta[column + 1] : 0);
-  });
-}
-
-__device__ void write_values(const float* rows, DeltaValues& out) {
-  float4* const to = &out.of[0][0][0];
-  for (int i = static_cast<int>(threadIdx.x); i < kDeltaTiles * kDeltaChunk / 8 * 32; i += kThreads) {
-    const int lane = i % 32, row = i / 32 % (kDeltaChunk / 8) * 8 + lane % 4 * 2;
-    const float* const v = rows + row * kStagedStride + i / (kDeltaChunk * 4) * kDeltaTileCols + lane / 4;
-    to[i] = {v[0], v[kStagedStride], v[8], v[kStagedStride + 8]};
+// Writes 32 columns of the inverse, times beta; for the warp that computed them.
+__device__ __forceinline__ void write_inverse(const float* square, int first, const ChunkGates& gates,
+                                              DeltaMatrices& out) {
+  const int lane = lane_index();
+#pragma unroll 1
+  for (int column = first + lane % 8 * 2; column < first + 32; column += 16) {
+    const float2 beta = *reinterpret_cast<const float2*>(gates.beta + column);
+    const float* const own = square + column * kSquareStride;
+#pragma unroll 4
+    for (int row = column / 16 * 16 + lane / 8; row < kDeltaChunk; row += 4)
+      write_pair(out.t_high, out.t_low, row, column, column <= row ? own[row] * beta.x : 0,
+                 column < row ? own[kSquareStride + row] * beta.y : 0);
   }
 }
 
-// The matrices and v of one value head.
-__device__ void write_head(const ChunkParams& p, const ChunkRows& c, int head, MatricesShared& s) {
-  const int64_t at = int64_t{blockIdx.x} * p.args.num_value_heads + head;
-  DeltaMatrices& out = p.matrices[at];
-  __syncthreads();  // the staged rows were read, the products are there
-  if (threadIdx.x < 32) sum_gates(p, c, head, s, out);
-  __syncthreads();
-  gate_products(s, out);
-  __syncthreads();
-  invert_blocks(s.staged.squares.a, s.staged.squares.inverse);
-  __syncthreads();
-  join_blocks<16>(s.staged.squares.a, s.staged.squares.inverse);
-  join_blocks<32>(s.staged.squares.a, s.staged.squares.inverse);
-  write_inverse(s, out);
-  __syncthreads();
-  const int64_t keys = int64_t{p.args.num_key_heads} * kDeltaDim;
-  convolve_rows(p, c, 2 * keys + int64_t{head} * kDeltaDim, s.staged.rows);
-  __syncthreads();
-  write_values(s.staged.rows, p.values[at]);
+// Writes T of all value heads, kPair at once; for the warps that multiplied k.
+__device__ void write_inverses(const RowProducts& products, MatricesShared& s) {
+  const int pair = warp_index() / 2, first = warp_index() % 2 * 32, group = s.work.group;
+  for (int head = 0; head < group; head += kPair) {
+    if (head > 0) ptx::named_barrier(1, kInverters * 32);  // the squares were read
+    for (int i = 0; i < min(kPair, group - head); ++i) {
+      const ChunkGates& gates = s.gates[head + i];
+      products.each_decayed(gates, [&](int row, int column, float x, float y) {
+        const float beta = gates.beta[row];
+        *reinterpret_cast<float2*>(s.after.squares[i] + row * kSquareStride + column) = {beta * x, beta * y};
+      });
+    }
+    ptx::named_barrier(1, kInverters * 32);
+    if (head + pair >= group) continue;
+    invert_columns(s.after.squares[pair], first);
+    __syncwarp();
+    write_inverse(s.after.squares[pair], first, s.gates[head + pair], s.work.matrices[head + pair]);
+  }
+}
+
+// Writes P of all value heads; for the warps that multiplied q.
+__device__ void write_products(const RowProducts& products, MatricesShared& s) {
+  const int group = s.work.group;
+  DeltaMatrices* const matrices = s.work.matrices;
+  for (int head = 0; head < group; ++head)
+    products.each_decayed(s.gates[head], [&](int row, int column, float x, float y) {
+      write_pair(matrices[head].p_high, matrices[head].p_low, row, column, x, y);
+    });
+}
+
+// Writes v of 8 rows; for one warp.
+__device__ __forceinline__ void write_values(const float* staged, int first, DeltaValues& out) {
+  const int lane = lane_index();
+  const float* const from = staged + lane % 4 * 2 * kStagedStride + lane / 4;
+#pragma unroll
+  for (int tile = 0; tile < kDeltaTiles; ++tile) {
+    const float* const v = from + tile * kDeltaTileCols;
+    out.of[tile][first / 8][lane] = {v[0], v[kStagedStride], v[8], v[kStagedStride + 8]};
+  }
+}
+
+// Sums the gates, a warp those of a value head, and convolves q and k; for all warps.
+template <int kTaps>
+__device__ __forceinline__ void convolve_keys(const ChunkParams& p, const float* taps, MatricesShared& s) {
+  const BlockWork& work = s.work;
+  const int warp = warp_index(), channel = lane_index() * 4, group = work.group;
+  const ChunkRows c = work.rows;
+#pragma unroll 1
+  for (int part = 0; part < 2; ++part) {
+    const bool is_q = part == 0;
+    PartRows<kTaps> rows;
+    rows.load(p.args, c, warp * kPieceRows, part_channel(p.args, group, part) + channel);
+    if (is_q && warp < group)
+      sum_gates(p, c, static_cast<int>(blockIdx.y) * group + warp, s.gates[warp], work.matrices[warp]);
+    rows.convolve(c, warp * kPieceRows, taps + part * kTaps * kDeltaDim + channel);
+    split_rows(rows, is_q ? 1 / sqrtf(static_cast<float>(kDeltaDim)) : 1, warp * kPieceRows,
+               key_tile(s.keys, is_q), key_tile(*work.keys, is_q));
+  }
+}
+
+// Convolves and writes pieces of v until none is left; for one warp.
+template <int kTaps>
+__device__ __forceinline__ void convolve_values(const ChunkParams& p, const float* taps, MatricesShared& s) {
+  const int channel = lane_index() * 4, group = s.work.group;
+  const ChunkRows c = s.work.rows;
+  float* const staged = s.after.staged[warp_index()];
+  for (;;) {
+    const int piece = __shfl_sync(~0u, channel == 0 ? atomicAdd(&s.next_piece, 1) : 0, 0);
+    if (piece >= group * kPieces) return;
+    const int head = piece / kPieces, first = piece % kPieces * kPieceRows;
+    PartRows<kTaps> rows;
+    rows.load(p.args, c, first, part_channel(p.args, group, 2 + head) + channel);
+    rows.convolve(c, first, taps + (2 + head) * kTaps * kDeltaDim + channel);
+#pragma unroll
+    for (int r = 0; r < kPieceRows; ++r)
+      *reinterpret_cast<float4*>(staged + r * kStagedStride + channel) = rows.x[r];
+    __syncwarp();
+    write_values(staged, first, s.work.values[head]);
+    __syncwarp();
+  }
+}
+
+// Sets the block's work; for one thread.
+__device__ __forceinline__ void set_work(const ChunkParams& p, const ChunkRows& rows, int group,
+                                         MatricesShared& s) {
+  const int64_t chunk = blockIdx.x, key_head = blockIdx.y;
+  const int64_t first_head = chunk * p.args.num_value_heads + key_head * group;
+  s.work = {rows, group, p.keys + chunk * p.args.num_key_heads + key_head, p.matrices + first_head,
+            p.values + first_head};
+  s.next_piece = 0;
 }
 
 // Grid (chunks of the pass, Hk).
-__global__ void __launch_bounds__(kThreads, 2) chunk_matrices_kernel(const __grid_constant__ ChunkParams p) {
+template <int kTaps>
+__global__ void __launch_bounds__(kChunkThreads, 2)
+    chunk_matrices_kernel(const __grid_constant__ ChunkParams p) {
   extern __shared__ uint4 shared[];
   MatricesShared& s = *reinterpret_cast<MatricesShared*>(shared);
+  float* const taps = reinterpret_cast<float*>(&s + 1);
+  const int group = p.args.num_value_heads / p.args.num_key_heads;
   ptx::grid_dependents_launch();
+  load_taps<kTaps>(p.args, group, taps);
   ptx::grid_dependency_wait();
-  const int chunk = p.first_chunk + static_cast<int>(blockIdx.x), key_head = static_cast<int>(blockIdx.y);
+  const int chunk = p.first_chunk + static_cast<int>(blockIdx.x);
   const ChunkedSequence sequence = find_sequence(p, chunk, 0);
   if (sequence.index < 0) return;  // the whole block
   const ChunkRows c = chunk_rows(p, sequence, chunk);
-  const int64_t q_channel = int64_t{key_head} * kDeltaDim, keys = int64_t{p.args.num_key_heads} * kDeltaDim;
-  const int group = p.args.num_value_heads / p.args.num_key_heads;
-  prefetch_rows(p, c, keys + q_channel);
-  for (int i = 0; i < group; ++i) prefetch_rows(p, c, 2 * keys + int64_t{key_head * group + i} * kDeltaDim);
-  convolve_rows(p, c, q_channel, s.staged.rows);
+  for (int part = 0; part < 2 + group; ++part) prefetch_rows(p, c, part_channel(p.args, group, part));
+  if (threadIdx.x == 0) set_work(p, c, group, s);
   __syncthreads();
-  split_rows(s.staged.rows, 1 / sqrtf(static_cast<float>(kDeltaDim)), s.keys.q_high, s.keys.q_low);
+  convolve_keys<kTaps>(p, taps, s);
   __syncthreads();
-  convolve_rows(p, c, keys + q_channel, s.staged.rows);
-  __syncthreads();
-  split_rows(s.staged.rows, 1, s.keys.k_high, s.keys.k_low);
-  __syncthreads();
-  uint4* const to = reinterpret_cast<uint4*>(p.keys + int64_t{blockIdx.x} * p.args.num_key_heads + key_head);
-  const uint4* const from = reinterpret_cast<const uint4*>(&s.keys);
-  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(DeltaKeys) / sizeof(uint4));
-       i += kThreads)
-    to[i] = from[i];
-  multiply_rows(s);
-  for (int i = 0; i < group; ++i) write_head(p, c, key_head * group + i, s);
+  const int warp = warp_index();
+  const bool is_q = warp >= kInverters;
+  RowProducts products;
+  products.block = is_q ? kChunkWarps - 1 - warp : warp;  // the same work for each of the SM's parts
+  products.multiply(s.keys, is_q);
+  __syncthreads();  // the keys were read
+  if (is_q)
+    write_products(products, s);
+  else
+    write_inverses(products, s);
+  convolve_values<kTaps>(p, taps, s);
+}
+
+template <int kTaps>
+size_t shared_bytes(int group) {
+  return sizeof(MatricesShared) + (2 + group) * sizeof(float[kTaps][kDeltaDim]);
+}
+
+template <int kTaps>
+void launch_matrices(const ChunkParams& params) {
+  const int group = params.args.num_value_heads / params.args.num_key_heads;
+  FP4MOE_CHECK(group <= kMaxDeltaCluster, "too many value heads for a key head");
+  prepare_kernel(chunk_matrices_kernel<kTaps>,
+                 {.shared_bytes = static_cast<int>(shared_bytes<kTaps>(kMaxDeltaCluster))});
+  launch("chunk_matrices", chunk_matrices_kernel<kTaps>,
+         {.grid = dim3(static_cast<unsigned>(params.num_chunks),
+                       static_cast<unsigned>(params.args.num_key_heads)),
+          .block = dim3(kChunkThreads),
+          .shared_bytes = shared_bytes<kTaps>(group)},
+         params);
 }
 
 }  // namespace
 
 void launch_chunk_matrices(const ChunkParams& params) {
-  prepare_kernel(chunk_matrices_kernel, {.shared_bytes = static_cast<int>(sizeof(MatricesShared))});
-  launch("chunk_matrices", chunk_matrices_kernel,
-         {.grid = dim3(static_cast<unsigned>(params.num_chunks),
-                       static_cast<unsigned>(params.args.num_key_heads)),
-          .block = dim3(kThreads),
-          .shared_bytes = sizeof(MatricesShared)},
-         params);
+  if (params.args.conv_width <= kFewTaps)
+    launch_matrices<kFewTaps>(params);
+  else
+    launch_matrices<kMaxConvWidth>(params);
 }
 
 }  // namespace fp4moe::cuda
