@@ -24,13 +24,13 @@ __device__ __forceinline__ int64_t part_channel(const GatedDeltaArgs& a, int gro
 }
 
 __device__ __forceinline__ int warp_index() {
-  return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 32, 0);
+  return static_cast<int>(__shfl_sync(~0u, threadIdx.x / 32, 0) % kChunkWarps);
 }
 // Read at each call, so that no addresses computed from it stay in registers from one phase to the next.
 __device__ __forceinline__ int lane_index() {
-  int lane;
+  unsigned lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
+  return static_cast<int>(lane % 32);
 }
 
 // x / (1 + exp(-x)), to about 2^-21 (1 + |x| / 4) of itself.

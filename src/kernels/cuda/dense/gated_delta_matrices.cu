@@ -41,10 +41,8 @@ struct ChunkGates {
 // What the block works on; in shared memory, because registers are few.
 struct BlockWork {
   ChunkRows rows;
-  int group;  // value heads of the key head
-  DeltaKeys* keys;
-  DeltaMatrices* matrices;  // of the first value head
-  DeltaValues* values;
+  int group;       // value heads of the key head
+  int first_head;  // index of the first of them in the next kernel's data
 };
 
 // Followed by the taps of all parts, [parts][taps][kDeltaDim].
@@ -254,15 +252,19 @@ __device__ __forceinline__ void write_inverse(const float* square, int first, co
   for (int column = first + lane % 8 * 2; column < first + 32; column += 16) {
     const float2 beta = *reinterpret_cast<const float2*>(gates.beta + column);
     const float* const own = square + column * kSquareStride;
-#pragma unroll 4
-    for (int row = column / 16 * 16 + lane / 8; row < kDeltaChunk; row += 4)
-      write_pair(out.t_high, out.t_low, row, column, column <= row ? own[row] * beta.x : 0,
-                 column < row ? own[kSquareStride + row] * beta.y : 0);
+#pragma unroll 1
+    for (int block = column / 16 * 16; block < kDeltaChunk; block += 16)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = block + i * 4 + lane / 8;
+        write_pair(out.t_high, out.t_low, row, column, column <= row ? own[row] * beta.x : 0,
+                   column < row ? own[kSquareStride + row] * beta.y : 0);
+      }
   }
 }
 
 // Writes T of all value heads, kPair at once; for the warps that multiplied k.
-__device__ void write_inverses(const RowProducts& products, MatricesShared& s) {
+__device__ void write_inverses(const ChunkParams& p, const RowProducts& products, MatricesShared& s) {
   const int pair = warp_index() / 2, first = warp_index() % 2 * 32, group = s.work.group;
   for (int head = 0; head < group; head += kPair) {
     if (head > 0) ptx::named_barrier(1, kInverters * 32);  // the squares were read
@@ -277,14 +279,15 @@ __device__ void write_inverses(const RowProducts& products, MatricesShared& s) {
     if (head + pair >= group) continue;
     invert_columns(s.after.squares[pair], first);
     __syncwarp();
-    write_inverse(s.after.squares[pair], first, s.gates[head + pair], s.work.matrices[head + pair]);
+    write_inverse(s.after.squares[pair], first, s.gates[head + pair],
+                  p.matrices[s.work.first_head + head + pair]);
   }
 }
 
 // Writes P of all value heads; for the warps that multiplied q.
-__device__ void write_products(const RowProducts& products, MatricesShared& s) {
+__device__ void write_products(const ChunkParams& p, const RowProducts& products, MatricesShared& s) {
   const int group = s.work.group;
-  DeltaMatrices* const matrices = s.work.matrices;
+  DeltaMatrices* const matrices = p.matrices + s.work.first_head;
   for (int head = 0; head < group; ++head)
     products.each_decayed(s.gates[head], [&](int row, int column, float x, float y) {
       write_pair(matrices[head].p_high, matrices[head].p_low, row, column, x, y);
@@ -308,16 +311,18 @@ __device__ __forceinline__ void convolve_keys(const ChunkParams& p, const float*
   const BlockWork& work = s.work;
   const int warp = warp_index(), channel = lane_index() * 4, group = work.group;
   const ChunkRows c = work.rows;
+  DeltaKeys& out = p.keys[blockIdx.x * p.args.num_key_heads + blockIdx.y];
 #pragma unroll 1
   for (int part = 0; part < 2; ++part) {
     const bool is_q = part == 0;
     PartRows<kTaps> rows;
     rows.load(p.args, c, warp * kPieceRows, part_channel(p.args, group, part) + channel);
     if (is_q && warp < group)
-      sum_gates(p, c, static_cast<int>(blockIdx.y) * group + warp, s.gates[warp], work.matrices[warp]);
+      sum_gates(p, c, static_cast<int>(blockIdx.y) * group + warp, s.gates[warp],
+                p.matrices[work.first_head + warp]);
     rows.convolve(c, warp * kPieceRows, taps + part * kTaps * kDeltaDim + channel);
     split_rows(rows, is_q ? 1 / sqrtf(static_cast<float>(kDeltaDim)) : 1, warp * kPieceRows,
-               key_tile(s.keys, is_q), key_tile(*work.keys, is_q));
+               key_tile(s.keys, is_q), key_tile(out, is_q));
   }
 }
 
@@ -338,19 +343,9 @@ __device__ __forceinline__ void convolve_values(const ChunkParams& p, const floa
     for (int r = 0; r < kPieceRows; ++r)
       *reinterpret_cast<float4*>(staged + r * kStagedStride + channel) = rows.x[r];
     __syncwarp();
-    write_values(staged, first, s.work.values[head]);
+    write_values(staged, first, p.values[s.work.first_head + head]);
     __syncwarp();
   }
-}
-
-// Sets the block's work; for one thread.
-__device__ __forceinline__ void set_work(const ChunkParams& p, const ChunkRows& rows, int group,
-                                         MatricesShared& s) {
-  const int64_t chunk = blockIdx.x, key_head = blockIdx.y;
-  const int64_t first_head = chunk * p.args.num_value_heads + key_head * group;
-  s.work = {rows, group, p.keys + chunk * p.args.num_key_heads + key_head, p.matrices + first_head,
-            p.values + first_head};
-  s.next_piece = 0;
 }
 
 // Grid (chunks of the pass, Hk).
@@ -369,7 +364,11 @@ __global__ void __launch_bounds__(kChunkThreads, 2)
   if (sequence.index < 0) return;  // the whole block
   const ChunkRows c = chunk_rows(p, sequence, chunk);
   for (int part = 0; part < 2 + group; ++part) prefetch_rows(p, c, part_channel(p.args, group, part));
-  if (threadIdx.x == 0) set_work(p, c, group, s);
+  if (threadIdx.x == 0) {
+    s.work = {c, group,
+              static_cast<int>(blockIdx.x) * p.args.num_value_heads + static_cast<int>(blockIdx.y) * group};
+    s.next_piece = 0;
+  }
   __syncthreads();
   convolve_keys<kTaps>(p, taps, s);
   __syncthreads();
@@ -380,9 +379,9 @@ __global__ void __launch_bounds__(kChunkThreads, 2)
   products.multiply(s.keys, is_q);
   __syncthreads();  // the keys were read
   if (is_q)
-    write_products(products, s);
+    write_products(p, products, s);
   else
-    write_inverses(products, s);
+    write_inverses(p, products, s);
   convolve_values<kTaps>(p, taps, s);
 }
 
