@@ -42,18 +42,20 @@ __device__ __forceinline__ float silu(float x) {
   return x * inverse;
 }
 
-// Loads the taps of all parts, aligned to the last; those before the first are 0.
+// Starts to load the taps of all parts, aligned to the last; those before the first are 0.
 template <int kTaps>
 __device__ __forceinline__ void load_taps(const GatedDeltaArgs& a, int group, float* taps) {
   const int width = a.conv_width;
   for (int i = static_cast<int>(threadIdx.x); i < (2 + group) * kTaps * kDeltaDim; i += kChunkThreads) {
     const int part = i / (kTaps * kDeltaDim), tap = i / kDeltaDim % kTaps - kTaps + width;
     const int64_t channel = part_channel(a, group, part) + i % kDeltaDim;
-    taps[i] = tap >= 0 ? __ldg(a.conv_weight + channel * width + tap) : 0;
+    ptx::cp_async4(ptx::shared_address(taps + i), a.conv_weight + channel * width + max(tap, 0),
+                   tap >= 0 ? sizeof(float) : 0);
   }
+  ptx::cp_async_commit();
 }
 
-// Fetches the rows of a part into the L2.
+// Fetches a part's rows into the L2.
 __device__ __forceinline__ void prefetch_rows(const ChunkParams& p, const ChunkRows& c,
                                               int64_t first_channel) {
   constexpr int kLineFloats = 32, kLines = kDeltaDim / kLineFloats;

@@ -13,7 +13,7 @@
 // Bound:     HBM.
 // Numerics:  products of bf16 pairs high + low with f32 sums, about 2^-16; the inverse in f32. Sums of g in
 //            f64, split into two floats, because exp(G_i - G_j) near 1 may have a large G: the difference of
-//            the high parts is exact or as large as half of G, and that of the low parts adds the rest. No
+//            the high parts is rounded relative to itself, and that of the low parts adds the rest. No
 //            exponent is positive.
 #include "base/check.h"
 #include "kernels/cuda/dense/gated_delta_convolve.cuh"
@@ -93,6 +93,14 @@ __device__ __forceinline__ void split_rows(const PartRows<kTaps>& rows, float no
     *reinterpret_cast<uint2*>(out.high + at) = of_high;
     *reinterpret_cast<uint2*>(out.low + at) = of_low;
   }
+}
+
+// Fetches the inputs of all gates into the L2.
+__device__ void prefetch_gates(const ChunkParams& p, const ChunkRows& c, int group) {
+  const int row = static_cast<int>(threadIdx.x) % kDeltaChunk,
+            of = static_cast<int>(threadIdx.x) / kDeltaChunk;
+  const int64_t at = c.batch_row(row) * p.args.ba_stride + int64_t{blockIdx.y} * group;
+  if (of < 2 && c.has(row)) ptx::prefetch_l2((of == 0 ? p.args.a : p.args.b) + at);
 }
 
 // Sets a value head's gates, and writes their factors; for one warp.
@@ -305,21 +313,17 @@ __device__ __forceinline__ void write_values(const float* staged, int first, Del
   }
 }
 
-// Sums the gates, a warp those of a value head, and convolves q and k; for all warps.
+// Convolves q and k; for all warps.
 template <int kTaps>
 __device__ __forceinline__ void convolve_keys(const ChunkParams& p, const float* taps, MatricesShared& s) {
-  const BlockWork& work = s.work;
-  const int warp = warp_index(), channel = lane_index() * 4, group = work.group;
-  const ChunkRows c = work.rows;
+  const int warp = warp_index(), channel = lane_index() * 4, group = s.work.group;
+  const ChunkRows c = s.work.rows;
   DeltaKeys& out = p.keys[blockIdx.x * p.args.num_key_heads + blockIdx.y];
 #pragma unroll 1
   for (int part = 0; part < 2; ++part) {
     const bool is_q = part == 0;
     PartRows<kTaps> rows;
     rows.load(p.args, c, warp * kPieceRows, part_channel(p.args, group, part) + channel);
-    if (is_q && warp < group)
-      sum_gates(p, c, static_cast<int>(blockIdx.y) * group + warp, s.gates[warp],
-                p.matrices[work.first_head + warp]);
     rows.convolve(c, warp * kPieceRows, taps + part * kTaps * kDeltaDim + channel);
     split_rows(rows, is_q ? 1 / sqrtf(static_cast<float>(kDeltaDim)) : 1, warp * kPieceRows,
                key_tile(s.keys, is_q), key_tile(out, is_q));
@@ -361,14 +365,16 @@ __global__ void __launch_bounds__(kChunkThreads, 2)
   ptx::grid_dependency_wait();
   const int chunk = p.first_chunk + static_cast<int>(blockIdx.x);
   const ChunkedSequence sequence = find_sequence(p, chunk, 0);
-  if (sequence.index < 0) return;  // the whole block
+  if (sequence.index < 0) return ptx::cp_async_wait<0>();  // the whole block
   const ChunkRows c = chunk_rows(p, sequence, chunk);
   for (int part = 0; part < 2 + group; ++part) prefetch_rows(p, c, part_channel(p.args, group, part));
+  prefetch_gates(p, c, group);
   if (threadIdx.x == 0) {
     s.work = {c, group,
               static_cast<int>(blockIdx.x) * p.args.num_value_heads + static_cast<int>(blockIdx.y) * group};
     s.next_piece = 0;
   }
+  ptx::cp_async_wait<0>();
   __syncthreads();
   convolve_keys<kTaps>(p, taps, s);
   __syncthreads();
@@ -377,7 +383,11 @@ __global__ void __launch_bounds__(kChunkThreads, 2)
   RowProducts products;
   products.block = is_q ? kChunkWarps - 1 - warp : warp;  // the same work for each of the SM's parts
   products.multiply(s.keys, is_q);
-  __syncthreads();  // the keys were read
+  // The warps of the first blocks, which multiply least, sum the gates.
+  if (const int head = 2 * products.block + (is_q ? 1 : 0); head < s.work.group)
+    sum_gates(p, s.work.rows, static_cast<int>(blockIdx.y) * s.work.group + head, s.gates[head],
+              p.matrices[s.work.first_head + head]);
+  __syncthreads();  // the keys were read, the gates are there
   if (is_q)
     write_products(p, products, s);
   else
