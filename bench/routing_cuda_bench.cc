@@ -201,7 +201,8 @@ int run(std::span<char*> names) {
   must(prepare_cuda_dense_ops());
   for (const int64_t tokens : {1, 8, 64, 512, 8192}) bench_sizes(stream, {tokens, 2880, 32, 4}, names);
   for (const int64_t tokens : {1, 8, 64, 512, 8192}) bench_sizes(stream, {tokens, 7168, 256, 8}, names);
-  for (const int64_t tokens : {1, 2, 4, 16, 64}) bench_sizes(stream, {tokens, 2048, 256, 8}, names);
+  for (const int64_t tokens : {1, 2, 4, 16, 64, 512, 2048, 4096, 8192})
+    bench_sizes(stream, {tokens, 2048, 256, 8}, names);
   return 0;
 }
 

@@ -92,4 +92,14 @@ __device__ __forceinline__ void bulk_load_multicast(void* dst, const void* src, 
       : "memory");
 }
 
+// The same for the tile at (col, row) of the matrix that `map` describes (ptx::tensor_load).
+__device__ __forceinline__ void tensor_load_multicast(void* dst, const void* map, int col, int row,
+                                                      uint64_t* bar, uint16_t mask) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+      "[%1, {%2, %3}], [%4], %5;" ::"r"(shared_address(dst)),
+      "l"(map), "r"(col), "r"(row), "r"(shared_address(bar)), "h"(mask)
+      : "memory");
+}
+
 }  // namespace fp4moe::ptx

@@ -22,6 +22,18 @@ decltype(&cuTensorMapEncodeTiled) encoder() {
   return function;
 }
 
+// The copies keep all bits, so that only the size matters.
+CUtensorMapDataType type_of(int element_bytes) {
+  switch (element_bytes) {
+    case 1:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    case 2:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT16;
+    default:
+      return CU_TENSOR_MAP_DATA_TYPE_UINT32;
+  }
+}
+
 }  // namespace
 
 CUtensorMap tensor_map(const void* matrix, int element_bytes, int64_t rows, int64_t cols, int tile_rows) {
@@ -31,10 +43,10 @@ CUtensorMap tensor_map(const void* matrix, int element_bytes, int64_t rows, int6
   const cuuint32_t tile[] = {static_cast<cuuint32_t>(kTensorTileBytes / element_bytes),
                              static_cast<cuuint32_t>(tile_rows)};
   const cuuint32_t strides[] = {1, 1};
-  const CUresult result = encoder()(
-      &map, element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-      const_cast<void*>(matrix), sizes, row_bytes, tile, strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encoder()(&map, type_of(element_bytes), 2, const_cast<void*>(matrix), sizes, row_bytes, tile, strides,
+                CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   FP4MOE_CHECK(result == CUDA_SUCCESS, "no tensor map of " + std::to_string(rows) + " x " +
                                            std::to_string(cols) + " elements of " +
                                            std::to_string(element_bytes) + " bytes: CUDA error " +

@@ -9,7 +9,7 @@ namespace fp4moe {
 
 constexpr int64_t kTensorTileBytes = 128;  // of a tile's rows
 
-// Describes a row-major matrix [rows, cols] of elements of 1 or 2 bytes. A copy takes tile_rows rows of
+// Describes a row-major matrix [rows, cols] of elements of 1, 2 or 4 bytes. A copy takes tile_rows rows of
 // kTensorTileBytes; elements outside of the matrix are zeros. In shared memory, at a multiple of 1024 bytes,
 // piece i (of 16 bytes) of the tile's row r is in place i ^ r % 8 of the row's 128 bytes. The matrix and its
 // rows begin at multiples of 16 bytes. tile_rows <= 256.

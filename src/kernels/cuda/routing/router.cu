@@ -7,8 +7,8 @@
 //            256 experts, 4 T E of logits.
 // Flops:     3 * 2 T E H on the tensor cores: x is split into three bf16 parts, whose products with W are
 //            exact.
-// Bound:     T <= 8: the read of W, 1 to 4 MB; prefill: splitting x, which takes 8 instructions per element
-//            for every 256 experts.
+// Bound:     T <= 8: the read of W, 1 to 4 MB; more: splitting x, which takes 8 instructions per element
+//            for every 256 experts. router_gate_wide.cu computes the logits of prefill on Hopper.
 // Numerics:  sums in f32 in a fixed order that depends on T, E and H (batch_invariant: on E and H only). The
 //            choice computes scores, exponentials and sums in double, as on the CPU: equal logits give equal
 //            ids.
@@ -24,9 +24,11 @@
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_order.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/cuda/routing/bf16_parts.cuh"
 #include "kernels/cuda/routing/norm_route.h"
 #include "kernels/cuda/routing/router.h"
 #include "kernels/cuda/routing/router_choice.cuh"
+#include "kernels/cuda/routing/router_gate_wide.h"
 
 namespace fp4moe {
 namespace {
@@ -45,30 +47,6 @@ struct GateArgs {
   int num_tokens, num_experts, hidden_size;
   int expert_warps;  // warps of a CTA with different experts; the other warps split the columns
 };
-
-// Two f32 as three pairs of bf16 that add up to them: each pair holds one piece of the two f32's fractions.
-// Infinities and NaN are only in the first pair.
-struct Parts {
-  uint32_t v[3];
-};
-__device__ __forceinline__ Parts cut(float a, float b) {
-  Parts parts;
-#pragma unroll
-  for (int i = 0; i < 3; ++i) {
-    const uint32_t u = __float_as_uint(a), w = __float_as_uint(b);
-    parts.v[i] = __byte_perm(u, w, 0x7632);
-    a -= __uint_as_float(u & 0xffff0000u);
-    b -= __uint_as_float(w & 0xffff0000u);
-    if (i == 0) {  // infinity - infinity is NaN
-      a = a == a ? a : 0;
-      b = b == b ? b : 0;
-    }
-  }
-  return parts;
-}
-
-// Makes NaN quiet: a NaN whose fraction bits are all in the lower half would become an infinity.
-__device__ __forceinline__ float quiet(float v) { return v == v ? v : __uint_as_float(0x7fc00000u); }
 
 // kExperts tiles of 16 experts and kTokens tiles of 8 tokens for each warp. The columns of a chunk can be in
 // any order in the fragments if it is the same for both operands: lane q of four has columns 8 q ... 8 q + 7.
@@ -100,8 +78,7 @@ struct GateTile {
       }
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
-        const Parts b0 = cut(quiet(x[step].x), quiet(x[step].y)),
-                    b1 = cut(quiet(x[step].z), quiet(x[step].w));
+        const Bf16Parts b0 = bf16_parts(x[step].x, x[step].y), b1 = bf16_parts(x[step].z, x[step].w);
 #pragma unroll
         for (int part = 0; part < 3; ++part)
 #pragma unroll
@@ -266,6 +243,7 @@ void launch_clusters(const char* name, void (*kernel)(Args), cudaLaunchConfig_t 
 }  // namespace
 
 void router_gate(const DeviceRouterArgs& args) {
+  if (router_gate_wide_fits(args)) return router_gate_wide(args);
   const GatePlan plan = gate_plan(args.num_tokens, args.rule.num_experts, args.batch_invariant);
   const GateArgs a = {.x = args.x,
                       .weight = args.weight,
