@@ -72,6 +72,15 @@ struct DeviceExpertArgs {
   bf16* y_bf16 = nullptr;               // written instead of y: the same values, rounded
 };
 
+// Rows that are added to a layer's output last: out[t] += sigmoid(gate . x[t]) * rows[t].
+struct AddedRows {
+  const float* rows = nullptr;      // [T, H], or null
+  const bf16* rows_bf16 = nullptr;  // [T, H], instead of rows
+  const float* gate = nullptr;      // [H] or null: the factor is 1
+  const float* x = nullptr;         // [T, H]
+  bool exist() const { return rows != nullptr || rows_bf16 != nullptr; }
+};
+
 struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t, k] * y[row_of_slot[t, k]]
   const float* y = nullptr;
   const bf16* y_bf16 = nullptr;          // instead of y
@@ -81,6 +90,7 @@ struct MoeCombineArgs {  // out[t] (+)= sum over k, in top-k order, of weight[t,
   float* out = nullptr;      // [T, H] f32, or null
   bool accumulate = false;   // add to out
   bf16* out_bf16 = nullptr;  // [T, H], or null
+  AddedRows added;           // only with out, and without out_bf16
 };
 
 // A shared expert that is one more expert of every token, added after its topk experts.
@@ -110,6 +120,7 @@ struct DeviceMoeArgs {
   float* out = nullptr;  // [T, H] f32, or null
   bool accumulate = false;
   bf16* out_bf16 = nullptr;  // [T, H], or null
+  AddedRows added;           // as in MoeCombineArgs; only without `exchange`
   // If set, the tokens are this exchange's lanes: results return to the lanes' ranks, and `out` is [num_own,
   // H] of this rank's tokens, which the layer adds to.
   const A2aRound* exchange = nullptr;
@@ -125,7 +136,8 @@ constexpr int64_t kMoeCounterBytes = 8192;  // grid barriers and arrival counter
 struct DeviceMoeTactic {
   const char* name;
   // Returns whether the tactic can run a layer. Depends only on the current GPU, on sizes (the experts',
-  // num_tokens and topk) and on shared.exists. A tactic that fits T tokens also fits fewer tokens.
+  // num_tokens and topk), on shared.exists and on whether rows are added. A tactic that fits T tokens also
+  // fits fewer tokens.
   bool (*fits)(const DeviceMoeArgs&);
   void (*layer)(const DeviceMoeArgs&);  // precondition: fits()
   int64_t (*workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);

@@ -41,6 +41,9 @@ class DenseMlp {
   virtual int64_t weight_bytes() const = 0;
   // out [T, H] f32 = this shard's part of the MLP's output for x [T, H]. T = 0 is allowed.
   virtual void forward_mlp(const ActRows& x, float* out, Arena& scratch, ThreadPool& pool) const = 0;
+  // The same with the output rounded to bf16. Returns false, and does nothing, unless the kernels for many
+  // tokens round it anyway.
+  virtual bool forward_mlp_rounded(const ActRows&, bf16* /*out*/, Arena&, ThreadPool&) const { return false; }
 };
 
 }  // namespace fp4moe

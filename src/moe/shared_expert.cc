@@ -41,4 +41,20 @@ void SharedExpert::forward_shared_expert(const ActRows& x, const float* router_x
   if (gate_.num_bytes() > 0) ops_->sigmoid_gate({router_x, gate_.as<float>(), out, x.rows, x.cols}, pool);
 }
 
+AddedRows SharedExpert::forward_ungated(const ActRows& x, const float* router_x, Arena& scratch,
+                                        ThreadPool& pool) const {
+  AddedRows added = {.gate = gate(), .x = router_x};
+  float* const rows = scratch.take<float>(x.rows * x.cols);
+  const int64_t mark = scratch.used_bytes();
+  if (auto* const rounded = reinterpret_cast<bf16*>(rows);
+      mlp_->forward_mlp_rounded(x, rounded, scratch, pool)) {
+    added.rows_bf16 = rounded;
+  } else {
+    mlp_->forward_mlp(x, rows, scratch, pool);
+    added.rows = rows;
+  }
+  scratch.rewind(mark);
+  return added;
+}
+
 }  // namespace fp4moe

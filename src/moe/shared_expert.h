@@ -7,6 +7,7 @@
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
+#include "kernels/device_moe.h"
 #include "kernels/ops.h"
 #include "moe/dense_mlp.h"
 #include "moe/moe_layer.h"
@@ -36,6 +37,9 @@ class SharedExpert {
   // out [T, H] f32 = the output for x [T, H]; router_x [T, H] f32: the gate's input. Precondition: exists().
   void forward_shared_expert(const ActRows& x, const float* router_x, float* out, Arena& scratch,
                              ThreadPool& pool) const;
+  // The same in two steps: computes the output without the gate in scratch memory, which stays taken, and
+  // returns the arguments with which another op applies the gate and adds the rows.
+  AddedRows forward_ungated(const ActRows& x, const float* router_x, Arena& scratch, ThreadPool& pool) const;
 
  private:
   const DenseOps* ops_ = nullptr;

@@ -38,7 +38,8 @@ DeviceMoeArgs DeviceExpertRunner::layer_sizes(const DeviceSlots& slots) const {
           .topk = slots.topk,
           .first_expert = slots.first_expert,
           .num_routed_experts = slots.num_routed_experts,
-          .shared = slots.shared};
+          .shared = slots.shared,
+          .added = slots.added};
 }
 
 DeviceMoeArgs DeviceExpertRunner::layer_args(const ActRows& x, const DeviceSlots& slots, const float* weights,
@@ -85,9 +86,20 @@ void DeviceExpertRunner::run_device_experts(const ActRows& x, const DeviceSlots&
                    .topk = slots.topk,
                    .hidden_size = t.hidden_size,
                    .out = out,
-                   .accumulate = accumulate});
+                   .accumulate = accumulate,
+                   .added = slots.added});
   }
   scratch.rewind(mark);
+}
+
+bool DeviceExpertRunner::run_rounded(const ActRows& x, bf16* out, Arena& scratch) const {
+  if (is_w4a4()) return false;
+  const int64_t mark = scratch.used_bytes();
+  DeviceMoeArgs args = layer_args(x, {nullptr, x.rows}, nullptr, scratch);
+  args.out_bf16 = out;
+  tactic(args).layer(args);
+  scratch.rewind(mark);
+  return true;
 }
 
 int64_t DeviceExpertRunner::returned_sums_bytes() const {

@@ -27,6 +27,8 @@ class DeviceExpertRunner {
   // arrays are in device memory; the work is enqueued on the current stream.
   void run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out,
                           bool accumulate, Arena& scratch) const;
+  // out [T, H] bf16 = the first expert's output for x, rounded. Returns false, and does nothing, under w4a4.
+  bool run_rounded(const ActRows& x, bf16* out, Arena& scratch) const;
   // Whether the tactic for slots without slots.shared also runs slots.shared.
   bool runs_shared(const DeviceSlots& slots) const;
   // Waits for a round's rows, runs the experts on them (slots.ids and num_tokens are taken from the round),

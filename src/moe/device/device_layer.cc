@@ -20,6 +20,10 @@
 namespace fp4moe {
 namespace {
 
+// From this many rows on, kernels fill the GPU: nothing is gained from running two at a time, and a pass over
+// the rows takes much longer than a launch.
+constexpr int64_t kManyRows = 1024;
+
 // The router's weights in device memory.
 struct DeviceRouter {
   Buffer weight, bias, correction_bias;  // [E, H] bf16, [E] f32 or empty, [E] f32 or empty
@@ -182,6 +186,12 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
       return {};
     }
     slots.shared = {};
+    if (shared_.exists() && args.x.rows >= kManyRows) {
+      slots.added = shared_.forward_ungated(args.x, args.router_x, scratch, pool);
+      experts_.run_device_experts(args.x, slots, routes.weights, sum, /*accumulate=*/args.partial == nullptr,
+                                  scratch);
+      return {};
+    }
     Stream& main = current_stream();
     SideStream* const side = shared_.exists() && args.x.rows > 0 ? main.side() : nullptr;
     const SharedOutput shared = side == nullptr ? run_shared(args, {0, args.x.rows}, scratch, pool)
@@ -300,6 +310,9 @@ class DeviceMlp final : public DenseMlp {
   int64_t weight_bytes() const override { return expert_.weight_bytes(); }
   void forward_mlp(const ActRows& x, float* out, Arena& scratch, ThreadPool&) const override {
     expert_.run_device_experts(x, {nullptr, x.rows}, nullptr, out, /*accumulate=*/false, scratch);
+  }
+  bool forward_mlp_rounded(const ActRows& x, bf16* out, Arena& scratch, ThreadPool&) const override {
+    return expert_.run_rounded(x, out, scratch);
   }
 
  private:

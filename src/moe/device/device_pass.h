@@ -16,6 +16,7 @@ struct DeviceSlots {
   int64_t num_tokens = 0, topk = 1, first_expert = 0;
   int64_t num_routed_experts = 0;  // see DeviceMoeArgs
   SharedSlot shared;               // not in num_slots()
+  AddedRows added;                 // added to the output
   int64_t num_slots() const { return num_tokens * topk; }
 };
 

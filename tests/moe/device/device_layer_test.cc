@@ -246,14 +246,42 @@ TEST_P(DeviceLayerTest, EveryTacticAgreesWithTheOracle) {
     }
 }
 
+// For many tokens, the last kernel of the routed experts adds it.
 TEST_P(DeviceLayerTest, ASharedExpertOfEitherPrecisionIsAdded) {
-  for (const bool fp4 : {false, true}) {
+  for (const bool fp4 : {false, true})
+    for (const int64_t tokens : {9, 1030})
+      for (const bool has_gate : {false, true}) {
+        LayerCase c({128, 64, 4, 2}, format(), ActivationKind::kSilu);
+        const MlpCase mlp(fp4_format(), fp4, 128, 96);
+        const std::vector<bf16> gate = to_bf16(c.random.normal(128, 0.3f));
+        const SharedExpertWeights shared{mlp.view, has_gate ? gate.data() : nullptr};
+        const std::vector<float> x = c.tokens(tokens);
+        const bool sums_14_bits = tokens > 1000 && plan(c.problem).numerics().is_fp8();
+        EXPECT_TRUE(within_relative_l2(on_gpu(c, x, &shared), on_cpu(c, x, &shared),
+                                       sums_14_bits ? kWideFp8 : numerics().budget))
+            << "FP4 " << fp4 << ", gate " << has_gate << ", tokens " << tokens;
+      }
+}
+
+// Its bits do not depend on which kernel adds it: 1000 and 1024 tokens run the same other kernels.
+TEST_P(DeviceLayerTest, ASharedExpertHasTheSameBitsForManyTokens) {
+  for (const bool has_gate : {false, true}) {
     LayerCase c({128, 64, 4, 2}, format(), ActivationKind::kSilu);
-    const MlpCase mlp(fp4_format(), fp4, 128, 96);
+    const MlpCase mlp(fp4_format(), /*is_fp4=*/true, 128, 96);
     const std::vector<bf16> gate = to_bf16(c.random.normal(128, 0.3f));
-    const SharedExpertWeights shared{mlp.view, gate.data()};
-    const std::vector<float> x = c.tokens(9);
-    EXPECT_TRUE(within_relative_l2(on_gpu(c, x, &shared), on_cpu(c, x, &shared), numerics().budget));
+    const SharedExpertWeights shared{mlp.view, has_gate ? gate.data() : nullptr};
+    std::vector<float> x = c.tokens(1024);
+    MoePlan p = plan(c.problem);
+    if (p.numerics().scheme != Scheme::kW4A4) {
+      const std::span<const DeviceMoeTactic> tactics = p.device_ops().tactics;
+      const auto wide = static_cast<uint8_t>(
+          std::ranges::find(tactics, std::string_view("wide"), &DeviceMoeTactic::name) - tactics.begin());
+      p = p.with_tactics(DeviceTactics{{1024}, {wide < tactics.size() ? wide : uint8_t{0}}});
+    }
+    std::vector<float> many = on_gpu(p, c, x, &shared);
+    x.resize(1000 * 128);
+    many.resize(x.size());
+    EXPECT_TRUE(same_bits(on_gpu(p, c, x, &shared), many)) << "gate " << has_gate;
   }
 }
 

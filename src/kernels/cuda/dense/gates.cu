@@ -10,6 +10,7 @@
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/cuda/ptx/row_gate.cuh"
 
 namespace fp4moe::cuda {
 namespace {
@@ -30,21 +31,13 @@ __global__ void __launch_bounds__(kThreads) silu_mul_kernel(const __grid_constan
     static_cast<bf16*>(a.out.data)[t * cols + i].bits = __bfloat16_as_ushort(__float2bfloat16_rn(y));
 }
 
-__global__ void __launch_bounds__(kThreads) sigmoid_gate_kernel(const __grid_constant__ SigmoidGateArgs a) {
-  __shared__ float warps[kThreads / 32];
+__global__ void __launch_bounds__(kGateThreads)
+    sigmoid_gate_kernel(const __grid_constant__ SigmoidGateArgs a) {
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
-  const float* x = a.x + blockIdx.x * a.hidden_size;
   float* out = a.out + blockIdx.x * a.hidden_size;
-  float sum = 0;
-  for (int64_t i = threadIdx.x; i < a.hidden_size; i += kThreads) sum += __ldcg(x + i) * __ldg(a.weight + i);
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x / 32] = sum;
-  __syncthreads();
-  float total = 0;
-  for (float part : warps) total += part;
-  const float gate = 1 / (1 + expf(-total));
-  for (int64_t i = threadIdx.x; i < a.hidden_size; i += kThreads) out[i] = __ldcg(out + i) * gate;
+  const float gate = row_gate(a.x + blockIdx.x * a.hidden_size, a.weight, a.hidden_size);
+  for (int64_t i = threadIdx.x; i < a.hidden_size; i += kGateThreads) out[i] = __ldcg(out + i) * gate;
 }
 
 }  // namespace
@@ -58,8 +51,8 @@ void silu_mul(const SiluMulArgs& args, ThreadPool&) {
 }
 
 void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool&) {
-  launch("sigmoid_gate", sigmoid_gate_kernel, {dim3(static_cast<unsigned>(args.num_tokens)), dim3(kThreads)},
-         args);
+  launch("sigmoid_gate", sigmoid_gate_kernel,
+         {dim3(static_cast<unsigned>(args.num_tokens)), dim3(kGateThreads)}, args);
 }
 
 }  // namespace fp4moe::cuda

@@ -237,7 +237,7 @@ bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights) {
   const int64_t pairs = args.num_tokens * token_slots(args);
   const DeviceInfo& gpu = device_limits();
   if (gpu.compute_major() != 9 || gpu.num_sms < kFewMaxPairs || args.num_tokens > kFewMaxTokens ||
-      pairs > kFewMaxPairs || args.exchange != nullptr)
+      pairs > kFewMaxPairs || args.exchange != nullptr || args.added.exist())
     return false;
   if (has_dense_shared(args) && !dense_shared_fits(args, weights)) return false;
   return plan_of(args, weights).depth >= kDepths[std::size(kDepths) - 1];

@@ -53,7 +53,7 @@ class Space {
 DeviceExpertArgs gemm_args(const DeviceMoeArgs& a, const Space& space) {
   DeviceExpertArgs gemm = layer_gemm_args(a, space.rows);
   gemm.intermediate = space.intermediate;
-  gemm.y_bf16 = space.y;
+  gemm.y_bf16 = layer_y(a, space.y);
   return gemm;
 }
 
@@ -98,7 +98,7 @@ void wide_layer(const DeviceMoeArgs& a) {
   gemm.h = space.h;
   gemm.h_row_scales = space.h_scales;
   sm90_fp8_down(gemm);
-  combine_layer(a, space.rows, space.y);
+  combine_layer(a, space.rows, gemm.y_bf16);
 }
 
 // ---- sorted --------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ void sorted_layer(const DeviceMoeArgs& a) {
   gemm.h = space.intermediate;
   gemm.h_row_scales = space.h_scales;
   sm90_fp8_few_gate_up_down(gemm, space.h_scales);
-  combine_layer(a, space.rows, space.y);
+  combine_layer(a, space.rows, gemm.y_bf16);
 }
 
 // ---- the table -----------------------------------------------------------------------------------

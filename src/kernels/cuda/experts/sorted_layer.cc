@@ -73,7 +73,14 @@ DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& ro
           .expected_rows = num_slots / std::max(args.num_routed_experts, args.experts.num_experts)};
 }
 
+bf16* layer_y(const DeviceMoeArgs& args, bf16* scratch) {
+  const bool rows_are_tokens = args.ids == nullptr && args.topk == 1 && args.weights == nullptr;
+  const bool is_only_output = args.out == nullptr && args.out_bf16 != nullptr && args.exchange == nullptr;
+  return rows_are_tokens && is_only_output ? args.out_bf16 : scratch;
+}
+
 void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y) {
+  if (y == args.out_bf16) return;
   if (args.exchange != nullptr)
     return cuda_a2a_ops()->combine(*args.exchange, {.y_bf16 = y, .row_of_slot = rows.row_of_slot}, args.out);
   moe_combine({.y_bf16 = y,
@@ -84,7 +91,8 @@ void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16
                .hidden_size = args.experts.hidden_size,
                .out = args.out,
                .accumulate = args.accumulate,
-               .out_bf16 = args.out_bf16});
+               .out_bf16 = args.out_bf16,
+               .added = args.added});
 }
 
 int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk) {
@@ -112,7 +120,7 @@ void run_layer(const DeviceMoeArgs& a, bool in_slabs, void (*gemms)(const Device
   gemm.x = {const_cast<bf16*>(a.x), DType::kBF16, a.num_tokens, a.experts.hidden_size};
   gemm.intermediate = {space.intermediate, DType::kBF16, num_slots, a.experts.intermediate_size};
   gemm.h = gemm.intermediate;
-  gemm.y_bf16 = space.y;
+  gemm.y_bf16 = layer_y(a, space.y);
   if (in_slabs) {
     gather_token_slabs({.x = a.x,
                         .rows = rows,
@@ -125,7 +133,7 @@ void run_layer(const DeviceMoeArgs& a, bool in_slabs, void (*gemms)(const Device
     gemm.h.data = space.h_slabs;
   }
   gemms(gemm);
-  combine_layer(a, rows, space.y);
+  combine_layer(a, rows, gemm.y_bf16);
 }
 
 }  // namespace

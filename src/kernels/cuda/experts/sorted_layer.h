@@ -24,6 +24,9 @@ size_t tactic_by_size(const DeviceMoeArgs& args, const TacticRule& rule);
 MoeSortArgs layer_sort_args(const DeviceMoeArgs& args, const DeviceRows& rows, int32_t* scratch);
 DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& rows);  // activations not set
 void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y);
+// Returns where down writes its rows: to the output if this needs no combine_layer(), which then does
+// nothing, else to `scratch`.
+bf16* layer_y(const DeviceMoeArgs& args, bf16* scratch);
 
 // Runs the layer. `gemms` runs gate_up and down, with the intermediate as h and rows.progress as counters.
 void run_sorted_layer(const DeviceMoeArgs& args, void (*gemms)(const DeviceExpertArgs&));

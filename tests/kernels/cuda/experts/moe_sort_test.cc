@@ -189,5 +189,58 @@ TEST_F(MoeCombine, SumsInTopKOrder) {
     }
 }
 
+// A combine with added rows must equal a combine, then sigmoid_gate of the rows, then add.
+TEST_F(MoeCombine, AddsGatedRowsLast) {
+  std::mt19937 rng(5);
+  std::normal_distribution<float> normal;
+  const auto random = [&](int64_t n, float scale) {
+    std::vector<float> values(static_cast<size_t>(n));
+    for (float& v : values) v = bf16_to_float(float_to_bf16(scale * normal(rng)));
+    return values;
+  };
+  const auto rounded = [](const std::vector<float>& values) {
+    std::vector<bf16> out;
+    for (const float v : values) out.push_back(float_to_bf16(v));
+    return out;
+  };
+  ThreadPool pool(1);
+  for (const int64_t hidden : {24, 1056, 2048, 7168}) {
+    const int64_t num_tokens = 21, topk = 8, num_rows = 100;
+    std::vector<int32_t> rows(static_cast<size_t>(num_tokens * topk));
+    for (int32_t& row : rows) row = static_cast<int32_t>(rng() % (num_rows + 1)) - 1;
+    const std::vector<float> y = random(num_rows * hidden, 1), added = random(num_tokens * hidden, 1),
+                             old = random(num_tokens * hidden, 1);
+    const DeviceArray<int32_t> device_rows(rows);
+    const DeviceArray<float> weights(random(num_tokens * topk, 0.3f)), y_f32(y), added_f32(added),
+        x(random(num_tokens * hidden, 1)), gate(random(hidden, 0.05f));
+    const DeviceArray<bf16> y_bf16(rounded(y)), added_bf16(rounded(added));
+    for (int i = 0; i < 16; ++i) {
+      const bool y_is_bf16 = i & 1, added_is_bf16 = i & 2, accumulate = i & 4, has_gate = i & 8;
+      const DeviceArray<float> out(old), expected(old), gated(added);
+      MoeCombineArgs args{.y = y_is_bf16 ? nullptr : y_f32.data(),
+                          .y_bf16 = y_is_bf16 ? y_bf16.data() : nullptr,
+                          .row_of_slot = device_rows.data(),
+                          .weights = weights.data(),
+                          .num_tokens = num_tokens,
+                          .topk = topk,
+                          .hidden_size = hidden,
+                          .out = expected.data(),
+                          .accumulate = accumulate};
+      moe_combine(args);
+      const DenseOps& ops = *cuda_dense_ops();
+      if (has_gate) ops.sigmoid_gate({x.data(), gate.data(), gated.data(), num_tokens, hidden}, pool);
+      ops.add({gated.data(), expected.data(), num_tokens * hidden}, pool);
+      args.out = out.data();
+      args.added = {.rows = added_is_bf16 ? nullptr : added_f32.data(),
+                    .rows_bf16 = added_is_bf16 ? added_bf16.data() : nullptr,
+                    .gate = has_gate ? gate.data() : nullptr,
+                    .x = x.data()};
+      moe_combine(args);
+      ASSERT_TRUE(stream_.synchronize().ok());
+      ASSERT_EQ(out.values(), expected.values()) << "H " << hidden << ", case " << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fp4moe
