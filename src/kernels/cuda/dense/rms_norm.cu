@@ -6,8 +6,10 @@
 // Flops:     4 T H.
 // Bound:     HBM; at T = 1, the two passes' latency.
 // Numerics:  f32. The order of a row's sum is that of ptx/block_norm.cuh: the same bits for every T. In a
-// head,
-//            a lane sums every 32nd square, the warp its lanes' sums by halves.
+//            head, a lane sums every 32nd square, the warp its lanes' sums by halves.
+//
+// A row has a block; many rows have a warp each, whose loads are all in flight at once and which waits for no
+// other warp.
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
@@ -24,7 +26,7 @@ struct RowsArgs {
   const float* weight;
   bf16* out_act;   // or null
   float* out_f32;  // or null; may be x
-  int64_t cols;
+  int64_t rows, cols;
   float eps;
 };
 
@@ -93,6 +95,36 @@ __global__ void __launch_bounds__(kMaxNormThreads) rms_norm_kernel(const __grid_
   for (; i < vectors; i += blockDim.x) put(i, V::load(x, i, a.cols), V::load(a.weight, i, a.cols));
 }
 
+constexpr int kRowWarps = 4;  // rows of a block that has a warp for each
+
+// Rows of up to 4 * 32 * kVectors columns, a multiple of 4. A block of rms_norm_kernel has one vector per
+// thread for such a row, and its warp j has vectors 32 j ... 32 j + 31, whose sums are added in order.
+template <int kVectors>
+__global__ void __launch_bounds__(kRowWarps * 32) rms_norm_warp_kernel(const __grid_constant__ RowsArgs a) {
+  using V = Vectors<true>;
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const int lane = static_cast<int>(threadIdx.x) % 32, vectors = static_cast<int>(a.cols / 4);
+  const int64_t number = int64_t{blockIdx.x} * kRowWarps + threadIdx.x / 32, row = number * a.cols;
+  if (number >= a.rows) return;
+  float4 held[kVectors];
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j)
+    held[j] = 32 * j + lane < vectors ? V::load(a.x + row, 32 * j + lane, a.cols) : float4{};
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) sum += warp_sum(sum_of_squares(0, held[j]));
+  const float inverse = inverse_rms(sum, a.cols, a.eps);
+#pragma unroll
+  for (int j = 0; j < kVectors; ++j) {
+    const int i = 32 * j + lane;
+    if (i >= vectors) break;
+    const float4 y = normed(held[j], inverse, __ldg(reinterpret_cast<const float4*>(a.weight) + i));
+    if (a.out_f32 != nullptr) V::store(a.out_f32 + row, i, a.cols, y);
+    if (a.out_act != nullptr) V::store(a.out_act + row, i, a.cols, y);
+  }
+}
+
 struct HeadsArgs {
   float* x;
   const float* weight;
@@ -118,10 +150,17 @@ __global__ void __launch_bounds__(256) head_norm_kernel(const __grid_constant__ 
 }  // namespace
 
 void rms_norm_rows(const RmsNormArgs& args) {
-  const int64_t cols = args.out_act.cols;
+  constexpr int64_t kManyRows = 1024;
+  const int64_t rows = args.out_act.rows, cols = args.out_act.cols;
+  const RowsArgs a = {args.x, args.weight, static_cast<bf16*>(args.out_act.data), args.out_f32, rows,
+                      cols,   args.eps};
+  if (rows >= kManyRows && cols % 4 == 0 && cols <= 4096) {
+    launch("rms_norm", cols <= 2048 ? rms_norm_warp_kernel<16> : rms_norm_warp_kernel<32>,
+           {dim3(static_cast<unsigned>(ceil_div(rows, kRowWarps))), dim3(kRowWarps * 32)}, a);
+    return;
+  }
   launch("rms_norm", cols % 4 == 0 ? rms_norm_kernel<true> : rms_norm_kernel<false>,
-         {dim3(static_cast<unsigned>(args.out_act.rows)), dim3(num_norm_threads(cols))},
-         RowsArgs{args.x, args.weight, static_cast<bf16*>(args.out_act.data), args.out_f32, cols, args.eps});
+         {dim3(static_cast<unsigned>(rows)), dim3(num_norm_threads(cols))}, a);
 }
 
 void head_norm(const HeadNormArgs& args, ThreadPool&) {
