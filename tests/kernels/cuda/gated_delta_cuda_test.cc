@@ -172,24 +172,24 @@ TEST_F(GatedDeltaCuda, AShardOfHeadsHasTheBitsOfTheWhole) {
 }
 
 TEST_F(GatedDeltaCuda, OutputGatesAreThoseOfTheOracle) {
-  for (const int64_t tokens : {0, 1, 5}) {
-    constexpr int kHeads = 3, kDim = 200;
+  for (const auto& [tokens, dim] : {std::pair<int64_t, int>{0, 200}, {1, 200}, {5, 200}, {9, 256}, {4, 51}}) {
+    constexpr int kHeads = 3, kStride = 2048;
     Random random(static_cast<uint64_t>(tokens));
-    const std::vector<bf16> x = to_bf16(random.normal(tokens * kHeads * kDim));
-    const std::vector<float> gate = random.normal(tokens * 1300, 3);
+    const std::vector<bf16> x = to_bf16(random.normal(tokens * kHeads * dim));
+    const std::vector<float> gate = random.normal(tokens * kStride, 3);
     std::vector<bf16> wanted = x;
     const DeviceArray<bf16> device_x(x);
     const DeviceArray<float> device_gate(gate);
-    MulSigmoidArgs args{{wanted.data(), DType::kBF16, tokens, kHeads * kDim},
-                        gate.data() + kDim,
-                        1300,
-                        2 * kDim,
+    MulSigmoidArgs args{{wanted.data(), DType::kBF16, tokens, kHeads * dim},
+                        gate.data() + dim,
+                        kStride,
+                        2 * dim,
                         kHeads,
-                        kDim};
+                        dim};
     if (tokens == 0) args.gate = nullptr;
     ref_dense_ops().mul_sigmoid(args, pool_);
     args.x.data = device_x.data();
-    args.gate = device_gate.data() + kDim;
+    args.gate = device_gate.data() + dim;
     ops_->mul_sigmoid(args, pool_);
     wait();
     const std::vector<float> actual = to_float(device_x.values()), expected = to_float(wanted);

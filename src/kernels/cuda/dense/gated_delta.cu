@@ -420,24 +420,6 @@ void run(DeltaParams p) {
     run<kRows, 1, kRows <= 32>(p);
 }
 
-__global__ void __launch_bounds__(kMaxThreads) mul_sigmoid_kernel(const __grid_constant__ MulSigmoidArgs a) {
-  ptx::grid_dependents_launch();
-  ptx::grid_dependency_wait();
-  const int64_t t = blockIdx.x, i = blockIdx.y * int64_t{kMaxThreads} + threadIdx.x;
-  if (i >= a.x.cols) return;
-  const int64_t head = i / a.head_dim;
-  const float gate = __ldcg(a.gate + t * a.gate_stride + head * a.gate_head_stride + i % a.head_dim);
-  const float factor = 1 / (1 + expf(-gate));
-  if (a.x.dtype == DType::kF32) {
-    float* const x = static_cast<float*>(a.x.data) + t * a.x.cols + i;
-    *x = __ldcg(x) * factor;
-  } else {
-    unsigned short* const x = static_cast<unsigned short*>(a.x.data) + t * a.x.cols + i;
-    *x =
-        __bfloat16_as_ushort(__float2bfloat16_rn(__bfloat162float(__ushort_as_bfloat16(__ldcg(x))) * factor));
-  }
-}
-
 }  // namespace
 
 void gated_delta(const GatedDeltaArgs& args, ThreadPool&) {
@@ -464,13 +446,6 @@ void gated_delta_rows(const GatedDeltaArgs& args, int most_rows) {
     run<64>(p);
   else
     run<128>(p);
-}
-
-void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool&) {
-  launch("mul_sigmoid", mul_sigmoid_kernel,
-         {dim3(static_cast<unsigned>(args.x.rows), static_cast<unsigned>(ceil_div(args.x.cols, kMaxThreads))),
-          dim3(kMaxThreads)},
-         args);
 }
 
 }  // namespace fp4moe::cuda

@@ -1,12 +1,13 @@
-// silu_mul and sigmoid_gate.
+// silu_mul, sigmoid_gate and mul_sigmoid.
 //
-// Computes:  out = silu(gate) * up; out[t] *= sigmoid(x[t] . weight).
-// Shapes:    gate_up [T, 2 I], out [T, I] bf16 or f32; x and out [T, H].
-// Bytes:     T I (8 + 2 or 4); 12 T H.
+// Computes:  out = silu(gate) * up; out[t] *= sigmoid(x[t] . weight); x *= sigmoid(gate).
+// Shapes:    gate_up [T, 2 I], out [T, I] bf16 or f32; x and out [T, H]; x and gate [T, heads, head_dim].
+// Bytes:     T I (8 + 2 or 4); 12 T H; T heads head_dim (4 + 4 or 8).
 // Bound:     HBM; at T = 1, the launch.
 // Numerics:  f32 with expf; a dot product is summed per thread, then by halves of a warp, then over the warps
 //            in order.
 #include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
@@ -40,6 +41,70 @@ __global__ void __launch_bounds__(kGateThreads)
   for (int64_t i = threadIdx.x; i < a.hidden_size; i += kGateThreads) out[i] = __ldcg(out + i) * gate;
 }
 
+// Loads and stores of kCount consecutive elements, 1 or 4, as f32.
+template <int kCount>
+struct Elements {
+  float v[kCount];
+
+  static __device__ __forceinline__ Elements load(const float* p) {
+    if constexpr (kCount == 1) {
+      return {{__ldcg(p)}};
+    } else {
+      const float4 v = __ldcg(reinterpret_cast<const float4*>(p));
+      return {{v.x, v.y, v.z, v.w}};
+    }
+  }
+  static __device__ __forceinline__ Elements load(const bf16* p) {
+    if constexpr (kCount == 1) {
+      const uint32_t bits = __ldcg(reinterpret_cast<const unsigned short*>(p));
+      return {{__uint_as_float(bits << 16)}};
+    } else {
+      const uint2 v = __ldcg(reinterpret_cast<const uint2*>(p));
+      return {{__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000), __uint_as_float(v.y << 16),
+               __uint_as_float(v.y & 0xffff0000)}};
+    }
+  }
+  __device__ __forceinline__ void store(float* p) const {
+    if constexpr (kCount == 1)
+      *p = v[0];
+    else
+      *reinterpret_cast<float4*>(p) = {v[0], v[1], v[2], v[3]};
+  }
+  __device__ __forceinline__ void store(bf16* p) const {
+    if constexpr (kCount == 1)
+      p->bits = __bfloat16_as_ushort(__float2bfloat16_rn(v[0]));
+    else
+      *reinterpret_cast<uint2*>(p) = bf16_words({v[0], v[1], v[2], v[3]});
+  }
+};
+
+// A thread has kCount columns of one head. T: x's type.
+template <class T, int kCount>
+__global__ void __launch_bounds__(kThreads) mul_sigmoid_kernel(const __grid_constant__ MulSigmoidArgs a) {
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const int i = static_cast<int>(blockIdx.y * kThreads + threadIdx.x) * kCount;
+  if (i >= a.x.cols) return;
+  const int64_t t = blockIdx.x, head = i / a.head_dim;
+  const auto gate =
+      Elements<kCount>::load(a.gate + t * a.gate_stride + head * a.gate_head_stride + i % a.head_dim);
+  T* const at = static_cast<T*>(a.x.data) + t * a.x.cols + i;
+  auto x = Elements<kCount>::load(at);
+#pragma unroll
+  for (int j = 0; j < kCount; ++j) x.v[j] *= 1 / (1 + expf(-gate.v[j]));
+  x.store(at);
+}
+
+template <int kCount>
+void launch_mul_sigmoid(const MulSigmoidArgs& args) {
+  const bool is_f32 = args.x.dtype == DType::kF32;
+  launch("mul_sigmoid", is_f32 ? mul_sigmoid_kernel<float, kCount> : mul_sigmoid_kernel<bf16, kCount>,
+         {dim3(static_cast<unsigned>(args.x.rows),
+               static_cast<unsigned>(ceil_div(args.x.cols, kThreads * kCount))),
+          dim3(kThreads)},
+         args);
+}
+
 }  // namespace
 
 void silu_mul(const SiluMulArgs& args, ThreadPool&) {
@@ -53,6 +118,13 @@ void silu_mul(const SiluMulArgs& args, ThreadPool&) {
 void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool&) {
   launch("sigmoid_gate", sigmoid_gate_kernel,
          {dim3(static_cast<unsigned>(args.num_tokens)), dim3(kGateThreads)}, args);
+}
+
+void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool&) {
+  const bool in_fours = args.head_dim % 4 == 0 && args.gate_stride % 4 == 0 &&
+                        args.gate_head_stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.gate) % 16 == 0 &&
+                        reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
+  in_fours ? launch_mul_sigmoid<4>(args) : launch_mul_sigmoid<1>(args);
 }
 
 }  // namespace fp4moe::cuda
