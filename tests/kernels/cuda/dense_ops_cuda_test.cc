@@ -374,8 +374,9 @@ class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
 };
 
 TEST_P(RopeCuda, TurnsAndStores) {
-  for (auto [q, kv, dim, rotary] :
-       {std::array{64, 8, 64, 64}, {3, 1, 20, 12}, {4, 2, 128, 128}, {5, 1, 37, 34}}) {
+  constexpr int kSizes[][4] = {{64, 8, 64, 64}, {3, 1, 20, 12},  {4, 2, 128, 128}, {5, 1, 37, 34},
+                               {3, 2, 256, 64}, {2, 1, 320, 64}, {2, 1, 256, 256}};
+  for (const auto& [q, kv, dim, rotary] : kSizes) {
     const AttentionInputs rounded(q, kv, dim, rotary, DType::kBF16), exact(q, kv, dim, rotary, DType::kF32),
         codes(q, kv, dim, rotary, DType::kF8E4M3);
     compare<bf16>(rounded, to_bf16(rounded.pages));

@@ -45,6 +45,7 @@ struct RopeKernelArgs {
 };
 
 constexpr int kPairLanes = 32, kHeadLanes = 8;
+constexpr int kHeld = 8;  // elements of a head that a lane keeps in registers: all, up to head_dim 256
 
 struct Turn {
   float cosine = 1, sine = 0;
@@ -75,19 +76,29 @@ struct Row {
   Turn turn;     // for pair threadIdx.x
 };
 
-// Processes one head of one row by one warp: the norm, pairs threadIdx.x, threadIdx.x + 32, ..., then the
-// elements that are not rotated.
-__device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, const Row& row) {
-  float* x = heads.x + row.t * heads.row_stride + static_cast<int64_t>(head) * heads.head_dim;
-  if (heads.is_stored && row.page < 0) return;
-  const int64_t page_row =
-      heads.is_stored ? heads.pages.offset(&row.page, head, row.position % heads.pages.page_size) : 0;
-  const auto put = [&](int i, float value) {
+// One head of one row, and where its elements go.
+struct Head {
+  const Heads& heads;
+  float* x;
+  int64_t page_row;
+
+  __device__ Head(const Heads& of, int head, const Row& row)
+      : heads(of),
+        x(of.x + row.t * of.row_stride + static_cast<int64_t>(head) * of.head_dim),
+        page_row(of.is_stored ? of.pages.offset(&row.page, head, row.position % of.pages.page_size) : 0) {}
+  __device__ void put(int i, float value) const {
     if (heads.is_stored)
       store(heads, page_row + i, value);
     else
       x[i] = value;
-  };
+  }
+};
+
+// Processes a head by one warp: the norm, pairs threadIdx.x, threadIdx.x + 32, ..., then the elements that
+// are not rotated.
+__device__ void do_head(const RopeKernelArgs& a, const Head& head, const Row& row) {
+  const Heads& heads = head.heads;
+  const float* const x = head.x;
   const float* const weight = heads.norm_weight;
   float inverse = 1;
   if (weight != nullptr) {
@@ -103,15 +114,53 @@ __device__ void do_head(const RopeKernelArgs& a, const Heads& heads, int head, c
   for (int i = static_cast<int>(threadIdx.x); i < half; i += kPairLanes) {
     const Turn turn = i < kPairLanes ? row.turn : turn_of(a, row.position, i);
     const float low = element(i), high = element(i + half);
-    put(i, low * turn.cosine - high * turn.sine);
-    put(i + half, high * turn.cosine + low * turn.sine);
+    head.put(i, low * turn.cosine - high * turn.sine);
+    head.put(i + half, high * turn.cosine + low * turn.sine);
   }
   if (!heads.is_stored && weight == nullptr) return;
   for (int i = 2 * half + static_cast<int>(threadIdx.x); i < heads.head_dim; i += kPairLanes)
-    put(i, element(i));
+    head.put(i, element(i));
 }
 
-// Positions and page tables are read before the wait: no kernel writes them (DeviceBatch).
+// The same for a head of up to kPairLanes * kHeld elements with kPairs pairs per lane: a lane loads its
+// elements lane, lane + 32, ... at once.
+template <int kPairs>
+__device__ void do_held_head(const RopeKernelArgs& a, const Head& head, const Row& row) {
+  const Heads& heads = head.heads;
+  const float* const weight = heads.norm_weight;
+  const int lane = static_cast<int>(threadIdx.x);
+  float v[kHeld];
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j) {
+    const int i = lane + j * kPairLanes;
+    v[j] = i < heads.head_dim ? __ldcg(head.x + i) : 0;
+  }
+  if (weight != nullptr) {
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j) sum += v[j] * v[j];
+    const float inverse = inverse_rms(warp_sum(sum), heads.head_dim, a.norm_eps);
+#pragma unroll
+    for (int j = 0; j < kHeld; ++j)
+      if (const int i = lane + j * kPairLanes; i < heads.head_dim) v[j] = v[j] * inverse * __ldg(weight + i);
+  }
+  if (heads.is_turned)
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const Turn turn = j == 0 ? row.turn : turn_of(a, row.position, lane + j * kPairLanes);
+      const float low = v[j], high = v[j + kPairs];
+      v[j] = low * turn.cosine - high * turn.sine;
+      v[j + kPairs] = high * turn.cosine + low * turn.sine;
+    }
+  const int changed = heads.is_stored || weight != nullptr ? heads.head_dim : 2 * kPairs * kPairLanes;
+#pragma unroll
+  for (int j = 0; j < kHeld; ++j)
+    if (const int i = lane + j * kPairLanes; i < changed) head.put(i, v[j]);
+}
+
+// Positions and page tables are read before the wait: no kernel writes them (DeviceBatch). kPairs: pairs per
+// lane if all heads are held; 0: any heads.
+template <int kPairs>
 __global__ void __launch_bounds__(kPairLanes* kHeadLanes)
     rope_kernel(const __grid_constant__ RopeKernelArgs a) {
   ptx::grid_dependents_launch();
@@ -125,15 +174,37 @@ __global__ void __launch_bounds__(kPairLanes* kHeadLanes)
   int head = static_cast<int>(blockIdx.y * kHeadLanes + threadIdx.y);
 #pragma unroll
   for (const Heads& part : a.parts) {
-    if (head >= 0 && head < part.num_heads) do_head(a, part, head, row);
+    if (head >= 0 && head < part.num_heads && !(part.is_stored && row.page < 0)) {
+      const Head one(part, head, row);
+      if constexpr (kPairs > 0)
+        do_held_head<kPairs>(a, one, row);
+      else
+        do_head(a, one, row);
+    }
     head -= part.num_heads;
+  }
+}
+
+// Returns the kernel for these heads; the number of rows does not matter.
+auto kernel_of(const RopeKernelArgs& args) {
+  for (const Heads& part : args.parts)
+    if (part.head_dim > kPairLanes * kHeld) return rope_kernel<0>;
+  switch (args.half) {
+    case kPairLanes:
+      return rope_kernel<1>;
+    case 2 * kPairLanes:
+      return rope_kernel<2>;
+    case 4 * kPairLanes:
+      return rope_kernel<4>;
+    default:
+      return rope_kernel<0>;
   }
 }
 
 void launch_rope(const char* name, const RopeKernelArgs& args, int64_t num_tokens) {
   int num_heads = 0;
   for (const Heads& part : args.parts) num_heads += part.num_heads;
-  launch(name, rope_kernel,
+  launch(name, kernel_of(args),
          {dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(ceil_div(num_heads, kHeadLanes))),
           dim3(kPairLanes, kHeadLanes)},
          args);
