@@ -1,11 +1,11 @@
-// The small kernels between a layer's attention and its experts on a GPU: gate, choice, norm with both, sort
-// and gather into slabs. Prints microseconds per call in a CUDA graph of calls of one kernel, median of 20
-// replays, and the time in which the HBM could move the kernel's bytes. Consecutive calls overlap as
-// programmatic dependents, as in a model, so the time is that by which the kernel delays its successor, not
-// its duration. Hot: all calls use one set of arrays. Cold: the calls rotate through more bytes than the L2
-// holds; printed only for kernels that move at least kMinColdBytes.
+// The small kernels around a layer's experts on a GPU: norm, gate, choice, all three in one, sort, gather
+// into slabs, and the combine alone and with a shared expert. Prints microseconds per call in a CUDA graph of
+// calls of one kernel, median of 20 replays, and the time in which the HBM could move the kernel's bytes.
+// Consecutive calls overlap as programmatic dependents, as in a model, so the time is that by which the
+// kernel delays its successor, not its duration. Hot: all calls use one set of arrays. Cold: the calls rotate
+// through more bytes than the L2 holds; printed only for kernels that move at least kMinColdBytes.
 //
-//   routing_cuda_bench [gate|choose|norm_route|sort|gather]...
+//   routing_cuda_bench [norm|gate|choose|norm_route|sort|gather|combine|combine_added]...
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cuda_timing.h"
+#include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/experts/moe_sort.h"
 #include "kernels/cuda/experts/sm90_wide_gemm.h"
 #include "kernels/cuda/layout/token_slabs.h"
@@ -70,6 +71,7 @@ class Layer {
     gate(), choose(), sort(), gather();
   }
 
+  void rms_norm() const { cuda::rms_norm_rows(norm_args()); }
   void gate() const { router_gate(router_args()); }
   void choose() const { router_choose(router_args()); }
   bool norm_fits() const {
@@ -98,6 +100,13 @@ class Layer {
                         .slabs = slabs_.as<uint8_t>()});
   }
 
+  void combine() const { moe_combine(combine_args()); }
+  void combine_added() const {
+    MoeCombineArgs args = combine_args();
+    args.added = {.rows_bf16 = act_.as<bf16>(), .gate = norm_weight_.as<float>(), .x = x_.as<float>()};
+    moe_combine(args);
+  }
+
  private:
   static constexpr int32_t kAllRows = 1 << 30;
 
@@ -121,6 +130,16 @@ class Layer {
             .count = {counts_.as<uint64_t>(), num_rows_.as<int32_t>()},
             .norm = norm,
             .arrivals = arrivals_.as<uint32_t>()};
+  }
+  MoeCombineArgs combine_args() const {
+    return {.y_bf16 = slabs_.as<bf16>(),  // any values
+            .row_of_slot = row_of_slot_.as<int32_t>(),
+            .weights = weights_.as<float>(),
+            .num_tokens = sizes_.tokens,
+            .topk = sizes_.topk,
+            .hidden_size = sizes_.hidden,
+            .out = residual_.as<float>(),
+            .accumulate = true};
   }
   DeviceRows rows() const {
     return {.max_rows = sizes_.slots(),
@@ -153,6 +172,7 @@ struct Kernel {
   int64_t (*bytes)(const Sizes&);  // from and to the HBM, if the L2 is cold
 };
 constexpr Kernel kKernels[] = {
+    {"norm", &Layer::rms_norm, [](const Sizes& s) { return s.tokens * s.hidden * 10; }},
     {"gate", &Layer::gate,
      [](const Sizes& s) {
        return s.experts * s.hidden * 2 + s.tokens * s.hidden * 4 + s.tokens * s.experts * 4;
@@ -162,6 +182,10 @@ constexpr Kernel kKernels[] = {
      [](const Sizes& s) { return s.experts * s.hidden * 2 + s.tokens * s.hidden * 10; }},
     {"sort", &Layer::sort, [](const Sizes& s) { return s.slots() * 12; }},
     {"gather", &Layer::gather, [](const Sizes& s) { return (s.tokens + s.slots()) * s.hidden * 2; }},
+    {"combine", &Layer::combine,
+     [](const Sizes& s) { return s.slots() * s.hidden * 2 + s.tokens * s.hidden * 8; }},
+    {"combine_added", &Layer::combine_added,
+     [](const Sizes& s) { return s.slots() * s.hidden * 2 + s.tokens * s.hidden * 14; }},
 };
 
 using Layers = std::vector<std::unique_ptr<Layer>>;
@@ -175,7 +199,7 @@ void bench(Stream& stream, const Kernel& kernel, const Sizes& s, Layers& layers,
   });
   const auto size = static_cast<double>(bytes);
   std::printf(
-      "%-10s H=%-4lld E=%-3lld K=%lld T=%-4lld %-4s %8.2f us %9.3f MB %6.0f GB/s, HBM bound %7.2f us\n",
+      "%-13s H=%-4lld E=%-3lld K=%lld T=%-4lld %-4s %8.2f us %9.3f MB %6.0f GB/s, HBM bound %7.2f us\n",
       kernel.name, static_cast<long long>(s.hidden), static_cast<long long>(s.experts),
       static_cast<long long>(s.topk), static_cast<long long>(s.tokens), cold ? "cold" : "hot", us,
       size * 1e-6, size / us * 1e-3, size / kHbmBytesPerUs);
