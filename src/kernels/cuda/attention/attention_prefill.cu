@@ -11,18 +11,26 @@
 // Design     A block serves one tile of rows of one sequence and kv head, tokens x G heads, so that a tile
 //            spans few positions and masks cost little. One warp group gathers key tiles from the pages with
 //            16-byte cp.async (zeros past the last key), and C other warp groups own 64 rows each: logits
-//            with wgmma (q in registers), softmax in base 2, then the weights are the register operand of the
-//            product with the values. A tile's logits are issued before the previous tile's product with the
-//            values, which overlaps the softmax. Over E4M3 pages the first warp group converts codes to bf16
-//            on their way to shared memory.
+//            with wgmma, softmax in base 2, then the weights are the register operand of the product with the
+//            values. A tile's logits are issued before the previous tile's product with the values, which
+//            overlaps the softmax. Over E4M3 pages the first warp group converts codes to bf16 on their way
+//            to shared memory.
+//            Queries are in registers; for D = 256, whose sums occupy 128 registers of each thread, they are
+//            in shared memory. Its reads then limit the products: per group and tile, each key's and value's
+//            512 bytes and each row's 512 bytes. Tiles of 80 keys keep them, with the stores of new keys and
+//            values, at 95 % of 128 bytes per cycle; 64 keys would need all. The two groups take turns to
+//            issue products, so that one group's softmax overlaps the other's products.
 // Numerics   q and the weights are rounded to bf16, sums are f32. E4M3 codes are exact in bf16; the scale of
-//            the keys is in scale_log2, that of the values in the factor of the outputs. A row's bits depend
-//            only on its keys.
+//            the keys is in scale_log2, that of the values in the factor of the outputs. D = 256: weights are
+//            relative to a logit that is at most 8 (in base 2) below the largest (weigh()). A row's bits
+//            depend only on its keys.
 #include "device/stream.h"
 #include "kernels/cuda/attention/attention_params.h"
+#include "kernels/cuda/attention/attention_prefill_softmax.cuh"
 #include "kernels/cuda/attention/page_codes.cuh"
 #include "kernels/cuda/ptx/attention_ptx.cuh"
 #include "kernels/cuda/ptx/launch.h"
+#include "kernels/cuda/ptx/ring_place.cuh"
 
 namespace fp4moe::cuda {
 namespace {
@@ -31,19 +39,35 @@ template <int D>
 struct Config {
   static constexpr int kConsumers = D == 64 ? 3 : 2;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = D == 256 ? 32 : D == 64 ? 64 : 128;
-  static constexpr int kStages = D == 128 ? 3 : 4;
+  static constexpr int kKeys = D == 256 ? 80 : D == 64 ? 64 : 128;
+  static constexpr int kStages = D == 256 ? 2 : D == 128 ? 3 : 4;
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kProducerRegisters = D == 64 ? 32 : 40, kConsumerRegisters = D == 64 ? 160 : 232;
-  static constexpr int kBlocks = D / 64;  // of 64 columns
+  static constexpr int kBlocks = D / 64;             // of 64 columns
+  static constexpr bool kSharedQueries = D == 256;   // the queries are in shared memory, not in registers
+  static constexpr bool kTurns = D == 256;           // the consumers take turns to issue products
+  static constexpr float kSlack = D == 256 ? 8 : 0;  // see weigh()
+};
+
+template <int D, bool kSharedQueries = Config<D>::kSharedQueries>
+struct SharedQueries {};
+template <int D>
+struct alignas(1024) SharedQueries<D, true> {
+  uint16_t q[Config<D>::kBlocks][Config<D>::kRows][64];  // in the 128-byte swizzle
+};
+
+// What a row of the tile is. position -1: not a row.
+struct RowPlace {
+  int position, token, head;
 };
 
 template <int D>
-struct alignas(1024) Shared {
+struct alignas(1024) Shared : SharedQueries<D> {
   using C = Config<D>;
   uint16_t k[C::kStages][C::kBlocks][C::kKeys][64];  // in the 128-byte swizzle
   uint16_t v[C::kStages][C::kBlocks][C::kKeys][64];
-  uint64_t k_full[C::kStages], v_full[C::kStages], empty[C::kStages];
+  uint64_t k_full[C::kStages], v_full[C::kStages], k_empty[C::kStages], v_empty[C::kStages];
+  RowPlace rows[C::kRows];
 };
 
 // ---- the producer ----
@@ -99,32 +123,43 @@ __device__ __forceinline__ void convert_tile(const PageRows& from, KeyRange keys
     for (int i = 0; i < kRows; ++i)
       ptx::store_shared16(to + (block * Config<D>::kKeys + 16 * i) * 128, bf16_of_codes(codes[i]));
   }
-  ptx::fence_proxy_async_all();
+  ptx::fence_proxy_async();
   ptx::mbarrier_arrive(full);
 }
 
+// Loads the keys of each tile before the values of the tile before it, the order of their use.
 template <int D, bool kFp8>
 __device__ __forceinline__ void produce(const AttentionParams& p, const RowTile& tile, int kv_head,
                                         KeyRange keys, Shared<D>& shared) {
   using C = Config<D>;
   const int r0 = threadIdx.x / 8;
-  int rows[C::kKeys / 16];
-  int stage = 0, parity = 1;
-  const auto load = [&](const PageRows& from, const KeyRange& tile_keys, const void* to, uint64_t* full) {
-    if constexpr (kFp8)
-      convert_tile<D>(from, tile_keys, rows, ptx::shared_address(to), full);
-    else
-      load_tile<D>(from, tile_keys, rows, ptx::shared_address(to), full);
-  };
-  for (int first = keys.begin; first < keys.end; first += C::kKeys) {
-#pragma unroll
-    for (int i = 0; i < C::kKeys / 16; ++i)
-      rows[i] = page_row(p, tile.sequence, kv_head, keys.nearest(first + r0 + 16 * i));
+  int rows[C::kKeys / 16], rows_before[C::kKeys / 16];
+  const auto load = [&](const PageRows& from, int first, const int(&at)[C::kKeys / 16], const void* to,
+                        uint64_t* full) {
     const KeyRange tile_keys = {first, keys.end, keys.first};
-    ptx::mbarrier_wait(&shared.empty[stage], parity);
-    load({p.k, p.k_stride, p.k_dim}, tile_keys, shared.k[stage], &shared.k_full[stage]);
-    load({p.v, p.v_stride, p.v_dim}, tile_keys, shared.v[stage], &shared.v_full[stage]);
-    if (++stage == C::kStages) stage = 0, parity ^= 1;
+    if constexpr (kFp8)
+      convert_tile<D>(from, tile_keys, at, ptx::shared_address(to), full);
+    else
+      load_tile<D>(from, tile_keys, at, ptx::shared_address(to), full);
+  };
+  RingPlace<C::kStages> now, before;
+  for (int first = keys.begin; first < keys.end + C::kKeys; first += C::kKeys) {
+    if (first < keys.end) {
+#pragma unroll
+      for (int i = 0; i < C::kKeys / 16; ++i)
+        rows[i] = page_row(p, tile.sequence, kv_head, keys.nearest(first + r0 + 16 * i));
+      ptx::mbarrier_wait(&shared.k_empty[now.slot], now.parity ^ 1);
+      load({p.k, p.k_stride, p.k_dim}, first, rows, shared.k[now.slot], &shared.k_full[now.slot]);
+    }
+    if (first > keys.begin) {
+      ptx::mbarrier_wait(&shared.v_empty[before.slot], before.parity ^ 1);
+      load({p.v, p.v_stride, p.v_dim}, first - C::kKeys, rows_before, shared.v[before.slot],
+           &shared.v_full[before.slot]);
+    }
+#pragma unroll
+    for (int i = 0; i < C::kKeys / 16; ++i) rows_before[i] = rows[i];
+    before = now;
+    now.next();
   }
 }
 
@@ -134,33 +169,68 @@ __device__ __forceinline__ void produce(const AttentionParams& p, const RowTile&
 template <int D>
 struct Rows {
   static constexpr int kParts = D > 128 ? D / 128 : 1;  // parts of the columns, one wgmma each
-  uint32_t q[D / 16][4];
+  uint32_t q[Config<D>::kSharedQueries ? 1 : D / 16][4];
   float out[kParts][D / kParts / 2];  // columns 8 n + 2 q + i of row g + 8 r at [4 n + 2 r + i]
-  float largest[2], denominator[2];
-  int position[2], head[2], token[2];  // position -1: not a row
+  Sums sums;
 };
+
+// The group of 64 rows of this consumer, and the first of its two rows in the tile; read at each call, since
+// the registers of a loop are few.
+__device__ __forceinline__ int group_of_rows() {
+  return __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0) - 1;
+}
+__device__ __forceinline__ int row_in_tile() {
+  const int thread = thread_read_here();
+  return (thread / 32 - 4) * 16 + thread % 32 / 4;
+}
+
+// Loads a row's pairs of columns 8 n + 2 q + (0, 1), with zeros past its end.
+template <int D>
+__device__ __forceinline__ void load_pairs(const AttentionParams& p, const RowPlace& place,
+                                           uint32_t (&pairs)[D / 8]) {
+  const float* q = p.q + place.token * p.q_stride + static_cast<int64_t>(place.head) * p.k_dim;
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n) {
+    const int d = 8 * n + threadIdx.x % 4 * 2;
+    float2 x = {0, 0};
+    if (place.position >= 0 && d < p.k_dim) x = *reinterpret_cast<const float2*>(q + d);
+    pairs[n] = ptx::bf16_pair(x.x, x.y);
+  }
+}
+
+// Stores pairs of a row of the tile in shared memory.
+template <int D>
+__device__ __forceinline__ void store_pairs(const uint32_t (&pairs)[D / 8], int row, Shared<D>& shared) {
+  const uint32_t to = ptx::shared_address(shared.q[0][row]) + threadIdx.x % 4 * 4;
+#pragma unroll
+  for (int n = 0; n < D / 8; ++n)
+    ptx::store_shared4(to + n / 8 * Config<D>::kRows * 128 + (((n ^ row) % 8) << 4), pairs[n]);
+}
 
 template <int D>
 __device__ __forceinline__ void load_rows(const AttentionParams& p, const RowTile& tile, int kv_head,
-                                          Rows<D>& r) {
-  const int lane = threadIdx.x % 32, first = tile.first + (threadIdx.x / 32 - 4) * 16 + lane / 4;
+                                          Shared<D>& shared, Rows<D>& r) {
+  const int in_tile = row_in_tile();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int row = first + 8 * i;
-    const bool valid = row < tile.num_tokens * p.group;
-    r.token[i] = tile.first_row + row / p.group, r.head[i] = kv_head * p.group + row % p.group;
-    r.position[i] = valid ? tile.first_position + row / p.group : -1;
-    r.largest[i] = -INFINITY, r.denominator[i] = 0;
-    const float* q = p.q + r.token[i] * p.q_stride + static_cast<int64_t>(r.head[i]) * p.k_dim;
+    const int row = tile.first + in_tile + 8 * i;
+    const RowPlace place = {row < tile.num_tokens * p.group ? tile.first_position + row / p.group : -1,
+                            tile.first_row + row / p.group, kv_head * p.group + row % p.group};
+    uint32_t pairs[D / 8];
+    load_pairs<D>(p, place, pairs);
+    if constexpr (Config<D>::kSharedQueries) {
+      store_pairs<D>(pairs, in_tile + 8 * i, shared);
+    } else {
 #pragma unroll
-    for (int step = 0; step < D / 16; ++step)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int d = step * 16 + half * 8 + lane % 4 * 2;
-        float2 x = {0, 0};
-        if (valid && d < p.k_dim) x = *reinterpret_cast<const float2*>(q + d);
-        r.q[step][2 * half + i] = ptx::bf16_pair(x.x, x.y);
-      }
+      for (int n = 0; n < D / 8; ++n) r.q[n / 2][n % 2 * 2 + i] = pairs[n];
+    }
+    if (threadIdx.x % 4 == 0) shared.rows[in_tile + 8 * i] = place;
+    r.sums.base[i] = -INFINITY, r.sums.denominator[i] = 0;
+  }
+  __syncwarp();
+  if constexpr (Config<D>::kSharedQueries) {
+    ptx::fence_proxy_async();
+    ptx::named_barrier(1 + group_of_rows(), 128);
   }
 #pragma unroll
   for (int part = 0; part < Rows<D>::kParts; ++part)
@@ -169,12 +239,22 @@ __device__ __forceinline__ void load_rows(const AttentionParams& p, const RowTil
 }
 
 template <int D>
-__device__ __forceinline__ void multiply_keys(const Rows<D>& r, uint32_t keys,
+__device__ __forceinline__ void multiply_keys(Shared<D>& shared, const Rows<D>& r, int stage,
                                               float (&s)[Config<D>::kKeys / 2]) {
-  const uint64_t matrix = wgmma_b_descriptor(keys, 0);
+  using C = Config<D>;
+  const uint64_t keys = wgmma_b_descriptor(ptx::shared_address(shared.k[stage]), 0);
+  const auto multiply = [&](const auto& queries, int step) {
+    wgmma<0>(s, queries, wgmma_b_advance(keys, step / 4 * C::kKeys * 128 + step % 4 * 32), step > 0);
+  };
+  if constexpr (C::kSharedQueries) {
+    const uint64_t queries = wgmma_b_descriptor(ptx::shared_address(shared.q[0][64 * group_of_rows()]), 0);
 #pragma unroll
-  for (int step = 0; step < D / 16; ++step)
-    wgmma<0>(s, r.q[step], matrix + (step / 4 * Config<D>::kKeys * 128 + step % 4 * 32) / 16, step > 0);
+    for (int step = 0; step < D / 16; ++step)
+      multiply(wgmma_b_advance(queries, step / 4 * C::kRows * 128 + step % 4 * 32), step);
+  } else {
+#pragma unroll
+    for (int step = 0; step < D / 16; ++step) multiply(r.q[step], step);
+  }
 }
 
 template <int D>
@@ -186,82 +266,26 @@ __device__ __forceinline__ void multiply_values(const uint32_t (&weights)[Config
   for (int step = 0; step < Config<D>::kKeys / 16; ++step)
 #pragma unroll
     for (int part = 0; part < Rows<D>::kParts; ++part)
-      wgmma<1>(r.out[part], weights[step], matrix + (part * 2 * kBlockBytes + step * 2048) / 16, true);
-}
-
-// Sets the logits of keys outside a row's range to -infinity.
-template <int kKeys>
-__device__ __forceinline__ void mask(const AttentionParams& p, const int (&position)[2], int first_key,
-                                     float (&s)[kKeys / 2]) {
-  const int first = first_key + threadIdx.x % 4 * 2;
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int last = position[i] - first, begin = p.window > 0 ? last - p.window + 1 : INT32_MIN;
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        if (8 * n + j > last || 8 * n + j < begin) s[4 * n + 2 * i + j] = -INFINITY;
-  }
-}
-
-// Turns logits into weights in place. rescale: the factors for the sums so far.
-template <int kKeys>
-__device__ __forceinline__ void weigh(float scale_log2, float (&s)[kKeys / 2], float (&largest)[2],
-                                      float (&denominator)[2], float (&rescale)[2]) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    float part[4];  // keeps chains of dependent operations short
-#pragma unroll
-    for (int j = 0; j < 4; ++j) part[j] = largest[i];
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) part[n % 2 * 2 + j] = fmaxf(part[n % 2 * 2 + j], s[4 * n + 2 * i + j]);
-    float most = fmaxf(fmaxf(part[0], part[1]), fmaxf(part[2], part[3]));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    const float base = most == -INFINITY ? 0 : most;  // no key of the row yet: all weights are 0
-    const float origin = base * scale_log2;
-    rescale[i] = ex2((largest[i] - base) * scale_log2);  // exactly 1 if no logit is larger
-    largest[i] = most;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) part[j] = 0;
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n)
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float& x = s[4 * n + 2 * i + j];
-        x = ex2(fmaf(x, scale_log2, -origin));
-        part[n % 2 * 2 + j] += x;
-      }
-    const float sum = (part[0] + part[1]) + (part[2] + part[3]);
-    denominator[i] = denominator[i] * rescale[i] + sum;
-  }
-}
-
-template <int kKeys>
-__device__ __forceinline__ void round_weights(const float (&s)[kKeys / 2],
-                                              uint32_t (&weights)[kKeys / 16][4]) {
-#pragma unroll
-  for (int i = 0; i < kKeys / 4; ++i) weights[i / 4][i % 4] = ptx::bf16_pair(s[2 * i], s[2 * i + 1]);
+      wgmma<1>(r.out[part], weights[step], wgmma_b_advance(matrix, part * 2 * kBlockBytes + step * 2048),
+               true);
 }
 
 template <int D>
-__device__ __forceinline__ void store_rows(const AttentionParams& p, Rows<D>& r) {
+__device__ __forceinline__ void store_rows(const AttentionParams& p, const Shared<D>& shared, Rows<D>& r) {
   constexpr int kPartCols = D / Rows<D>::kParts;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    float denominator = r.denominator[i];
+    float denominator = r.sums.denominator[i];
     denominator += __shfl_xor_sync(~0u, denominator, 1);
     denominator += __shfl_xor_sync(~0u, denominator, 2);
-    if (r.position[i] < 0) continue;
-    const float own = r.largest[i] * p.scale_log2;
-    const float sink = p.sinks != nullptr ? p.sinks[r.head[i]] * kLog2e : -INFINITY;
+    const RowPlace place = shared.rows[row_in_tile() + 8 * i];
+    if (place.position < 0) continue;
+    const float own = r.sums.base[i] * p.scale_log2;
+    const float sink = p.sinks != nullptr ? p.sinks[place.head] * kLog2e : -INFINITY;
     const float largest = fmaxf(own, sink), share = ex2(own - largest);
     const float factor =
         share * p.v_scale / (denominator * share + (p.sinks != nullptr ? ex2(sink - largest) : 0));
-    const int64_t at = r.token[i] * p.out_cols + static_cast<int64_t>(r.head[i]) * p.v_dim;
+    const int64_t at = place.token * p.out_cols + static_cast<int64_t>(place.head) * p.v_dim;
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) {
       const int d = 8 * n + threadIdx.x % 4 * 2, in_part = n % (kPartCols / 8) * 4 + 2 * i;
@@ -276,52 +300,91 @@ __device__ __forceinline__ void store_rows(const AttentionParams& p, Rows<D>& r)
   }
 }
 
-// A consumer's place in the ring of stages.
-struct Place {
-  int stage = 0, parity = 0;
-  template <int kStages>
-  __device__ __forceinline__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
+// With turns, the products of one group run while the other computes weights. Each of the two groups waits
+// for its own barrier, at which the other arrives.
+constexpr int kTurnBarrier = 3;
+__device__ __forceinline__ void await_turn() { ptx::named_barrier(kTurnBarrier + group_of_rows(), 256); }
+__device__ __forceinline__ void pass_turn() {
+  ptx::named_barrier_arrive(kTurnBarrier + (group_of_rows() ^ 1), 256);
+}
 
 // A tile of keys, and the tile before it, whose values are multiplied meanwhile.
+template <int D>
 struct KeyTile {
   int first_key;
-  Place now, before;
+  RingPlace<Config<D>::kStages> now, before;
 };
+
+// Multiplies the sums by the factors. Products are not in flight.
+template <int D>
+__device__ __forceinline__ void rescale_rows(const float (&factor)[2], Rows<D>& r) {
+  if constexpr (Config<D>::kSlack > 0)
+    if (__all_sync(~0u, factor[0] == 1 && factor[1] == 1)) return;
+#pragma unroll
+  for (int part = 0; part < Rows<D>::kParts; ++part)
+#pragma unroll
+    for (int i = 0; i < D / Rows<D>::kParts / 2; ++i) r.out[part][i] *= factor[i / 2 % 2];
+}
+
+template <int D>
+__device__ __forceinline__ void mask_tile(const AttentionParams& p, int first_key, const Shared<D>& shared,
+                                          float (&s)[Config<D>::kKeys / 2]) {
+  const int row = row_in_tile();
+  mask<Config<D>::kKeys>(p, {shared.rows[row].position, shared.rows[row + 8].position}, first_key, s);
+}
 
 // Processes one tile of keys: its logits, the previous tile's product with the values, then the tile's
 // weights. kMasked is a template argument because a branch between a wgmma and its wait would make the
 // compiler wait at the branch.
 template <int D, bool kMasked>
-__device__ __forceinline__ void consume_tile(const AttentionParams& p, const KeyTile& tile, Shared<D>& shared,
-                                             Rows<D>& r, uint32_t (&weights)[Config<D>::kKeys / 16][4]) {
-  constexpr int kKeys = Config<D>::kKeys;
-  const Place now = tile.now, before = tile.before;
+__device__ __forceinline__ void consume_tile(const AttentionParams& p, const KeyTile<D>& tile,
+                                             Shared<D>& shared, Rows<D>& r,
+                                             uint32_t (&weights)[Config<D>::kKeys / 16][4]) {
+  using C = Config<D>;
+  constexpr int kKeys = C::kKeys;
+  const auto now = tile.now, before = tile.before;
   float s[kKeys / 2], rescale[2];
-  ptx::mbarrier_wait(&shared.k_full[now.stage], now.parity);
-  ptx::mbarrier_wait(&shared.v_full[before.stage], before.parity);
-  ptx::fence_proxy_async_all();
+  ptx::mbarrier_wait(&shared.k_full[now.slot], now.parity);
+  ptx::mbarrier_wait(&shared.v_full[before.slot], before.parity);
+  ptx::fence_proxy_async();
+  if constexpr (C::kTurns) await_turn();
   wgmma_fence();
-  multiply_keys(r, ptx::shared_address(shared.k[now.stage]), s);
+  multiply_keys(shared, r, now.slot, s);
   wgmma_commit();
-  multiply_values(weights, ptx::shared_address(shared.v[before.stage]), r);
+  multiply_values(weights, ptx::shared_address(shared.v[before.slot]), r);
   wgmma_commit();
+  if constexpr (C::kTurns) pass_turn();
   wgmma_wait<1>();
   keep_registers(s);
-  if constexpr (kMasked) mask<kKeys>(p, r.position, tile.first_key, s);
-  weigh<kKeys>(p.scale_log2, s, r.largest, r.denominator, rescale);
-  compute_before(r.denominator[0] + r.denominator[1], ptx::shared_address(&shared.k_full[0]));
+  ptx::mbarrier_arrive_if(&shared.k_empty[now.slot], threadIdx.x % 32 == 0);
+  if constexpr (kMasked) mask_tile<D>(p, tile.first_key, shared, s);
+  weigh<kKeys, C::kSlack>(p.scale_log2, s, r.sums, rescale);
+  compute_before(r.sums.denominator[0] + r.sums.denominator[1], ptx::shared_address(&shared.k_full[0]));
   wgmma_wait<0>();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(&shared.empty[before.stage]);
 #pragma unroll
-  for (int part = 0; part < Rows<D>::kParts; ++part) {
-    keep_registers(r.out[part]);
-#pragma unroll
-    for (int i = 0; i < D / Rows<D>::kParts / 2; ++i) r.out[part][i] *= rescale[i / 2 % 2];
-  }
+  for (int part = 0; part < Rows<D>::kParts; ++part) keep_registers(r.out[part]);
+  ptx::mbarrier_arrive_if(&shared.v_empty[before.slot], threadIdx.x % 32 == 0);
+  rescale_rows(rescale, r);
   round_weights<kKeys>(s, weights);
+}
+
+// Computes the weights of the first tile of keys.
+template <int D>
+__device__ __forceinline__ void consume_first(const AttentionParams& p, int first_key, Shared<D>& shared,
+                                              Rows<D>& r, uint32_t (&weights)[Config<D>::kKeys / 16][4]) {
+  using C = Config<D>;
+  float s[C::kKeys / 2], rescale[2];
+  ptx::mbarrier_wait(&shared.k_full[0], 0);
+  ptx::fence_proxy_async();
+  wgmma_fence();
+  multiply_keys(shared, r, 0, s);
+  wgmma_commit();
+  wgmma_wait<0>();
+  keep_registers(s);
+  ptx::mbarrier_arrive_if(&shared.k_empty[0], threadIdx.x % 32 == 0);
+  mask_tile<D>(p, first_key, shared, s);
+  weigh<C::kKeys, C::kSlack>(p.scale_log2, s, r.sums, rescale);
+  round_weights<C::kKeys>(s, weights);
 }
 
 template <int D>
@@ -329,42 +392,32 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
                                         KeyRange keys, Shared<D>& shared) {
   using C = Config<D>;
   Rows<D> r;
-  load_rows(p, tile, kv_head, r);
+  load_rows(p, tile, kv_head, shared, r);
   // Keys up to the first row's own position are seen by all rows, except keys before the last row's window.
   const int seen_end = tile.first_position + tile.first / p.group + 1;
   const int seen_begin = p.window > 0 ? keys.end - p.window : 0;
   uint32_t weights[C::kKeys / 16][4];
-  Place now, before;
-  {
-    float s[C::kKeys / 2], rescale[2];
-    ptx::mbarrier_wait(&shared.k_full[0], 0);
-    ptx::fence_proxy_async_all();
-    wgmma_fence();
-    multiply_keys(r, ptx::shared_address(shared.k[0]), s);
-    wgmma_commit();
-    wgmma_wait<0>();
-    keep_registers(s);
-    mask<C::kKeys>(p, r.position, keys.begin, s);
-    weigh<C::kKeys>(p.scale_log2, s, r.largest, r.denominator, rescale);
-    round_weights<C::kKeys>(s, weights);
-  }
+  if constexpr (C::kTurns)
+    if (group_of_rows() == 1) pass_turn();
+  consume_first(p, keys.begin, shared, r, weights);
+  RingPlace<C::kStages> now, before;
   for (int first = keys.begin + C::kKeys; first < keys.end; first += C::kKeys) {
     before = now;
-    now.advance<C::kStages>();
+    now.next();
     if (first >= seen_begin && first + C::kKeys <= seen_end)
       consume_tile<D, false>(p, {first, now, before}, shared, r, weights);
     else
       consume_tile<D, true>(p, {first, now, before}, shared, r, weights);
   }
-  ptx::mbarrier_wait(&shared.v_full[now.stage], now.parity);
-  ptx::fence_proxy_async_all();
+  ptx::mbarrier_wait(&shared.v_full[now.slot], now.parity);
+  ptx::fence_proxy_async();
   wgmma_fence();
-  multiply_values(weights, ptx::shared_address(shared.v[now.stage]), r);
+  multiply_values(weights, ptx::shared_address(shared.v[now.slot]), r);
   wgmma_commit();
   wgmma_wait<0>();
 #pragma unroll
   for (int part = 0; part < Rows<D>::kParts; ++part) keep_registers(r.out[part]);
-  store_rows(p, r);
+  store_rows(p, shared, r);
 }
 
 template <int D, bool kFp8>
@@ -372,13 +425,14 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
     attention_prefill(const __grid_constant__ AttentionParams p) {
   using C = Config<D>;
   extern __shared__ uint8_t memory[];
-  Shared<D>& shared =
-      *reinterpret_cast<Shared<D>*>((reinterpret_cast<uintptr_t>(memory) + 1023) / 1024 * 1024);
+  // An offset to the next multiple of 1024: the compiler still knows that the address is in shared memory.
+  Shared<D>& shared = *reinterpret_cast<Shared<D>*>(memory + (0u - ptx::shared_address(memory)) % 1024);
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::kStages; ++i) {
       ptx::mbarrier_init(&shared.k_full[i], 128);
       ptx::mbarrier_init(&shared.v_full[i], 128);
-      ptx::mbarrier_init(&shared.empty[i], C::kConsumers * 4);
+      ptx::mbarrier_init(&shared.k_empty[i], C::kConsumers * 4);
+      ptx::mbarrier_init(&shared.v_empty[i], C::kConsumers * 4);
     }
     ptx::mbarrier_init_fence();
   }
@@ -402,6 +456,7 @@ __global__ void __launch_bounds__(Config<D>::kThreads, 1)
 template <int D, bool kFp8>
 void launch_pages(const AttentionParams& p) {
   constexpr int kBytes = sizeof(Shared<D>) + 1024;
+  static_assert(kBytes <= 227 << 10);
   prepare_kernel(attention_prefill<D, kFp8>, {.shared_bytes = kBytes});
   const dim3 grid(static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(max_row_tiles(p, Config<D>::kRows)));

@@ -38,6 +38,7 @@ struct Case {
   int nan_sequence = -1;     // sequence with NaN as its newest key and value; -1: none
   int64_t extra_pages = 0;   // page table columns past those of the longest sequence
   DType kv = DType::kBF16;
+  float query_size = 2;  // standard deviation
 
   int v_dim() const { return heads.v_dim == 0 ? heads.k_dim : heads.v_dim; }
   bool mla() const { return heads.v_dim != 0; }
@@ -66,7 +67,7 @@ struct HostCase {
     q_stride = int64_t{c.heads.num_heads} * c.heads.k_dim + 6;
     row_stride = c.mla() ? c.heads.k_dim + 8 : c.heads.k_dim;
     make_batch();
-    q = random.normal(positions.size() * q_stride, 2);
+    q = random.normal(positions.size() * q_stride, c.query_size);
     for (float& x : q) x = bf16_to_float(float_to_bf16(x));
     sinks = random.normal(c.heads.num_heads);
     fill_pages(random);
@@ -224,7 +225,7 @@ class CudaAttention : public testing::TestWithParam<DType> {
     // A weight has an error of half a bf16 ulp plus the f32 error of its logit; the output adds another half
     // ulp.
     constexpr double kLargest = 5;
-    const double logit = 2 * kLargest * kLargest * c.heads.k_dim * h.scale() / 2;
+    const double logit = c.query_size * kLargest * kLargest * c.heads.k_dim * h.scale() / 2;
     const double limit = kLargest * (2 * kBf16Eps + 2 * (c.heads.k_dim + 2) * kF32Eps * logit);
     const float limits[] = {static_cast<float>(limit)};
     ASSERT_TRUE(within_budget(actual, expected, limits)) << c;
@@ -352,6 +353,20 @@ TEST_P(CudaAttention, PrefillOfLongPrompts) {
   expect_matches_ref({{8, 1, 64}, {{0, 1500}}, 16, 0, true});
   expect_matches_ref({{2, 1, 128}, {{4000, 500}}});
   expect_matches_ref({{8, 1, 64}, {{3000, 600}}, 16, 128, true});
+}
+
+// Tiles of 80 keys; with large queries the base of a row's weights moves often.
+TEST_P(CudaAttention, PrefillOfWideHeads) {
+  constexpr Heads kWide = {16, 2, 256};
+  for (const float query_size : {0.1f, 2.0f, 20.0f}) {
+    Case c{kWide, {{0, 79}, {0, 80}, {0, 81}, {150, 20}, {700, 333}}};
+    c.query_size = query_size;
+    expect_matches_ref(c);
+  }
+  for (int64_t window : {1, 2, 79, 80, 81, 159, 160, 161, 1000})
+    for (bool sinks : {false, true}) expect_matches_ref({kWide, {{0, 300}, {290, 70}}, 16, window, sinks});
+  for (int page_size : {1, 4, 64, 128}) expect_matches_ref({kWide, {{5, 40}, {200, 100}}, page_size});
+  expect_matches_ref({{8, 1, 256}, {{0, 1500}}, 16, 0, true});
 }
 
 TEST_P(CudaAttention, NothingToDo) {
