@@ -1,10 +1,10 @@
-// Decode attention on a GPU over a whole model's KV pool. Prints microseconds per layer: each replay of a
-// CUDA graph calls every layer once, and the median of the replays counts. Varies the size of the pool, its
-// page size and the placement of a sequence's pages, because a server's pool is larger than the L2 and its
-// pages are scattered.
+// Attention on a GPU over a whole model's KV pool. Prints microseconds per layer: each replay of a CUDA graph
+// calls every layer once, and the median of the replays counts. Decode varies the size of the pool, its page
+// size and the placement of a sequence's pages, because a server's pool is larger than the L2 and its pages
+// are scattered; prefill has one prompt.
 //
-//   attention_cuda_bench [gpt-oss|qwen3|qwen3.5|mla|bf16|fp8]...      (default: all heads, both types of
-//   pages)
+//   attention_cuda_bench [gpt-oss|qwen3|qwen3.5|mla|bf16|fp8|decode|prefill]...      (default: all heads,
+//   both types of pages, decode and prefill)
 #include <algorithm>
 #include <cstdio>
 #include <functional>
@@ -53,10 +53,12 @@ struct Case {
   Order order = Order::kInOrder;
   int64_t window = 0;
   DType kv = DType::kBF16;
+  int64_t rows = 1;  // new tokens of each sequence
 
+  int64_t total_rows() const { return batch * rows; }
   int64_t elem_bytes() const { return dtype_bits(kv) / 8; }
   int num_tensors() const { return heads.k_dim == heads.v_dim ? 2 : 1; }  // MLA's values are part of the keys
-  int64_t pages_of_sequence() const { return (context + page_size) / page_size; }
+  int64_t pages_of_sequence() const { return (context + rows + page_size - 1) / page_size; }
   int64_t num_pages() const {
     return static_cast<int64_t>(static_cast<double>(batch * pages_of_sequence()) * pool);
   }
@@ -64,6 +66,11 @@ struct Case {
   double read_bytes() const {
     const int64_t keys = window > 0 ? std::min(window, context + 1) : context + 1;
     return static_cast<double>(elem_bytes() * batch * keys * heads.kv * num_tensors() * heads.k_dim);
+  }
+  double flops() const {
+    int64_t keys = 0;  // that the rows of one sequence see
+    for (int64_t n = context + 1; n <= context + rows; ++n) keys += window > 0 ? std::min(window, n) : n;
+    return 2.0 * static_cast<double>(batch * keys * heads.query) * (heads.k_dim + heads.v_dim);
   }
 };
 
@@ -88,23 +95,26 @@ std::vector<int32_t> page_table(const Case& c) {
   return table;
 }
 
-// The device arrays of a batch of c.batch sequences with one new token each.
+// The device arrays of a batch.
 struct Rows {
   Buffer positions, row_sequence, first_row, first_position, pages;
   DeviceBatch batch;
 
   explicit Rows(const Case& c) {
-    const auto n = static_cast<size_t>(c.batch);
-    std::vector<int32_t> index(n + 1);
-    std::iota(index.begin(), index.end(), 0);
-    first_row = on_device(index);
-    index.pop_back();
-    row_sequence = on_device(index);
-    positions = on_device(std::vector<int64_t>(n, c.context));
-    first_position = on_device(std::vector<int32_t>(n, static_cast<int32_t>(c.context)));
+    std::vector<int32_t> sequence_of, first(1, 0);
+    std::vector<int64_t> position_of;
+    for (int32_t s = 0; s < c.batch; ++s) {
+      for (int64_t i = 0; i < c.rows; ++i) sequence_of.push_back(s), position_of.push_back(c.context + i);
+      first.push_back(static_cast<int32_t>(sequence_of.size()));
+    }
+    first_row = on_device(first);
+    row_sequence = on_device(sequence_of);
+    positions = on_device(position_of);
+    first_position =
+        on_device(std::vector<int32_t>(static_cast<size_t>(c.batch), static_cast<int32_t>(c.context)));
     pages = on_device(page_table(c));
-    batch.num_rows = batch.num_sequences = c.batch;
-    batch.max_rows = 1;
+    batch.num_rows = c.total_rows(), batch.num_sequences = c.batch;
+    batch.max_rows = c.rows;
     batch.max_pages = c.pages_of_sequence();
     batch.positions = positions.as<int64_t>();
     batch.row_sequence = row_sequence.as<int32_t>();
@@ -114,16 +124,30 @@ struct Rows {
   }
 };
 
+void print(const Case& c, double us, double pool_bytes) {
+  std::printf("%-7s %-7s batch %-3lld context %-5lld window %-3lld page %-3d ", c.heads.name,
+              dtype_name(c.kv), static_cast<long long>(c.batch), static_cast<long long>(c.context),
+              static_cast<long long>(c.window), c.page_size);
+  if (c.rows == 1)
+    std::printf("pool %6.1f GB, %-8s %8.1f us %6.0f GB/s\n", pool_bytes * 1e-9, name_of(c.order), us,
+                c.read_bytes() / us * 1e-3);
+  else
+    std::printf("new %-5lld %8.1f us %6.1f TFLOP/s\n", static_cast<long long>(c.rows), us,
+                c.flops() / us * 1e-6);
+  std::fflush(stdout);
+}
+
 void bench(Stream& stream, const Case& c) {
   const int64_t tensor = c.tensor_elements(), layer = tensor * c.num_tensors();
   const Buffer pool = device_buffer(c.elem_bytes() * layer * c.layers);
   const Heads& heads = c.heads;
   const int64_t q_cols = int64_t{heads.query} * heads.k_dim, out_cols = int64_t{heads.query} * heads.v_dim;
-  const Buffer q = device_buffer(c.batch * q_cols * 4), out = device_buffer(c.batch * out_cols * 2);
+  const Buffer q = device_buffer(c.total_rows() * q_cols * 4),
+               out = device_buffer(c.total_rows() * out_cols * 2);
   // As codes, the bytes of these numbers; the time does not depend on them.
   sm90_peak_ops()->fill_normal(pool.as<bf16>(), pool.num_bytes() / 2, 1);
   must(stream.synchronize());
-  std::vector<float> queries(static_cast<size_t>(c.batch * q_cols));
+  std::vector<float> queries(static_cast<size_t>(c.total_rows() * q_cols));
   std::mt19937 random(2);
   for (float& x : queries) x = static_cast<float>(random() >> 8) * 0x1p-23f - 1;
   must(device_memory().upload(q.data(), queries.data(), q.num_bytes()));
@@ -141,17 +165,11 @@ void bench(Stream& stream, const Case& c) {
                                  .num_heads = heads.query,
                                  .scale = 0.1f,
                                  .window = c.window,
-                                 .out = {out.data(), DType::kBF16, c.batch, out_cols},
+                                 .out = {out.data(), DType::kBF16, c.total_rows(), out_cols},
                                  .device_batch = &rows.batch},
                                 threads);
   });
-  std::printf(
-      "%-7s %-7s batch %-3lld context %-5lld window %-3lld page %-3d pool %6.1f GB, %-8s %8.1f us %6.0f "
-      "GB/s\n",
-      heads.name, dtype_name(c.kv), static_cast<long long>(c.batch), static_cast<long long>(c.context),
-      static_cast<long long>(c.window), c.page_size, static_cast<double>(pool.num_bytes()) * 1e-9,
-      name_of(c.order), us, c.read_bytes() / us * 1e-3);
-  std::fflush(stdout);
+  print(c, us, static_cast<double>(pool.num_bytes()));
 }
 
 // Uses enough layers that their keys and values exceed the L2, except with the shortest context.
@@ -180,6 +198,18 @@ void bench_pools(Stream& stream, const Heads& heads, DType kv) {
   }
 }
 
+void bench_prefill(Stream& stream, const Heads& heads, DType kv) {
+  Case c = {.heads = heads, .layers = 4, .batch = 1, .context = 0, .kv = kv};
+  for (const int64_t rows : {1024, 8192, 32768}) {
+    c.rows = rows;
+    bench(stream, c);
+  }
+  c.rows = 2048, c.context = 6144;
+  bench(stream, c);
+  c.rows = 8192, c.context = 0, c.window = 128;
+  bench(stream, c);
+}
+
 bool has(std::span<char*> names, std::string_view name) {
   return std::ranges::find(names, name) != names.end();
 }
@@ -191,13 +221,17 @@ int run(std::span<char*> names) {
   const StreamScope scope(stream);
   must(prepare_cuda_dense_ops());
   const bool all_heads = std::ranges::none_of(kHeads, [&](const Heads& h) { return has(names, h.name); });
+  const bool both_phases = has(names, "decode") == has(names, "prefill");
   const bool both_types = has(names, "bf16") == has(names, "fp8");
   for (const Heads& heads : kHeads) {
     if (!all_heads && !has(names, heads.name)) continue;
     for (const DType kv : {DType::kBF16, DType::kF8E4M3}) {
       if (!both_types && !has(names, kv == DType::kBF16 ? "bf16" : "fp8")) continue;
-      bench_sizes(stream, heads, kv);
-      bench_pools(stream, heads, kv);
+      if (both_phases || has(names, "decode")) {
+        bench_sizes(stream, heads, kv);
+        bench_pools(stream, heads, kv);
+      }
+      if (both_phases || has(names, "prefill")) bench_prefill(stream, heads, kv);
     }
   }
   return 0;
