@@ -42,7 +42,8 @@ struct Config {
   static constexpr int kKeys = D == 256 ? 80 : D == 64 ? 64 : 128;
   static constexpr int kStages = D == 256 ? 2 : D == 128 ? 3 : 4;
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kProducerRegisters = D == 64 ? 32 : 40, kConsumerRegisters = D == 64 ? 160 : 232;
+  static constexpr int kProducerRegisters = D == 256 ? 56 : D == 128 ? 40 : 32;
+  static constexpr int kConsumerRegisters = D == 256 ? 224 : D == 128 ? 232 : 160;
   static constexpr int kBlocks = D / 64;             // of 64 columns
   static constexpr bool kSharedQueries = D == 256;   // the queries are in shared memory, not in registers
   static constexpr bool kTurns = D == 256;           // the consumers take turns to issue products
@@ -109,19 +110,22 @@ __device__ __forceinline__ void convert_tile(const PageRows& from, KeyRange keys
   constexpr int kRows = Config<D>::kKeys / 16;
   const int c = threadIdx.x % 8, r0 = threadIdx.x / 8;
   to += r0 * 128 + ((c ^ (r0 % 8)) << 4);
+  constexpr int kAtOnce = D == 256 ? 2 : 1;  // blocks whose codes are in registers
 #pragma unroll
-  for (int block = 0; block < Config<D>::kBlocks; ++block) {
-    const int column = block * 64 + c * 8;
-    uint2 codes[kRows];
+  for (int first = 0; first < Config<D>::kBlocks; first += kAtOnce) {
+    uint2 codes[kAtOnce][kRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      codes[i] = {0, 0};
-      if (keys.has(keys.begin + r0 + 16 * i) && column < from.dim)
-        codes[i] = load_codes(from.pages + static_cast<int64_t>(rows[i]) * from.stride + column);
+    for (int i = 0; i < kAtOnce * kRows; ++i) {
+      const int column = (first + i / kRows) * 64 + c * 8, row = i % kRows;
+      codes[i / kRows][row] = {0, 0};
+      if (keys.has(keys.begin + r0 + 16 * row) && column < from.dim)
+        codes[i / kRows][row] =
+            load_codes(from.pages + static_cast<int64_t>(rows[row]) * from.stride + column);
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i)
-      ptx::store_shared16(to + (block * Config<D>::kKeys + 16 * i) * 128, bf16_of_codes(codes[i]));
+    for (int i = 0; i < kAtOnce * kRows; ++i)
+      ptx::store_shared16(to + ((first + i / kRows) * Config<D>::kKeys + 16 * (i % kRows)) * 128,
+                          bf16_of_codes(codes[i / kRows][i % kRows]));
   }
   ptx::fence_proxy_async();
   ptx::mbarrier_arrive(full);
@@ -211,22 +215,24 @@ template <int D>
 __device__ __forceinline__ void load_rows(const AttentionParams& p, const RowTile& tile, int kv_head,
                                           Shared<D>& shared, Rows<D>& r) {
   const int in_tile = row_in_tile();
+  uint32_t pairs[2][D / 8];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = tile.first + in_tile + 8 * i;
     const RowPlace place = {row < tile.num_tokens * p.group ? tile.first_position + row / p.group : -1,
                             tile.first_row + row / p.group, kv_head * p.group + row % p.group};
-    uint32_t pairs[D / 8];
-    load_pairs<D>(p, place, pairs);
-    if constexpr (Config<D>::kSharedQueries) {
-      store_pairs<D>(pairs, in_tile + 8 * i, shared);
-    } else {
-#pragma unroll
-      for (int n = 0; n < D / 8; ++n) r.q[n / 2][n % 2 * 2 + i] = pairs[n];
-    }
+    load_pairs<D>(p, place, pairs[i]);
     if (threadIdx.x % 4 == 0) shared.rows[in_tile + 8 * i] = place;
     r.sums.base[i] = -INFINITY, r.sums.denominator[i] = 0;
   }
+#pragma unroll
+  for (int i = 0; i < 2; ++i)
+    if constexpr (Config<D>::kSharedQueries) {
+      store_pairs<D>(pairs[i], in_tile + 8 * i, shared);
+    } else {
+#pragma unroll
+      for (int n = 0; n < D / 8; ++n) r.q[n / 2][n % 2 * 2 + i] = pairs[i][n];
+    }
   __syncwarp();
   if constexpr (Config<D>::kSharedQueries) {
     ptx::fence_proxy_async();
@@ -418,6 +424,8 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const RowTile&
 #pragma unroll
   for (int part = 0; part < Rows<D>::kParts; ++part) keep_registers(r.out[part]);
   store_rows(p, shared, r);
+  if constexpr (C::kTurns)
+    if (group_of_rows() == 0) await_turn();  // the other group's last arrival, so that none is left
 }
 
 template <int D, bool kFp8>
