@@ -14,6 +14,9 @@
 // Numerics  f32 sums in ascending k, one chain for each output; weights exact in bf16. Same bits on every
 //           run.
 //
+// The thread that loads finds the units and passes them on with their first stage, so that no warp waits for
+// a search between two units. A warpgroup stages its results in two buffers by turns.
+//
 // Weights are the register operand of wgmma: a dequantised tile serves 256 tokens. While the tensor cores
 // work on 64 columns, the next 64 are dequantised. Two alternatives were slower on an H200: three warpgroups
 // with 128 tokens, from 128 rows per expert on (7 to 17 %), and four warpgroups with 64 tokens, always.
@@ -43,6 +46,7 @@ constexpr int kThreads = (kGroups + 1) * 128;
 constexpr int kConsumerRegs = 232, kProducerRegs = 40;  // together: a launched block's registers
 constexpr int kMaxTokens = 256, kTokenBytes = kMaxTokens * static_cast<int>(kSlabBytes);
 constexpr int kOutPitch = 144;  // bytes of a staged token; avoids bank conflicts
+constexpr int kOutBytes = kOutTokens * kOutPitch;
 
 template <int N>
 __device__ __forceinline__ void add(float (&d)[kMaxTokens / 2], const uint32_t (&a)[4][4], uint64_t tokens) {
@@ -117,18 +121,29 @@ struct Args {
   bf16* out;           // [rows, cols]
 };
 
+// A unit and the first row of its expert.
+struct PlacedUnit {
+  Unit unit;
+  int expert_row;
+
+  __device__ int64_t first_slab_row() const {
+    return slab_first_row(unit.expert, expert_row, 0) + unit.first;
+  }
+};
+// Places for units from which warps may still read: the loading thread is at most kStages stages, of as many
+// units, ahead of any warp.
+constexpr int kUnits = 8;
+
 template <class C>
 struct Shared {
+  static_assert(kUnits > C::kStages);
   alignas(1024) uint8_t tokens[C::kStages][kTokenBytes];
   alignas(128) uint8_t weights[C::kStages][kGroups][C::kTileBytes];
-  alignas(128) uint8_t out[kGroups][kOutTokens * kOutPitch];
+  alignas(128) uint8_t out[kGroups][2][kOutBytes];
+  PlacedUnit units[kUnits];
   uint64_t full[C::kStages], empty[C::kStages];
   int unit_start[1];  // [L + 1]: token tiles before each expert
 };
-
-__device__ int64_t first_slab_row(const Args& a, const Unit& unit) {
-  return slab_first_row(unit.expert, a.rows.offsets[unit.expert], 0) + unit.first;
-}
 
 template <class C>
 __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
@@ -136,11 +151,15 @@ __device__ void load_stages(const Args& a, Shared<C>& shared, int num_units) {
   RingPlace<C::kStages> ring;
   static_assert(kGroups == 2 && kTileGroup % kUnitTiles == 0);
   const int rank = static_cast<int>(ptx::cluster_ctarank());
-  for (int u = blockIdx.x / kCluster; u < num_units; u += gridDim.x / kCluster) {
+  int count = 0;  // of units so far
+  for (int u = blockIdx.x / kCluster; u < num_units; u += gridDim.x / kCluster, ++count) {
     const Unit unit = find_unit<kUnitTiles>(a.rows, a.row_tiles, a.num_experts, shared.unit_start, u);
+    const PlacedUnit placed = {unit, a.rows.offsets[unit.expert]};
+    ptx::mbarrier_wait(&shared.empty[ring.slot], ring.parity ^ 1);  // of the unit's first stage
+    shared.units[count % kUnits] = placed;
     const int tokens = (unit.count + 7) / 8 * 8, half = (tokens / 2 + 7) / 8 * 8;
     const uint32_t bytes = (rank == 0 ? half : tokens - half) * static_cast<int>(kSlabBytes);
-    const int64_t first_row = first_slab_row(a, unit) + rank * half;
+    const int64_t first_row = placed.first_slab_row() + rank * half;
     const Part parts[kGroups] = {{unit, rank * kGroups}, {unit, rank * kGroups + 1}};
     const bool is_pair = parts[0].tile >= 0 && parts[1].tile == parts[0].tile + 1;  // contiguous
     const uint8_t* w[kGroups];
@@ -183,8 +202,8 @@ struct Scaled {
 // Copies staged tokens to the output in 16-byte pieces, kPieces per token. first: index of the first token in
 // the unit.
 template <bool kGated>
-__device__ __forceinline__ void store_out(const Args& a, const Unit& unit, int tile, int first, int count,
-                                          const uint8_t* staged) {
+__device__ __forceinline__ void store_out(const Args& a, const PlacedUnit& placed, int tile, int first,
+                                          int count, const uint8_t* staged) {
   constexpr int kPieces = kGated ? 4 : 8;
   const int thread = threadIdx.x % 128, piece = thread % kPieces, column_piece = tile * kPieces + piece;
   // Slabs are padded with zeros: half of the last slab may have no tile.
@@ -192,7 +211,7 @@ __device__ __forceinline__ void store_out(const Args& a, const Unit& unit, int t
   const bool in_slabs = a.out_slabs != nullptr;
   const bool fills = in_slabs && kGated && tile + 1 == a.row_tiles && tile % 2 == 0;
   if (column_piece >= num_pieces && !in_slabs) return;
-  const int64_t row = in_slabs ? first_slab_row(a, unit) : int64_t{a.rows.offsets[unit.expert]} + unit.first;
+  const int64_t row = in_slabs ? placed.first_slab_row() : int64_t{placed.expert_row} + placed.unit.first;
 #pragma unroll 2
   for (int token = thread / kPieces; token < count; token += 128 / kPieces) {
     uint4 v = *reinterpret_cast<const uint4*>(staged + token * kOutPitch + piece * 16);
@@ -209,20 +228,31 @@ __device__ __forceinline__ void store_out(const Args& a, const Unit& unit, int t
   }
 }
 
-template <bool kGated, class C>
-__device__ __forceinline__ void finish(const Args& a, const Unit& unit, const Part& part, Shared<C>& shared,
+// A warpgroup's two buffers for staged tokens, used by turns. There is a barrier between staging and storing:
+// a buffer is staged again two barriers later, when all warps have stored its previous tokens.
+struct Staging {
+  uint8_t* buffers;
+  int turn = 0;
+
+  __device__ uint8_t* next() {
+    turn ^= 1;
+    return buffers + turn * kOutBytes;
+  }
+};
+
+template <bool kGated>
+__device__ __forceinline__ void finish(const Args& a, const PlacedUnit& placed, const Part& part,
+                                       const Scaled& scaled, Staging& staging,
                                        const float (&d)[kMaxTokens / 2]) {
   const int group = threadIdx.x / 128;
-  const Scaled scaled{{a.epilogue, a.scales, a.bias, a.cols, unit.expert, part.tile}};
-  uint8_t* out = shared.out[group];
 #pragma unroll
   for (int p = 0; p < kMaxTokens / kOutTokens; ++p) {
     if (p * kOutTokens >= part.count) break;
-    ptx::named_barrier(1 + group, 128);  // the previously staged tokens have been stored
+    uint8_t* const out = staging.next();
     stage_out<kGated, kOutPitch>(a.activation, a.epilogue == Epilogue::kRelu2, scaled, d + p * kOutTokens / 2,
                                  out + threadIdx.x / 32 % 4 * (kGated ? 16 : 32));
     ptx::named_barrier(1 + group, 128);
-    store_out<kGated>(a, unit, part.tile, part.first + p * kOutTokens,
+    store_out<kGated>(a, placed, part.tile, part.first + p * kOutTokens,
                       min(kOutTokens, part.count - p * kOutTokens), out);
   }
 }
@@ -232,9 +262,12 @@ __device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
   RingPlace<C::kStages> ring;
   const int place = static_cast<int>(ptx::cluster_ctarank()) * kGroups + threadIdx.x / 128;
   const int first_unit = blockIdx.x / kCluster;
-  for (int u = first_unit; u < num_units; u += gridDim.x / kCluster) {
-    const Unit unit = find_unit<kUnitTiles>(a.rows, a.row_tiles, a.num_experts, shared.unit_start, u);
-    const Part part(unit, place);
+  Staging staging{shared.out[threadIdx.x / 128][0]};
+  int count = 0;  // of units so far
+  for (int u = first_unit; u < num_units; u += gridDim.x / kCluster, ++count) {
+    ptx::mbarrier_wait(&shared.full[ring.slot], ring.parity);
+    const PlacedUnit& placed = shared.units[count % kUnits];
+    const Part part(placed.unit, place);
     SlabSums<C> sums;
     if (u == first_unit) {
       wait_for_group_before<kGroups>();
@@ -245,11 +278,12 @@ __device__ void consume(const Args& a, Shared<C>& shared, int num_units) {
       skip_stages(shared, ring, a.slabs);
       continue;
     }
+    const Scaled scaled{{a.epilogue, a.scales, a.bias, a.cols, placed.unit.expert, part.tile}};
     sums.multiply_tiles(shared, ring, a.slabs, part.first, part.count);
     if (a.epilogue == Epilogue::kGated)
-      finish<true>(a, unit, part, shared, sums.d);
+      finish<true>(a, placed, part, scaled, staging, sums.d);
     else
-      finish<false>(a, unit, part, shared, sums.d);
+      finish<false>(a, placed, part, scaled, staging, sums.d);
   }
 }
 
