@@ -264,7 +264,8 @@ class DeltaBlock {
   float2 now_;  // b and a of the row that was convolved last
 };
 
-// A thread's rows of one column of the state, in registers.
+// A thread's rows of one column of the state, in registers. In memory it is used once per step, so the L2 may
+// replace it first.
 template <int kRows>
 class StateColumn {
  public:
@@ -275,13 +276,13 @@ class StateColumn {
   __device__ void load(bool is_new) {
     const float* at = first();
 #pragma unroll
-    for (int i = 0; i < kRows; ++i, at += dv_) s_[i] = is_new || i >= num_rows_ ? 0 : *at;
+    for (int i = 0; i < kRows; ++i, at += dv_) s_[i] = is_new || i >= num_rows_ ? 0 : __ldcs(at);
   }
   __device__ void store() const {
     float* at = first();
 #pragma unroll
     for (int i = 0; i < kRows; ++i, at += dv_)
-      if (i < num_rows_) *at = s_[i];
+      if (i < num_rows_) __stcs(at, s_[i]);
   }
   // k^T S over the rows; k: of the head.
   __device__ float dot(const float* k) const {

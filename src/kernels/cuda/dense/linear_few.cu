@@ -67,9 +67,9 @@ __device__ void copy_weights(const FewArgs& a, uint8_t* shared, const Share& sha
         ptx::mbarrier_arrive_expect_tx(&ring.full[ring.stage], static_cast<uint32_t>(rows) * row_bytes);
       __syncwarp();
       if (lane < rows)
-        ptx::bulk_load(shared + ring.stage * a.layout.stage_bytes + lane * a.layout.stage_pitch,
-                       a.weight + (static_cast<int64_t>(row + lane) * a.k + k) * kElem, row_bytes,
-                       &ring.full[ring.stage]);
+        ptx::bulk_load_once(shared + ring.stage * a.layout.stage_bytes + lane * a.layout.stage_pitch,
+                            a.weight + (static_cast<int64_t>(row + lane) * a.k + k) * kElem, row_bytes,
+                            &ring.full[ring.stage]);
       ring.advance();
     }
   }

@@ -74,8 +74,8 @@ struct DenseUp {
 #pragma unroll
     for (int i = 0; i < kUpVectors; ++i) {
       const bool exists = has_column && vector(i) < vectors;
-      gate[i] = exists ? __ldg(of_gate + vector(i)) : uint4{};
-      up[i] = exists ? __ldg(of_up + vector(i)) : uint4{};
+      gate[i] = exists ? __ldcs(of_gate + vector(i)) : uint4{};
+      up[i] = exists ? __ldcs(of_up + vector(i)) : uint4{};
     }
   }
   __device__ void multiply(const Args& a, DenseShared& s) const {
@@ -158,7 +158,7 @@ struct DenseDown {
         reinterpret_cast<const uint4*>(a.moe.shared.down) + static_cast<int64_t>(max(column, 0)) * vectors;
 #pragma unroll
     for (int i = 0; i < kDownVectors; ++i)
-      weights[i] = lane + 32 * i < vectors ? __ldg(row + lane + 32 * i) : uint4{};
+      weights[i] = lane + 32 * i < vectors ? __ldcs(row + lane + 32 * i) : uint4{};
   }
   // Stores the column of y for all tokens. A barrier must separate it from stage_dense_h().
   __device__ void multiply(const Args& a, Shared& s, const DenseShared& dense) const {

@@ -258,12 +258,13 @@ struct WeightStream {
   // Copies the run's next step to `slot`, a shared address plus 16 times the lane.
   __device__ __forceinline__ void issue(uint32_t slot) {
     const uint8_t* scales = codes + scales_from_codes;
-    ptx::cp_async16(slot, codes, has_first ? 16 : 0);
+    ptx::cp_async16_once(slot, codes, has_first ? 16 : 0);
     if constexpr (!W::kFp8) codes += stride;
-    ptx::cp_async16(slot + kStripCodeBytes, codes + (W::kFp8 ? kFp8HalfCodeBytes : 0), has_second ? 16 : 0);
+    ptx::cp_async16_once(slot + kStripCodeBytes, codes + (W::kFp8 ? kFp8HalfCodeBytes : 0),
+                         has_second ? 16 : 0);
     codes += stride;
     if (threadIdx.x % 32 < 2 * kScaleLanes)
-      ptx::cp_async16(slot + kStepCodeBytes, scales, has_scales ? 16 : 0);
+      ptx::cp_async16_once(slot + kStepCodeBytes, scales, has_scales ? 16 : 0);
     ptx::cp_async_commit();
   }
 };

@@ -56,6 +56,21 @@ __device__ __forceinline__ void bulk_load(void* dst, const void* src, uint32_t b
       : "memory");
 }
 
+// Like bulk_load(), for data that is read once per step: the L2 replaces it before other lines, so that small
+// data that is read again (activations, tables, code) stays. The policy is a constant for the assembler, and
+// takes no registers between copies.
+__device__ __forceinline__ void bulk_load_once(void* dst, const void* src, uint32_t bytes, uint64_t* bar) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+      "[%3], policy;\n"
+      "}\n" ::"r"(shared_address(dst)),
+      "l"(src), "r"(bytes), "r"(shared_address(bar))
+      : "memory");
+}
+
 // Starts a copy of the tile at (col, row) of the matrix that `map` (a tensor_map(), in constant or parameter
 // memory) describes. `bar` gets the bytes of a whole tile.
 __device__ __forceinline__ void tensor_load(void* dst, const void* map, int col, int row, uint64_t* bar) {
@@ -75,6 +90,17 @@ __device__ __forceinline__ void prefetch_l2(const void* global) {
 __device__ __forceinline__ void cp_async16(uint32_t dst, const void* src, uint32_t src_bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(src_bytes)
                : "memory");
+}
+// Like cp_async16(), for data that is read once per step (bulk_load_once()).
+__device__ __forceinline__ void cp_async16_once(uint32_t dst, const void* src, uint32_t src_bytes) {
+  asm volatile(
+      "{\n"
+      ".reg .b64 policy;\n"
+      "createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, policy;\n"
+      "}\n" ::"r"(dst),
+      "l"(src), "r"(src_bytes)
+      : "memory");
 }
 // Copies 4 bytes, or zeros if src_bytes is 0.
 __device__ __forceinline__ void cp_async4(uint32_t dst, const void* src, uint32_t src_bytes) {
