@@ -1,4 +1,4 @@
-// gated_delta: the recurrence, for decode and for any number of rows.
+// gated_delta: the recurrence for any number of rows; one row of common heads: gated_delta_row.h.
 //
 // Computes:  as documented in kernels/gated_delta.h. A block has one value head of one sequence, and its
 //            state in registers: a thread has kRows rows of one column. The blocks of a key head's value
@@ -19,6 +19,8 @@
 #include <string>
 
 #include "base/check.h"
+#include "kernels/cuda/dense/gated_delta_row.h"
+#include "kernels/cuda/dense/gated_delta_state.cuh"
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
@@ -43,15 +45,6 @@ struct DeltaParams {
 
   int most_rows = 0;  // sequences with more, and with neither replayed rows nor drafts, are left alone
 };
-
-__device__ float silu(float x) { return x / (1 + expf(-x)); }
-
-__device__ float softplus(float x) { return fmaxf(x, 0) + log1pf(expf(-fabsf(x))); }
-
-__device__ float warp_sum(float x) {
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
 
 // Where a block's data are in shared memory.
 struct DeltaShared {
@@ -84,8 +77,8 @@ struct DeltaShared {
 };
 
 // A block's sequence and head, and what does not depend on the rows of a thread. A thread has up to kChannels
-// channels. kOneRow: the sequence has one row, and its slot no replay rows.
-template <int kChannels, bool kOneRow>
+// channels.
+template <int kChannels>
 class DeltaBlock {
  public:
   __device__ DeltaBlock(const DeltaParams& p, float* base)
@@ -95,8 +88,8 @@ class DeltaBlock {
     num_rows_ = of.first_row[blockIdx.y + 1] - first_row_;
     slot_ = of.slots[blockIdx.y];
     is_new_ = of.first_position[blockIdx.y] == 0;
-    first_ = kOneRow ? 0 : -of.num_replayed[blockIdx.y];
-    num_committed_ = num_rows_ - (kOneRow ? 0 : of.num_tentative[blockIdx.y]);
+    first_ = -of.num_replayed[blockIdx.y];
+    num_committed_ = num_rows_ - of.num_tentative[blockIdx.y];
     key_head_ = head_ / (a_.num_value_heads / a_.num_key_heads);
   }
   // Whether another kernel runs the sequence, or it has no rows; the same for all blocks of the cluster.
@@ -176,9 +169,8 @@ class DeltaBlock {
     const float2 part = lane < num_warps ? s_.squares_of(row)[lane] : float2{0, 0};
     const float of_q = warp_sum(part.x), of_k = warp_sum(part.y);
     if (lane != 0) return;
-    *s_.factors = {1 / sqrtf(of_q + kDeltaNormEps) / sqrtf(static_cast<float>(a_.key_head_dim)),
-                   1 / sqrtf(of_k + kDeltaNormEps), expf(decay_ * softplus(now_.y + dt_bias_)),
-                   1 / (1 + expf(-now_.x))};
+    *s_.factors = {factor_of_q(of_q, a_.key_head_dim), factor_of_k(of_k), shrink_of(now_.y, decay_, dt_bias_),
+                   sigmoid(now_.x)};
   }
 
   __device__ float load_gate(int row, int column) const {
@@ -195,8 +187,7 @@ class DeltaBlock {
     if (column >= a_.value_head_dim) return;
     float squares = 0;
     for (int w = 0; w < p_.columns / 32; ++w) squares += s_.output_squares[w];
-    const float inverse = 1 / sqrtf(squares / static_cast<float>(a_.value_head_dim) + a_.eps);
-    const float y = o * inverse * weight * silu(z);
+    const float y = gated_output(o, squares, a_.value_head_dim, a_.eps, weight, silu(z));
     const int64_t at = (first_row_ + row) * a_.out.cols + head_ * a_.value_head_dim + column;
     if (a_.out.dtype == DType::kF32)
       static_cast<float*>(a_.out.data)[at] = y;
@@ -264,92 +255,24 @@ class DeltaBlock {
   float2 now_;  // b and a of the row that was convolved last
 };
 
-// A thread's rows of one column of the state, in registers. In memory it is used once per step, so the L2 may
-// replace it first.
-template <int kRows>
-class StateColumn {
- public:
-  __device__ StateColumn(const DeltaParams& p, float* state, int group, int column)
-      : state_(state + column), dv_(p.args.value_head_dim), first_(group * kRows) {
-    num_rows_ = column < dv_ ? min(kRows, p.args.key_head_dim - first_) : 0;
-  }
-  __device__ void load(bool is_new) {
-    const float* at = first();
-#pragma unroll
-    for (int i = 0; i < kRows; ++i, at += dv_) s_[i] = is_new || i >= num_rows_ ? 0 : __ldcs(at);
-  }
-  __device__ void store() const {
-    float* at = first();
-#pragma unroll
-    for (int i = 0; i < kRows; ++i, at += dv_)
-      if (i < num_rows_) __stcs(at, s_[i]);
-  }
-  // k^T S over the rows; k: of the head.
-  __device__ float dot(const float* k) const {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < kRows; i += 4) {
-      const float4 k4 = four(k, i);
-      sum += k4.x * s_[i] + k4.y * s_[i + 1] + k4.z * s_[i + 2] + k4.w * s_[i + 3];
-    }
-    return sum;
-  }
-  // S <- shrink S + k change; returns q^T S over the rows.
-  __device__ float update(float shrink, float change, const float* k, const float* q) {
-    float sum = 0;
-#pragma unroll
-    for (int i = 0; i < kRows; i += 4) {
-      const float4 k4 = four(k, i), q4 = four(q, i);
-      s_[i] = shrink * s_[i] + k4.x * change;
-      s_[i + 1] = shrink * s_[i + 1] + k4.y * change;
-      s_[i + 2] = shrink * s_[i + 2] + k4.z * change;
-      s_[i + 3] = shrink * s_[i + 3] + k4.w * change;
-      sum += q4.x * s_[i] + q4.y * s_[i + 1] + q4.z * s_[i + 2] + q4.w * s_[i + 3];
-    }
-    return sum;
-  }
-
- private:
-  // Computed anew for each use: the rows' addresses would take more registers than their values.
-  __device__ float* first() const {
-    float* at = state_ + int64_t{first_} * dv_;
-    asm volatile("" : "+l"(at));
-    return at;
-  }
-  __device__ float4 four(const float* x, int row) const {
-    return *reinterpret_cast<const float4*>(x + first_ + row);
-  }
-  float* const state_;
-  const int dv_, first_;
-  int num_rows_;
-  float s_[kRows];
-};
-
-__device__ float sum_of_groups(const DeltaParams& p, const float* parts, int column) {
-  float sum = 0;
-  for (int g = 0; g < p.groups; ++g) sum += parts[g * p.columns + column];
-  return sum;
-}
-
 // Grid (Hv, sequences). Between two barriers of a row, threads also convolve the next row and store the
-// output of the row before. The state leaves the registers before the first draft. kOneRow: two blocks share
-// an SM, so that one's state is on its way while the other computes.
-template <int kRows, int kChannels, bool kOneRow>
-__global__ void __launch_bounds__(kMaxThreads, kOneRow&& kRows <= 32 ? 2 : 1)
-    gated_delta_kernel(const __grid_constant__ DeltaParams p) {
+// output of the row before. The state leaves the registers before the first draft.
+template <int kRows, int kChannels>
+__global__ void __launch_bounds__(kMaxThreads, 1) gated_delta_kernel(const __grid_constant__ DeltaParams p) {
   extern __shared__ float base[];
   ptx::grid_dependents_launch();
-  DeltaBlock<kChannels, kOneRow> block(p, base);
+  DeltaBlock<kChannels> block(p, base);
   if (block.is_left_alone()) {
     ptx::grid_dependency_wait();  // the next kernel may wait for this one alone
     return;
   }
-  const int first = kOneRow ? 0 : block.first(), num_rows = kOneRow ? 1 : block.num_rows();
-  const int num_committed = kOneRow ? 1 : block.num_committed();
+  const int first = block.first(), num_rows = block.num_rows(), num_committed = block.num_committed();
   const DeltaShared& s = block.shared();
   const int group = static_cast<int>(threadIdx.x) / p.columns,
             column = static_cast<int>(threadIdx.x) % p.columns;
-  StateColumn<kRows> state(p, block.state(), group, column);
+  const int dk = p.args.key_head_dim, dv = p.args.value_head_dim;
+  StateColumn<kRows> state(block.state() + column, dv, group * kRows,
+                           column < dv ? min(kRows, dk - group * kRows) : 0);
   state.load(block.is_new());
   const float weight = block.norm_weight(column);
   block.begin();
@@ -374,31 +297,30 @@ __global__ void __launch_bounds__(kMaxThreads, kOneRow&& kRows <= 32 ? 2 : 1)
       if (row + 1 < num_rows) next_z = block.load_gate(row + 1, column);
     }
     const float4 f = *s.factors;
-    const float v = q[2 * p.keys + column];
-    const float change = f.y * f.w * (v - f.z * f.y * sum_of_groups(p, s.predicted, column));
+    const float change = change_of(f.y, f.z, f.w, q[2 * p.keys + column],
+                                   sum_of_groups(s.predicted, p.groups, p.columns, column));
     s.outputs[threadIdx.x] = state.update(f.z, change, k, q);
     if (row + 1 == num_committed) {
       state.store();
-      if (!kOneRow) block.keep_inputs();
+      block.keep_inputs();
     }
     __syncthreads();
     if (group == 0) {
-      o = f.x * sum_of_groups(p, s.outputs, column);
+      o = f.x * sum_of_groups(s.outputs, p.groups, p.columns, column);
       const float squares = warp_sum(o * o);
       if (threadIdx.x % 32 == 0) s.output_squares[threadIdx.x / 32] = squares;
     }
   }
   __syncthreads();
   if (group == 0) block.store(num_rows - 1, column, o, z, weight);
-  if (kOneRow) block.keep_inputs();
 }
 
-template <int kRows, int kChannels, bool kOneRow>
+template <int kRows, int kChannels>
 void run(const DeltaParams& p) {
   const unsigned threads = static_cast<unsigned>(p.groups * p.columns);
   FP4MOE_CHECK(threads <= kMaxThreads && p.channels <= static_cast<int>(kChannels * threads),
                std::to_string(p.channels) + " channels for " + std::to_string(threads) + " threads");
-  const auto kernel = gated_delta_kernel<kRows, kChannels, kOneRow>;
+  const auto kernel = gated_delta_kernel<kRows, kChannels>;
   prepare_kernel(kernel, {.shared_bytes = 80 << 10});
   launch("gated_delta", kernel,
          {.grid = dim3(static_cast<unsigned>(p.args.num_value_heads),
@@ -414,11 +336,9 @@ void run(DeltaParams p) {
   p.groups = static_cast<int>(ceil_div(p.args.key_head_dim, kRows));
   p.keys = p.groups * kRows;
   if (p.channels > p.groups * p.columns)
-    run<kRows, 3, false>(p);
-  else if (kRows > 32 || p.sequences.max_rows > 1 || p.args.slots.num_replay_rows > 0)
-    run<kRows, 1, false>(p);
+    run<kRows, 3>(p);
   else
-    run<kRows, 1, kRows <= 32>(p);
+    run<kRows, 1>(p);
 }
 
 }  // namespace
@@ -432,6 +352,7 @@ void gated_delta_rows(const GatedDeltaArgs& args, int most_rows) {
   FP4MOE_CHECK(args.num_value_heads <= kMaxDeltaCluster * args.num_key_heads,
                std::to_string(args.num_value_heads) + " value heads of " +
                    std::to_string(args.num_key_heads) + " key heads");
+  if (gated_delta_row_fits(args)) return gated_delta_row(args);
   DeltaParams p;
   p.args = args;
   p.most_rows = most_rows;

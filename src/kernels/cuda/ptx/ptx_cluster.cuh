@@ -31,6 +31,10 @@ __device__ __forceinline__ uint32_t cluster_count() {
   return count;
 }
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive;" ::: "memory"); }
+// Orders no memory accesses, and so waits for none.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait;" ::: "memory"); }
 __device__ __forceinline__ void cluster_sync() { cluster_arrive(), cluster_wait(); }
 
@@ -46,6 +50,12 @@ __device__ __forceinline__ void st_cluster(uint32_t to, float x) {
 __device__ __forceinline__ void st_cluster(uint32_t to, const float4& x) {
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x.x), "f"(x.y), "f"(x.z),
                "f"(x.w)
+               : "memory");
+}
+// Stores to another block and completes 4 bytes on the barrier `bar`, an address in that block too.
+__device__ __forceinline__ void st_async_cluster(uint32_t to, float x, uint32_t bar) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(x),
+               "r"(bar)
                : "memory");
 }
 __device__ __forceinline__ float ld_cluster(uint32_t from) {
