@@ -66,8 +66,8 @@ class Layer {
     const std::vector<uint64_t> zeros(static_cast<size_t>(s.experts));
     must(device_memory().upload(num_rows_.data(), &kAllRows, 4));
     must(device_memory().upload(counts_.data(), zeros.data(), counts_.num_bytes()));
-    const std::vector<uint32_t> no_arrivals(kRouterArrivals);
-    must(device_memory().upload(arrivals_.data(), no_arrivals.data(), arrivals_.num_bytes()));
+    const std::vector<RouterWord> no_words(static_cast<size_t>(kRouterFewTokens * s.experts));
+    must(device_memory().upload(words_.data(), no_words.data(), words_.num_bytes()));
     gate(), choose(), sort(), gather();
   }
 
@@ -129,7 +129,7 @@ class Layer {
             .weights = weights_.as<float>(),
             .count = {counts_.as<uint64_t>(), num_rows_.as<int32_t>()},
             .norm = norm,
-            .arrivals = arrivals_.as<uint32_t>()};
+            .words = words_.as<RouterWord>()};
   }
   MoeCombineArgs combine_args() const {
     return {.y_bf16 = slabs_.as<bf16>(),  // any values
@@ -161,7 +161,8 @@ class Layer {
          counts_ = device_buffer(sizes_.experts * 8), num_rows_ = device_buffer(4);
   Buffer offsets_ = device_buffer((sizes_.experts + 1) * 4), expert_rows_ = device_buffer(sizes_.experts * 4),
          slot_of_row_ = device_buffer(sizes_.slots() * 4), row_of_slot_ = device_buffer(sizes_.slots() * 4),
-         progress_ = device_buffer((sizes_.experts + 1) * 4), arrivals_ = device_buffer(kRouterArrivals * 4),
+         progress_ = device_buffer((sizes_.experts + 1) * 4),
+         words_ = device_buffer(kRouterFewTokens * sizes_.experts * 8),
          scratch_ = device_buffer(kSortBlocks * sizes_.experts * 4);
   Buffer slabs_ = device_buffer(slabs_bytes(sizes_.slab_rows(), sizes_.hidden * 2));
 };

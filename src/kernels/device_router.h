@@ -10,7 +10,8 @@
 
 namespace fp4moe {
 
-constexpr int64_t kRouterArrivals = 16;
+using RouterWord = unsigned long long;                            // on a GPU
+constexpr int64_t kRouterFewTokens = 16;                          // tokens whose experts several blocks share
 constexpr int64_t kMaxDeviceExperts = 1024, kMaxDeviceTopk = 32;  // limits of E and K on a GPU
 
 // Counters of the chosen experts. Padding rows, [*num_rows, T), are not counted.
@@ -34,9 +35,9 @@ struct DeviceRouterArgs {                  // all in device memory; x and weight
   // computed.
   const RmsNormArgs* norm = nullptr;
   bool batch_invariant = false;  // a token's logits have the same bits whatever T is
-  // [kRouterArrivals] counters or null: with them, several blocks' experts can be chosen by the last one.
-  // Zero before the first call and after each call; all calls use one stream.
-  uint32_t* arrivals = nullptr;
+  // [kRouterFewTokens, E] or null: with them, a norm and several blocks per token run in one launch. Zero
+  // before the first call and after each call; all calls use one stream.
+  RouterWord* words = nullptr;
 };
 
 }  // namespace fp4moe

@@ -27,7 +27,7 @@ constexpr int64_t kManyRows = 1024;
 // The router's weights in device memory.
 struct DeviceRouter {
   Buffer weight, bias, correction_bias;  // [E, H] bf16, [E] f32 or empty, [E] f32 or empty
-  Buffer arrivals;                       // DeviceRouterArgs::arrivals
+  Buffer words;                          // DeviceRouterArgs::words
   RoutingRule rule;
   int64_t hidden_size = 0;
   bool batch_invariant = false;
@@ -60,7 +60,7 @@ struct DeviceRouter {
             .hidden_size = hidden_size,
             .rule = rule,
             .batch_invariant = batch_invariant,
-            .arrivals = arrivals.as<uint32_t>()};
+            .words = words.as<RouterWord>()};
   }
   static ExpertCountArgs counts(const MoeForwardArgs& args) {
     if (args.counters == nullptr || args.num_counted == nullptr) return {};
@@ -85,8 +85,10 @@ Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape
       Buffer::copy_of(weights.weight, shape.num_experts * shape.hidden_size * 2, ops.memory()));
   FP4MOE_ASSIGN_OR_RETURN(router.bias, Buffer::copy_of(weights.bias, ops.memory()));
   FP4MOE_ASSIGN_OR_RETURN(router.correction_bias, Buffer::copy_of(weights.correction_bias, ops.memory()));
-  FP4MOE_ASSIGN_OR_RETURN(router.arrivals, Buffer::copy_of(std::vector<uint32_t>(kRouterArrivals).data(),
-                                                           kRouterArrivals * 4, ops.memory()));
+  const std::vector<RouterWord> words(static_cast<size_t>(kRouterFewTokens * shape.num_experts));
+  FP4MOE_ASSIGN_OR_RETURN(
+      router.words,
+      Buffer::copy_of(words.data(), std::ssize(words) * int64_t{sizeof(RouterWord)}, ops.memory()));
   return router;
 }
 

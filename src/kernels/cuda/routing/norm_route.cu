@@ -1,18 +1,18 @@
-// Normalises and routes tokens in one launch: for few tokens a cluster of 8 blocks per token, or four that
-// share many experts; for more, one to four blocks per token.
+// Normalises and routes tokens in one launch: for few tokens by blocks that share a token's experts; for
+// more, by one to four blocks per token.
 //
 // Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias); then
 //            choose_experts() for each token.
-// Shapes:    x [T, H] f32, H a multiple of 8; W [E, H] bf16. Up to 16 tokens: H up to 8192, each block of a
-//            cluster holds E rows of an eighth of H in shared memory. More tokens: H up to 4096.
+// Shapes:    x [T, H] f32, H a multiple of 8; W [E, H] bf16. Up to 16 tokens: H up to 8192, a block has
+//            kBlockExperts rows of W in shared memory, and another block chooses. More tokens: H up to 4096.
 // Bytes:     2 E H of weights for each token (from the L2 after the first), T H (4 + 2 + 4) of x and y.
 // Flops:     2 T E H as f32 multiply-adds.
 // Bound:     latency: the weights are loaded before the wait (with one to four blocks per token, those of 16
-//            experts per block); then x is read, the sums are exchanged once, and the experts are chosen.
+//            experts per block); then x is read, a block's warps add their sums, and the experts are chosen.
+//            Logits reach the block that chooses as 64-bit words whose upper half marks the lower half as
+//            valid: one trip through the L2, without fences, counters or clusters.
 // Numerics:  f32 sums of x * weight * W, added over a lane's columns in order, over a warp's lanes by halving
-//            and over the eighths in order; then multiplied by 1 / rms. The same bits for every T.
-// Measured:  H200, E = 32, H = 2880, launches that overlap: 4.3 us for 1 token, 4.9 for 8 and 6.2 for 64;
-//            for 64, separate gate and choice take 3.9 and 2.4, without the norm.
+//            and over the eighths of H in order; then multiplied by 1 / rms. The same bits for every T.
 #include "kernels/cuda/routing/norm_route.h"
 
 #include <algorithm>
@@ -26,20 +26,16 @@
 namespace fp4moe {
 namespace {
 
-constexpr int kBlocks = 8;  // blocks in a cluster
-constexpr int kWarps = 8, kThreads = kWarps * 32;
-constexpr int kVector = 8;                            // columns that a lane reads at once
-constexpr int kMaxVectors = 4;                        // vectors per lane
-constexpr int64_t kMaxClusters = kRouterArrivals;     // with more tokens, one to four blocks per token
-constexpr int kBlockThreads = 2 * kBlocks * 32;       // threads, with one block per token
+constexpr int kParts = 8;  // of a row: a warp has one
+constexpr int kThreads = kParts * 32;
+constexpr int kVector = 8;      // columns that a lane reads at once
+constexpr int kMaxVectors = 4;  // vectors per lane
+constexpr int kBlockExperts = 4;
+constexpr int kBlockThreads = 2 * kParts * 32;        // threads, with one block per token
 constexpr int kBlockVectors = 2, kExpertsAhead = 8;   // per lane, with one block per token
 constexpr int64_t kMaxBlockExperts = 512;             // with one block per token: experts that fit
 constexpr int64_t kMaxBlockBytes = 24 * 1024 * 1024;  // with one block per token: weights read in all
-constexpr int64_t kMaxWeightBytes = 128 * 1024;       // weights in one block of a cluster
-constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;   // with clusters: weights read in all
-constexpr int kExpertsAtOnce = 4;
-constexpr int64_t kMinSplitExperts = 128;  // with that many experts, kSplits clusters per token share them
-constexpr int kSplits = 4;
+constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;   // for few tokens: weights read in all
 
 struct NormRouteArgs {
   const float *x, *norm_weight;
@@ -52,35 +48,16 @@ struct NormRouteArgs {
   Choices out;
   float eps;
   int hidden_size, num_experts;
-  int cluster_experts;  // experts of a cluster; the last cluster can have fewer
-  uint32_t* arrivals;   // [T], with several clusters per token: those that have written their logits
+  RouterWord* words;  // [T, E], for few tokens: logits on their way
 };
 
-// The experts [first, first + count) of a cluster.
-struct Experts {
-  int first, count;
-  __device__ Experts(const NormRouteArgs& a, int cluster)
-      : first(cluster * a.cluster_experts), count(min(a.cluster_experts, a.num_experts - first)) {}
-};
-
-// The vectors [begin, end) of a row that a block processes.
+// The vectors [begin, end) of a row that a warp processes.
 struct Part {
   int begin, end;
-  __host__ __device__ Part(int num_vectors, int block)
-      : begin(num_vectors * block / kBlocks), end(num_vectors * (block + 1) / kBlocks) {}
+  __host__ __device__ Part(int num_vectors, int part)
+      : begin(num_vectors * part / kParts), end(num_vectors * (part + 1) / kParts) {}
 };
-__host__ __device__ constexpr int max_part(int num_vectors) { return (num_vectors + kBlocks - 1) / kBlocks; }
-
-// A block's shared memory, in order, for a cluster of C experts: weights [C][max_part] vectors; the values
-// that all blocks send to this one: squares [kBlocks] and, in block 0, sums [kBlocks][C]; logits [E]; the
-// memory for the choice.
-__host__ __device__ constexpr int weight_bytes(int cluster_experts, int num_vectors) {
-  return cluster_experts * max_part(num_vectors) * 16;
-}
-int shared_bytes(const NormRouteArgs& a) {
-  return weight_bytes(a.cluster_experts, a.hidden_size / kVector) +
-         4 * (kBlocks * (1 + a.cluster_experts) + a.num_experts + choice_words(a.num_experts));
-}
+constexpr int max_part(int num_vectors) { return (num_vectors + kParts - 1) / kParts; }
 
 __device__ __forceinline__ float warp_total(float sum) {
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
@@ -110,7 +87,7 @@ __device__ __forceinline__ void send(const float* to, int block, float value) {
   ptx::st_cluster(ptx::map_cluster(ptx::shared_address(to), static_cast<uint32_t>(block)), value);
 }
 
-// A lane's columns: vectors lane, lane + 32, ... of the part. Every warp has all columns of the part.
+// A lane's columns: vectors lane, lane + 32, ... of its warp's part.
 template <int kCount>
 struct Columns {
   float values[kCount][kVector] = {};
@@ -132,47 +109,12 @@ struct Columns {
   }
 };
 
-// Copies the weights. Each lane copies those that it will multiply itself, so that no barrier is needed.
-template <int kVectors>
-__device__ __forceinline__ void copy_weights(const NormRouteArgs& a, const Experts& experts, const Part& part,
-                                             uint4* weights) {
-  const int pitch = max_part(a.hidden_size / kVector);
-  for (int e = static_cast<int>(threadIdx.x) / 32; e < experts.count; e += kWarps)
-    Columns<kVectors>::each(part, [&](int, int v) {
-      ptx::cp_async16(ptx::shared_address(weights + e * pitch + v - part.begin),
-                      a.weight + static_cast<int64_t>(experts.first + e) * a.hidden_size + v * kVector, 16);
-    });
-  ptx::cp_async_commit();
-}
-
 __device__ __forceinline__ float dot(const float (&x)[kVector], const uint4& w, float sum) {
   const uint32_t pairs[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     sum = fmaf(x[2 * i + 1], ptx::high_of_pair(pairs[i]), fmaf(x[2 * i], ptx::low_of_pair(pairs[i]), sum));
   return sum;
-}
-
-// Computes this block's part of the sums of its cluster's experts and sends it to block 0.
-template <int kVectors>
-__device__ __forceinline__ void multiply(const NormRouteArgs& a, int num_experts, const Part& part,
-                                         const Columns<kVectors>& x, const uint4* weights,
-                                         const float* sums) {
-  const int warp = static_cast<int>(threadIdx.x) / 32, pitch = max_part(a.hidden_size / kVector);
-  for (int first = warp; first < num_experts; first += kWarps * kExpertsAtOnce) {
-    float sum[kExpertsAtOnce] = {};
-#pragma unroll
-    for (int j = 0; j < kExpertsAtOnce; ++j) {
-      const int e = first + j * kWarps < num_experts ? first + j * kWarps : first;  // any valid expert
-      Columns<kVectors>::each(part, [&](int i, int v) {
-        sum[j] = dot(x.values[i], weights[e * pitch + v - part.begin], sum[j]);
-      });
-    }
-    constexpr int kLanes = 32 / kExpertsAtOnce;
-    const float total = warp_totals(sum);
-    const int lane = static_cast<int>(threadIdx.x) % 32, e = first + lane / kLanes * kWarps;
-    if (lane % kLanes == 0 && e < num_experts) send(sums + blockIdx.x * a.cluster_experts + e, 0, total);
-  }
 }
 
 // Writes vector v of a token's normalised row; x is already multiplied by the norm's weight.
@@ -206,39 +148,19 @@ __device__ __forceinline__ float square_and_weigh(const Columns<kCount>& norm_we
 __device__ __forceinline__ float inverse_rms(const NormRouteArgs& a, const float* squares) {
   float total = 0;
 #pragma unroll
-  for (int i = 0; i < kBlocks; ++i) total += squares[i];
+  for (int i = 0; i < kParts; ++i) total += squares[i];
   return 1 / sqrtf(total / static_cast<float>(a.hidden_size) + a.eps);
 }
 
-// Writes the logits of a cluster's experts. Called by kCount threads.
-template <int kCount>
-__device__ __forceinline__ void put_logits(const NormRouteArgs& a, const Experts& experts, const float* sums,
-                                           float inverse, float* logits) {
-  for (int i = static_cast<int>(threadIdx.x); i < experts.count; i += kCount) {
-    const int e = experts.first + i;
-    float sum = 0;
+// Adds up an expert's sums over the parts, which are `pitch` apart.
+__device__ __forceinline__ float logit_of(const float* sums, int pitch, float inverse, float bias) {
+  float sum = 0;
 #pragma unroll
-    for (int part = 0; part < kBlocks; ++part) sum += sums[part * a.cluster_experts + i];
-    const float logit = sum * inverse + (a.bias != nullptr ? __ldg(a.bias + e) : 0);
-    logits[e] = logit;
-    a.logits[int64_t{blockIdx.y} * a.num_experts + e] = logit;
-  }
+  for (int part = 0; part < kParts; ++part) sum += sums[part * pitch];
+  return fmaf(sum, inverse, bias);
 }
-
-// Returns in the last of a token's clusters whether it is the last, after its logits have been completed by
-// those of the others. Called by all threads of a cluster's first block.
-__device__ __forceinline__ bool completes_logits(const NormRouteArgs& a, float* logits) {
-  __shared__ bool is_last;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0)  // the last arrival sets the counter to zero again
-    is_last = atomicInc(a.arrivals + blockIdx.y, gridDim.z - 1) == gridDim.z - 1;
-  __syncthreads();
-  if (!is_last) return false;
-  __threadfence();
-  for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kThreads)
-    logits[e] = __ldcg(a.logits + int64_t{blockIdx.y} * a.num_experts + e);
-  return true;
+__device__ __forceinline__ float bias_of(const NormRouteArgs& a, int e) {
+  return a.bias != nullptr ? __ldg(a.bias + e) : 0;
 }
 
 // Chooses the experts of token t. Called by one warp. The memory for the choice follows the logits.
@@ -249,52 +171,100 @@ __device__ __forceinline__ void choose(const NormRouteArgs& a, int64_t t, float*
   if (id >= 0 && count.counts != nullptr && t < *count.num_rows) add_count(count.counts, id, 1);
 }
 
-// Grid: (kBlocks, T, clusters per token). kVectors: vectors per lane, as many as a part needs, because those
-// past its end cost almost as much as others.
+// ---- few tokens ------------------------------------------------------------------------------------------
+
+constexpr RouterWord kThere = RouterWord{1} << 32;
+
+__device__ __forceinline__ void put_word(RouterWord* to, float value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(kThere | __float_as_uint(value))
+               : "memory");
+}
+// Waits for a word and clears it.
+__device__ __forceinline__ float take_word(RouterWord* from) {
+  RouterWord word = 0;
+  while (word == 0) asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  *from = 0;
+  return __uint_as_float(static_cast<uint32_t>(word));
+}
+
+// The block that chooses: collects the logits from the others.
+__device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64_t t, float* logits) {
+  ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();
+  for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kThreads)
+    logits[e] = take_word(a.words + t * a.num_experts + e);
+  __syncthreads();
+  if (threadIdx.x < 32) choose(a, t, logits);
+}
+
+// Copies the weights of `count` experts. Each lane copies those that it will multiply itself, so that no
+// barrier is needed.
 template <int kVectors>
-__global__ void __cluster_dims__(kBlocks) __launch_bounds__(kThreads)
+__device__ __forceinline__ void copy_weights(const NormRouteArgs& a, int first, int count, const Part& part,
+                                             uint4* weights) {
+  const int pitch = a.hidden_size / kVector;
+  for (int e = 0; e < count; ++e)
+    Columns<kVectors>::each(part, [&](int, int v) {
+      ptx::cp_async16(ptx::shared_address(weights + e * pitch + v),
+                      a.weight + static_cast<int64_t>(first + e) * a.hidden_size + v * kVector, 16);
+    });
+  ptx::cp_async_commit();
+}
+
+// Grid: (1 + blocks of kBlockExperts experts, T). The first block of a token chooses. Memory: the weights
+// [kBlockExperts][H], or the logits [E] and the memory for the choice. kVectors: vectors per lane, as many as
+// a part needs, because those past its end cost almost as much as others.
+template <int kVectors>
+__global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
     norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];
-  ptx::cluster_arrive();
-  const int num_vectors = a.hidden_size / kVector, block = static_cast<int>(blockIdx.x);
+  __shared__ float squares[kParts], sums[kParts][kBlockExperts];
+  const int t = static_cast<int>(blockIdx.y), worker = static_cast<int>(blockIdx.x) - 1;
+  if (worker < 0) return collect_and_choose(a, t, reinterpret_cast<float*>(memory));
+  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int num_vectors = a.hidden_size / kVector, first = worker * kBlockExperts,
+            count = min(kBlockExperts, a.num_experts - first);
+  const Part part(num_vectors, warp);
   uint4* weights = reinterpret_cast<uint4*>(memory);
-  float* squares = reinterpret_cast<float*>(memory + weight_bytes(a.cluster_experts, num_vectors));
-  float* sums = squares + kBlocks;
-  float* logits = sums + kBlocks * a.cluster_experts;
-  const Part part(num_vectors, block);
-  const Experts experts(a, static_cast<int>(blockIdx.z));
-  copy_weights<kVectors>(a, experts, part, weights);
+  copy_weights<kVectors>(a, first, count, part, weights);
   Columns<kVectors> norm_weight, x;
   norm_weight.load(a.norm_weight, part);
-  ptx::cluster_wait();  // all blocks have started: their shared memory can be written
+  const int e = first + static_cast<int>(threadIdx.x);  // of the first threads
+  const float bias = threadIdx.x < count ? bias_of(a, e) : 0;
   ptx::grid_dependency_wait();
   // Not launched sooner: the experts' blocks, which wait for whole SMs, would then run 15 % longer.
   ptx::grid_dependents_launch();
-  x.load(a.x + int64_t{blockIdx.y} * a.hidden_size, part);
+  x.load(a.x + int64_t{t} * a.hidden_size, part);
   const float square = square_and_weigh(norm_weight, x);
-  if (threadIdx.x < kBlocks) send(squares + block, static_cast<int>(threadIdx.x), square);
+  if (lane == 0) squares[warp] = square;
   ptx::cp_async_wait<0>();
-  multiply(a, experts.count, part, x, weights, sums);
-  ptx::cluster_sync();
-  const float inverse = inverse_rms(a, squares);
-  if (block == 0) {
-    put_logits<kThreads>(a, experts, sums, inverse, logits);
-    const bool chooses = gridDim.z == 1 || completes_logits(a, logits);
-    __syncthreads();
-    if (chooses && threadIdx.x < 32) choose(a, blockIdx.y, logits);
+  float sum[kBlockExperts] = {};
+#pragma unroll
+  for (int j = 0; j < kBlockExperts; ++j) {
+    const uint4* const row = weights + min(j, count - 1) * num_vectors;
+    Columns<kVectors>::each(part, [&](int i, int v) { sum[j] = dot(x.values[i], row[v], sum[j]); });
   }
-  if (blockIdx.z != 0) return;
+  constexpr int kLanes = 32 / kBlockExperts;
+  const float total = warp_totals(sum);
+  if (lane % kLanes == 0) sums[warp][lane / kLanes] = total;
+  __syncthreads();
+  const float inverse = inverse_rms(a, squares);
+  if (threadIdx.x < count) {
+    const float logit = logit_of(&sums[0][threadIdx.x], kBlockExperts, inverse, bias);
+    put_word(a.words + int64_t{t} * a.num_experts + e, logit);
+    a.logits[int64_t{t} * a.num_experts + e] = logit;
+  }
+  const int workers = static_cast<int>(gridDim.x) - 1;
   Columns<kVectors>::each(part, [&](int i, int v) {
-    if (v % kWarps == static_cast<int>(threadIdx.x) / 32)
-      write_vector(a, blockIdx.y, v, x.values[i], inverse);
+    if (v % workers == worker) write_vector(a, t, v, x.values[i], inverse);
   });
 }
 
 // ---- one to four blocks for each token -------------------------------------------------------------------
 //
-// Each warp of a block has the columns that one block of a cluster would have above; two warps have the same
-// columns and split the block's experts. So the sums are the same, and are added in the same order. A token's
-// blocks split the experts; the first one gets all sums.
+// Each warp of a block has the same columns as above; two warps have the same columns and split the block's
+// experts. So the sums are the same, and are added in the same order. A token's blocks split the experts; the
+// first one gets all sums.
 
 // A lane's weights in the warp's columns, for every second expert beginning with `first`.
 struct ExpertWeights {
@@ -311,7 +281,7 @@ struct ExpertWeights {
   }
 };
 
-// Shared memory: the parts' squares [kBlocks] and sums [kBlocks][E]; logits [E]; the memory for the choice.
+// Shared memory: the parts' squares [kParts] and sums [kParts][E]; logits [E]; the memory for the choice.
 __global__ void __launch_bounds__(kBlockThreads, 1)
     norm_route_block_kernel(const __grid_constant__ NormRouteArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];
@@ -319,11 +289,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   if (blocks > 1) ptx::cluster_arrive();
   ptx::grid_dependents_launch();
   float* squares = reinterpret_cast<float*>(memory);
-  float* sums = squares + kBlocks;
-  float* logits = sums + kBlocks * a.num_experts;
-  const int warp = static_cast<int>(threadIdx.x) / 32, half = warp / kBlocks,
-            t = static_cast<int>(blockIdx.y), lane = static_cast<int>(threadIdx.x) % 32;
-  const Part part(a.hidden_size / kVector, warp % kBlocks);
+  float* sums = squares + kParts;
+  float* logits = sums + kParts * a.num_experts;
+  const int warp = static_cast<int>(threadIdx.x) / 32, half = warp / kParts, t = static_cast<int>(blockIdx.y),
+            lane = static_cast<int>(threadIdx.x) % 32;
+  const Part part(a.hidden_size / kVector, warp % kParts);
   ExpertWeights weights;
   weights.load(a, part, 2 * kExpertsAhead * block + half);
   Columns<kBlockVectors> norm_weight, x;
@@ -344,7 +314,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     constexpr int kLanes = 32 / kExpertsAhead;
     const float total = warp_totals(sum);
     if (const int e = first + 2 * (lane / kLanes); lane % kLanes == 0 && e < a.num_experts)
-      send(sums + warp % kBlocks * a.num_experts + e, 0, total);
+      send(sums + warp % kParts * a.num_experts + e, 0, total);
   }
   if (blocks > 1) {
     ptx::cluster_sync();
@@ -353,33 +323,33 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   }
   const float inverse = inverse_rms(a, squares);
   if (block == 0) {
-    put_logits<kBlockThreads>(a, Experts(a, 0), sums, inverse, logits);
+    for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kBlockThreads) {
+      logits[e] = logit_of(sums + e, a.num_experts, inverse, bias_of(a, e));
+      a.logits[int64_t{t} * a.num_experts + e] = logits[e];
+    }
     __syncthreads();
-    if (warp == kBlocks) choose(a, t, logits);
+    if (warp == kParts) choose(a, t, logits);
   }
   if (half == 0 && block == blocks - 1)
     Columns<kBlockVectors>::each(part, [&](int i, int v) { write_vector(a, t, v, x.values[i], inverse); });
 }
 int block_shared_bytes(int num_experts) {
-  return 4 * (kBlocks + (kBlocks + 1) * num_experts + choice_words(num_experts));
+  return 4 * (kParts + (kParts + 1) * num_experts + choice_words(num_experts));
 }
 
 // Returns the kernel for parts of up to max_part vectors.
-void (*cluster_kernel(int max_part))(NormRouteArgs) {
+void (*few_kernel(int max_part))(NormRouteArgs) {
   return max_part <= 32 ? norm_route_kernel<1> : max_part <= 64 ? norm_route_kernel<2> : norm_route_kernel<4>;
 }
-
-// The clusters of a token.
-int num_splits(const DeviceRouterArgs& args) {
-  return args.arrivals != nullptr && args.rule.num_experts >= kMinSplitExperts ? kSplits : 1;
-}
-int64_t cluster_experts(const DeviceRouterArgs& args) {
-  return ceil_div(args.rule.num_experts, int64_t{num_splits(args)});
+size_t few_shared_bytes(const NormRouteArgs& a) {
+  return static_cast<size_t>(
+      std::max(kBlockExperts * a.hidden_size * 2, 4 * (a.num_experts + choice_words(a.num_experts))));
 }
 
-bool takes_clusters(const DeviceRouterArgs& args) { return args.num_tokens <= kMaxClusters; }
+bool has_few_tokens(const DeviceRouterArgs& args) { return args.num_tokens <= kRouterFewTokens; }
 
-// Blocks per token after the first kMaxClusters: as many as have experts and start at once, one on each SM.
+// Blocks per token after the first kRouterFewTokens: as many as have experts and start at once, one on each
+// SM.
 unsigned blocks_per_token(const DeviceRouterArgs& args) {
   const int64_t sms = device_limits().num_sms;
   unsigned blocks = 1;
@@ -393,13 +363,12 @@ unsigned blocks_per_token(const DeviceRouterArgs& args) {
 
 bool norm_route_fits(const DeviceRouterArgs& args) {
   const int64_t experts = args.rule.num_experts, bytes = experts * args.hidden_size * 2;
-  if (!takes_clusters(args))
-    return args.hidden_size % kVector == 0 && args.hidden_size <= kBlockVectors * 32 * kVector * kBlocks &&
-           experts <= kMaxBlockExperts && bytes * args.num_tokens <= kMaxBlockBytes;
-  return args.hidden_size % kVector == 0 && args.hidden_size <= kMaxVectors * 32 * kVector * kBlocks &&
-         bytes * args.num_tokens <= kMaxBytesInAll &&
-         cluster_experts(args) * max_part(static_cast<int>(args.hidden_size / kVector)) * 16 <=
-             kMaxWeightBytes;
+  if (args.hidden_size % kVector != 0) return false;
+  if (has_few_tokens(args))
+    return args.words != nullptr && args.hidden_size <= kMaxVectors * 32 * kVector * kParts &&
+           bytes * args.num_tokens <= kMaxBytesInAll;
+  return args.hidden_size <= kBlockVectors * 32 * kVector * kParts && experts <= kMaxBlockExperts &&
+         bytes * args.num_tokens <= kMaxBlockBytes;
 }
 
 void norm_route(const DeviceRouterArgs& args) {
@@ -416,22 +385,21 @@ void norm_route(const DeviceRouterArgs& args) {
                      .eps = norm.eps,
                      .hidden_size = static_cast<int>(args.hidden_size),
                      .num_experts = static_cast<int>(args.rule.num_experts),
-                     .cluster_experts = static_cast<int>(args.rule.num_experts),
-                     .arrivals = args.arrivals};
+                     .words = args.words};
   a.rule.correction_bias = args.correction_bias;
-  if (!takes_clusters(args)) {
+  if (!has_few_tokens(args)) {
     const unsigned blocks = blocks_per_token(args);
     return launch("norm_route", norm_route_block_kernel,
                   {dim3(blocks, static_cast<unsigned>(args.num_tokens)), dim3(kBlockThreads),
                    static_cast<size_t>(block_shared_bytes(a.num_experts)), blocks},
                   a);
   }
-  a.cluster_experts = static_cast<int>(cluster_experts(args));
-  const auto kernel = cluster_kernel(max_part(a.hidden_size / kVector));
-  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
+  const auto kernel = few_kernel(max_part(a.hidden_size / kVector));
+  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block, .shares_sm = true});
+  const int64_t workers = ceil_div(args.rule.num_experts, kBlockExperts);
   launch("norm_route", kernel,
-         {dim3(kBlocks, static_cast<unsigned>(args.num_tokens), static_cast<unsigned>(num_splits(args))),
-          dim3(kThreads), static_cast<size_t>(shared_bytes(a))},
+         {dim3(static_cast<unsigned>(1 + workers), static_cast<unsigned>(args.num_tokens)), dim3(kThreads),
+          few_shared_bytes(a)},
          a);
 }
 
