@@ -265,6 +265,15 @@ __device__ void init_barriers(const FewArgs& a, const Ring& ring, uint64_t* x_ba
   ptx::mbarrier_init_fence();
 }
 
+// Returns for how many threads per block an SM's registers must suffice, with two blocks: more than there are
+// leave room for the kernels before and after. A block has three warps on one quarter of an SM (16384
+// registers). Without the norm, up to 64 registers: two blocks and two warps of the router or one of the
+// gated delta net. With the norm, up to 80: one block and a warp of attention.
+constexpr int room_for_threads(TokenClass tokens, bool norm, FewWeights weights) {
+  if (weights == FewWeights::kFp8Blocks || tokens == TokenClass::kUpTo16) return kBlockThreads;
+  return norm ? 384 : 512;
+}
+
 // A block's warps over time; === is the wait for the kernel whose output is x:
 //
 //   warps 0 ... 7                             warp 8
@@ -275,7 +284,8 @@ __device__ void init_barriers(const FewArgs& a, const Ring& ring, uint64_t* x_ba
 //   load what is added to the sums, then x      |
 //   multiply full stages, mark them empty       |
 template <TokenClass kClass, bool kNorm, FewWeights kWeights>
-__global__ void __launch_bounds__(kBlockThreads, 2) linear_few_kernel(const __grid_constant__ FewArgs a) {
+__global__ void __launch_bounds__(room_for_threads(kClass, kNorm, kWeights), 2)
+    linear_few_kernel(const __grid_constant__ FewArgs a) {
   constexpr bool kTwoHalves = kClass == TokenClass::kUpTo16;
   extern __shared__ __align__(128) uint8_t shared[];
   uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + a.layout.barriers);
