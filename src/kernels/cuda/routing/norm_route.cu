@@ -163,10 +163,8 @@ __device__ __forceinline__ float bias_of(const NormRouteArgs& a, int e) {
   return a.bias != nullptr ? __ldg(a.bias + e) : 0;
 }
 
-// Chooses the experts of token t. Called by one warp. The memory for the choice follows the logits.
-__device__ __forceinline__ void choose(const NormRouteArgs& a, int64_t t, float* logits) {
-  const int id =
-      choose_by_warp(a.rule, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts), a.out, t);
+// Counts a token's chosen expert.
+__device__ __forceinline__ void count_choice(const NormRouteArgs& a, int64_t t, int id) {
   const ExpertCountArgs& count = a.out.count;
   if (id >= 0 && count.counts != nullptr && t < *count.num_rows) add_count(count.counts, id, 1);
 }
@@ -188,13 +186,14 @@ __device__ __forceinline__ float take_word(RouterWord* from) {
 }
 
 // The block that chooses: collects the logits from the others.
-__device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64_t t, float* logits) {
+__device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64_t t, uint32_t* memory) {
+  const ChoiceMemory choice(a.rule, memory);
   ptx::grid_dependency_wait();
   ptx::grid_dependents_launch();
   for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kThreads)
-    logits[e] = take_word(a.words + t * a.num_experts + e);
+    choice.put(a.rule, e, take_word(a.words + t * a.num_experts + e));
   __syncthreads();
-  if (threadIdx.x < 32) choose(a, t, logits);
+  if (threadIdx.x < 32) count_choice(a, t, choose_of(a.rule, choice, a.out, t));
 }
 
 // Copies the weights of `count` experts. Each lane copies those that it will multiply itself, so that no
@@ -212,15 +211,15 @@ __device__ __forceinline__ void copy_weights(const NormRouteArgs& a, int first, 
 }
 
 // Grid: (1 + blocks of kBlockExperts experts, T). The first block of a token chooses. Memory: the weights
-// [kBlockExperts][H], or the logits [E] and the memory for the choice. kVectors: vectors per lane, as many as
-// a part needs, because those past its end cost almost as much as others.
+// [kBlockExperts][H], or that of the choice. kVectors: vectors per lane, as many as a part needs, because
+// those past its end cost almost as much as others.
 template <int kVectors>
 __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
     norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ float squares[kParts], sums[kParts][kBlockExperts];
   const int t = static_cast<int>(blockIdx.y), worker = static_cast<int>(blockIdx.x) - 1;
-  if (worker < 0) return collect_and_choose(a, t, reinterpret_cast<float*>(memory));
+  if (worker < 0) return collect_and_choose(a, t, reinterpret_cast<uint32_t*>(memory));
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int num_vectors = a.hidden_size / kVector, first = worker * kBlockExperts,
             count = min(kBlockExperts, a.num_experts - first);
@@ -328,7 +327,10 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       a.logits[int64_t{t} * a.num_experts + e] = logits[e];
     }
     __syncthreads();
-    if (warp == kParts) choose(a, t, logits);
+    if (warp == kParts)
+      count_choice(
+          a, t,
+          choose_by_warp(a.rule, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts), a.out, t));
   }
   if (half == 0 && block == blocks - 1)
     Columns<kBlockVectors>::each(part, [&](int i, int v) { write_vector(a, t, v, x.values[i], inverse); });
@@ -342,8 +344,7 @@ void (*few_kernel(int max_part))(NormRouteArgs) {
   return max_part <= 32 ? norm_route_kernel<1> : max_part <= 64 ? norm_route_kernel<2> : norm_route_kernel<4>;
 }
 size_t few_shared_bytes(const NormRouteArgs& a) {
-  return static_cast<size_t>(
-      std::max(kBlockExperts * a.hidden_size * 2, 4 * (a.num_experts + choice_words(a.num_experts))));
+  return static_cast<size_t>(std::max(kBlockExperts * a.hidden_size * 2, 4 * choice_words(a.num_experts)));
 }
 
 bool has_few_tokens(const DeviceRouterArgs& args) { return args.num_tokens <= kRouterFewTokens; }

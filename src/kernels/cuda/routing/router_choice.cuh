@@ -31,27 +31,23 @@ struct Candidates {
       keys[j] = i < n ? from[i] : 0;
     }
   }
-  // Returns and closes the best open candidate (on a tie, the one with the lowest id); returns -1 if none is
-  // open.
+  // Closes the best open candidate (on a tie, the one with the lowest id). Returns its id in its lane, and -1
+  // in the other lanes. The place in the lane is found while the maximum over the lanes is on its way.
   __device__ __forceinline__ int take_best() {
-    const int lane = threadIdx.x % 32;
     uint32_t best = keys[0];
 #pragma unroll
     for (int j = 1; j < kPerLane; ++j) best = max(best, keys[j]);
     const uint32_t top = __reduce_max_sync(~0u, best);
-    if (top == 0) return -1;
-    int winner;
-    if constexpr (kPerLane == 1) {
-      winner = __ffs(static_cast<int>(__ballot_sync(~0u, best == top))) - 1;
-    } else {
-      int id = 1 << 30;
+    int place = 0;
 #pragma unroll
-      for (int j = kPerLane - 1; j >= 0; --j) id = keys[j] == top ? j * 32 + lane : id;
-      winner = __reduce_min_sync(~0u, id);
-    }
+    for (int j = kPerLane - 1; j >= 0; --j) place = keys[j] == best ? j : place;
+    const int id = place * 32 + static_cast<int>(threadIdx.x) % 32;
+    bool wins = best == top && top != 0;
+    if (const uint32_t winners = __ballot_sync(~0u, wins); (winners & (winners - 1)) != 0)
+      wins = id == __reduce_min_sync(~0u, wins ? id : 1 << 30);
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) keys[j] = winner == j * 32 + lane ? 0 : keys[j];
-    return winner;
+    for (int j = 0; j < kPerLane; ++j) keys[j] = wins && place == j ? 0 : keys[j];
+    return wins ? id : -1;
   }
 };
 
@@ -122,8 +118,9 @@ __device__ __forceinline__ void keep_best_groups(const RoutingRule& rule, const 
   __syncwarp();
   for (int g = lane; g < groups; g += 32) room[g] = 0;
   __syncwarp();
+#pragma unroll 1
   for (int i = 0; i < rule.top_k_groups; ++i)
-    if (const int g = best.take_best(); lane == 0) room[g] = 1;
+    if (const int g = best.take_best(); g >= 0) room[g] = 1;
   __syncwarp();
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j)
@@ -142,13 +139,13 @@ __device__ __forceinline__ LaneChoice choose_ids(const RoutingRule& rule, const 
   candidates.load(keys, static_cast<int>(rule.num_experts));
   if (is_grouped(rule.scoring) && rule.num_groups != rule.top_k_groups)
     keep_best_groups(rule, scores, room, candidates);
-  LaneChoice choice;
-  for (int k = 0; k < rule.top_k; ++k) {
-    const int best = candidates.take_best();
-    if (k == 0) choice.first = best;
-    if (k == static_cast<int>(threadIdx.x) % 32) choice.id = best;
-  }
-  return choice;
+  __syncwarp();  // room has been read
+  const int topk = static_cast<int>(rule.top_k), lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll 1  // in a model, the first use of an instruction waits for the L2
+  for (int k = 0; k < topk; ++k)
+    if (const int best = candidates.take_best(); best >= 0) room[k] = static_cast<uint32_t>(best);
+  __syncwarp();
+  return {static_cast<int>(room[min(lane, topk - 1)]), static_cast<int>(room[0])};
 }
 
 // Returns in lane k the weight of the k-th chosen expert. Called by all lanes.
@@ -185,33 +182,47 @@ __device__ __forceinline__ void add_count(uint64_t* counts, int expert, uint32_t
   atomicAdd(reinterpret_cast<unsigned long long*>(counts + expert), static_cast<unsigned long long>(n));
 }
 
-// Chooses the experts for row t: logits [E] -> ids and weights [K], best first. Called by all lanes. The
-// logits can be in shared memory. Returns the k-th expert in lane k, and -1 in the lanes past K; the caller
-// counts it.
-__device__ __forceinline__ int choose_by_warp(const RoutingRule& rule, const float* logits_in,
-                                              uint32_t* memory, const Choices& out, int64_t t) {
-  const int lane = threadIdx.x % 32, experts = static_cast<int>(rule.num_experts);
-  const int topk = static_cast<int>(rule.top_k);
-  const bool grouped = is_grouped(rule.scoring);
-  uint32_t* keys = memory;
-  auto* logits = reinterpret_cast<float*>(keys + experts);
-  float* scores = logits + experts;
-  uint32_t* room = keys + 3 * experts;
-  for (int e = lane; e < experts; e += 32) {
-    const float logit = logits_in[e];
+// The memory of a choice.
+struct ChoiceMemory {
+  uint32_t *keys, *room;   // [E], [kMaxRouterGroups]
+  float *logits, *scores;  // [E]
+
+  __device__ ChoiceMemory(const RoutingRule& rule, uint32_t* memory) : keys(memory) {
+    const int experts = static_cast<int>(rule.num_experts);
+    logits = reinterpret_cast<float*>(keys + experts), scores = logits + experts, room = keys + 3 * experts;
+  }
+  // Puts an expert's logit; any thread may do it.
+  __device__ __forceinline__ void put(const RoutingRule& rule, int e, float logit) const {
+    const bool grouped = is_grouped(rule.scoring);
     float score = grouped ? score_of(rule, logit) : logit;
     if (grouped && rule.correction_bias != nullptr) score += rule.correction_bias[e];
     logits[e] = logit, scores[e] = score, keys[e] = key_of(score);
   }
-  __syncwarp();
-  const LaneChoice choice = experts <= 32    ? choose_ids<1>(rule, keys, scores, room)
-                            : experts <= 256 ? choose_ids<8>(rule, keys, scores, room)
-                                             : choose_ids<32>(rule, keys, scores, room);
-  const float weight = weight_of(rule, logits, choice.id, logits[choice.first]);
+};
+
+// Chooses the experts for row t, whose logits have been put: ids and weights [K], best first. Called by all
+// lanes of a warp. Returns the k-th expert in lane k, and -1 in the lanes past K; the caller counts it.
+__device__ __forceinline__ int choose_of(const RoutingRule& rule, const ChoiceMemory& m, const Choices& out,
+                                         int64_t t) {
+  const int lane = threadIdx.x % 32, topk = static_cast<int>(rule.top_k);
+  const LaneChoice choice = rule.num_experts <= 32    ? choose_ids<1>(rule, m.keys, m.scores, m.room)
+                            : rule.num_experts <= 256 ? choose_ids<8>(rule, m.keys, m.scores, m.room)
+                                                      : choose_ids<32>(rule, m.keys, m.scores, m.room);
+  const float weight = weight_of(rule, m.logits, choice.id, m.logits[choice.first]);
   if (lane >= topk) return -1;
   out.ids[t * topk + lane] = choice.id;
   out.weights[t * topk + lane] = weight;
   return choice.id;
+}
+
+// Puts the logits [E], which can be in shared memory, and chooses. Called by all lanes of a warp.
+__device__ __forceinline__ int choose_by_warp(const RoutingRule& rule, const float* logits, uint32_t* memory,
+                                              const Choices& out, int64_t t) {
+  const ChoiceMemory room(rule, memory);
+  for (int e = static_cast<int>(threadIdx.x) % 32; e < rule.num_experts; e += 32)
+    room.put(rule, e, logits[e]);
+  __syncwarp();
+  return choose_of(rule, room, out, t);
 }
 
 }  // namespace fp4moe
