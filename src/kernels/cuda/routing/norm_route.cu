@@ -185,15 +185,28 @@ __device__ __forceinline__ float take_word(RouterWord* from) {
   return __uint_as_float(static_cast<uint32_t>(word));
 }
 
-// The block that chooses: collects the logits from the others.
+// The block that chooses: collects the logits from the others. Before the wait, its first warp chooses once
+// for nothing: the instructions, which a step's weights have replaced in all caches, are then there.
 __device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64_t t, uint32_t* memory) {
+  __shared__ int32_t no_ids[kMaxDeviceTopk];
+  __shared__ float no_weights[kMaxDeviceTopk];
   const ChoiceMemory choice(a.rule, memory);
-  ptx::grid_dependency_wait();
-  ptx::grid_dependents_launch();
-  for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kThreads)
-    choice.put(a.rule, e, take_word(a.words + t * a.num_experts + e));
-  __syncthreads();
-  if (threadIdx.x < 32) count_choice(a, t, choose_of(a.rule, choice, a.out, t));
+#pragma unroll 1  // the same instructions
+  for (bool is_real : {false, true}) {
+    if (is_real) {
+      ptx::grid_dependency_wait();
+      ptx::grid_dependents_launch();
+    }
+    for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kThreads)
+      choice.put(a.rule, e, is_real ? take_word(a.words + t * a.num_experts + e) : 0);
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      const Choices out = is_real ? a.out : Choices{no_ids, no_weights, {}};
+      const int id = choose_of(a.rule, choice, out, is_real ? t : 0);
+      if (is_real) count_choice(a, t, id);
+    }
+    __syncthreads();
+  }
 }
 
 // Copies the weights of `count` experts. Each lane copies those that it will multiply itself, so that no
