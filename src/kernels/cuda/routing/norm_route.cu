@@ -12,7 +12,8 @@
 //            Logits reach the block that chooses as 64-bit words whose upper half marks the lower half as
 //            valid: one trip through the L2, without fences, counters or clusters.
 // Numerics:  f32 sums of x * weight * W, added over a lane's columns in order, over a warp's lanes by halving
-//            and over the eighths of H in order; then multiplied by 1 / rms. The same bits for every T.
+//            and over the eighths of H in order; then multiplied by 1 / rms, which has an error of 2 units in
+//            the last place. The same bits for every T.
 #include "kernels/cuda/routing/norm_route.h"
 
 #include <algorithm>
@@ -46,7 +47,7 @@ struct NormRouteArgs {
   RoutingRule rule;
   float* logits;
   Choices out;
-  float eps;
+  float eps, inverse_hidden;  // inverse_hidden: 1 / hidden_size
   int hidden_size, num_experts;
   RouterWord* words;  // [T, E], for few tokens: logits on their way
 };
@@ -131,7 +132,7 @@ __device__ __forceinline__ void write_vector(const NormRouteArgs& a, int64_t t, 
   f32[1] = {y[4], y[5], y[6], y[7]};
 }
 
-// Multiplies x by the norm's weight; returns the sum of the squares of the original x in the warp's columns.
+// Multiplies x by the norm's weight; returns the sum of the squares of the original x in the lane's columns.
 template <int kCount>
 __device__ __forceinline__ float square_and_weigh(const Columns<kCount>& norm_weight, Columns<kCount>& x) {
   float square = 0;
@@ -142,14 +143,14 @@ __device__ __forceinline__ float square_and_weigh(const Columns<kCount>& norm_we
       square = fmaf(x.values[i][j], x.values[i][j], square);
       x.values[i][j] *= norm_weight.values[i][j];
     }
-  return warp_total(square);
+  return square;
 }
 
 __device__ __forceinline__ float inverse_rms(const NormRouteArgs& a, const float* squares) {
   float total = 0;
 #pragma unroll
   for (int i = 0; i < kParts; ++i) total += squares[i];
-  return 1 / sqrtf(total / static_cast<float>(a.hidden_size) + a.eps);
+  return rsqrtf(fmaf(total, a.inverse_hidden, a.eps));
 }
 
 // Adds up an expert's sums over the parts, which are `pitch` apart.
@@ -248,17 +249,17 @@ __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
   ptx::grid_dependents_launch();
   x.load(a.x + int64_t{t} * a.hidden_size, part);
   const float square = square_and_weigh(norm_weight, x);
-  if (lane == 0) squares[warp] = square;
   ptx::cp_async_wait<0>();
   float sum[kBlockExperts] = {};
+  Columns<kVectors>::each(part, [&](int i, int v) {
 #pragma unroll
-  for (int j = 0; j < kBlockExperts; ++j) {
-    const uint4* const row = weights + min(j, count - 1) * num_vectors;
-    Columns<kVectors>::each(part, [&](int i, int v) { sum[j] = dot(x.values[i], row[v], sum[j]); });
-  }
+    for (int j = 0; j < kBlockExperts; ++j)
+      sum[j] = dot(x.values[i], weights[min(j, count - 1) * num_vectors + v], sum[j]);
+  });
   constexpr int kLanes = 32 / kBlockExperts;
-  const float total = warp_totals(sum);
+  const float total = warp_totals(sum), squares_total = warp_total(square);
   if (lane % kLanes == 0) sums[warp][lane / kLanes] = total;
+  if (lane == 0) squares[warp] = squares_total;
   __syncthreads();
   const float inverse = inverse_rms(a, squares);
   if (threadIdx.x < count) {
@@ -312,7 +313,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   norm_weight.load(a.norm_weight, part);
   ptx::grid_dependency_wait();
   x.load(a.x + int64_t{t} * a.hidden_size, part);
-  const float square = square_and_weigh(norm_weight, x);
+  const float square = warp_total(square_and_weigh(norm_weight, x));
   if (half == 0 && lane == 0) squares[warp] = square;
   if (blocks > 1) ptx::cluster_wait();  // the first block has started: its shared memory can be written
   const int step = 2 * kExpertsAhead * blocks;
@@ -397,6 +398,7 @@ void norm_route(const DeviceRouterArgs& args) {
                      .logits = args.logits,
                      .out = {args.ids, args.weights, args.count},
                      .eps = norm.eps,
+                     .inverse_hidden = 1 / static_cast<float>(args.hidden_size),
                      .hidden_size = static_cast<int>(args.hidden_size),
                      .num_experts = static_cast<int>(args.rule.num_experts),
                      .words = args.words};
