@@ -10,17 +10,16 @@
 // Flops      2 * G * (k_dim + v_dim) per row, kv head and key.
 // Bound      HBM; with short contexts, the latency of queries, exchange and outputs.
 // Design     A cluster of up to 8 thread blocks of W warps serves one row and kv head; it has no more thread
-//            blocks than the row's blocks of 16 (bf16) or 32 keys (E4M3) keep busy. Warp w of n takes the key
-//            blocks w, w + n,
-//            ... A warp gathers keys and values into its own part of shared memory with cp.async, S blocks
-//            ahead, and warps never wait for each other. Eight lanes fetch 128 bytes of a row, so that a
-//            cache line costs the L2 one request: with two requests, of half a line each, the L2, not HBM, is
-//            the bottleneck. The 16-byte chunks serve as mma.sync's fragments unchanged: the order of a
-//            contraction is free, so 8 contiguous elements serve two k steps (keys) or eight columns (values,
-//            paired with the next key's values by prmt). Finally, the warps (workers) send their sums to the
-//            thread blocks that add up the columns, in worker order. With rope, loads of the pages that
-//            earlier steps wrote are in flight before the kernel waits for the projections; the new key and
-//            value are rounded from f32 and stored in their pages and in shared memory.
+//            blocks than the row has blocks of 16 (bf16) or 32 keys (E4M3). Warp w of n takes the key
+//            blocks w, w + n, ... A warp gathers keys and values into its own part of shared memory with
+//            cp.async, S blocks ahead, and warps never wait for each other. Eight lanes fetch 128 bytes of a
+//            row, so that a cache line costs the L2 one request: with two requests, of half a line each, the
+//            L2, not HBM, is the bottleneck. The 16-byte chunks serve as mma.sync's fragments unchanged: the
+//            order of a contraction is free, so 8 contiguous elements serve two k steps (keys) or eight
+//            columns (values, paired with the next key's values by prmt). Finally, the warps (workers) send
+//            their sums to the thread blocks that add up the columns, in worker order. With rope, loads of
+//            the pages that earlier steps wrote are in flight before the kernel waits for the projections;
+//            the new key and value are rounded from f32 and stored in their pages and in shared memory.
 // Numerics   q and the weights are rounded to bf16; over E4M3 pages to f16, in which the codes are exact; a
 //            q beyond f16's range is an infinity. The scale of the keys is in scale_log2, that of the values
 //            multiplies the output's sums. Sums are f32, and the softmax has base 2. A row's bits
@@ -194,7 +193,7 @@ __device__ __forceinline__ void weigh(const AttentionParams& p, float (&s)[P::kB
 // A warp's share of a row: among the key blocks that cover [keys.x, keys.y], block number `worker` and every
 // stride-th block after it.
 struct Share {
-  int row, kv_head;
+  int row, sequence, kv_head;
   int2 keys;
   int worker, stride;
 };
@@ -210,8 +209,8 @@ struct Share {
 template <class P, int D, int S, int W>
 __device__ __forceinline__ void attend(const AttentionParams& p, const Share& share,
                                        const Prepared<D>& prepared, Shared<P, D, S, W>& shared, Warp<D>& w) {
-  const auto [row, kv_head, keys, worker, stride] = share;
-  const int lane = threadIdx.x % 32, sequence = p.row_sequence[row];
+  const auto [row, sequence, kv_head, keys, worker, stride] = share;
+  const int lane = threadIdx.x % 32;
   constexpr int kBlockKeys = P::kBlockKeys;
   const int end = keys.y / kBlockKeys + 1;
   auto rows_of = [&](int block) {  // keys outside the row's range are clamped to it and masked
@@ -292,20 +291,36 @@ __device__ __forceinline__ void send_parts(const AttentionParams& p, int worker,
   }
 }
 
-// Computes this block's columns of the row's outputs; the first num_busy workers had keys.
+// Output number i of this block: an element of a head. Units of 16 elements are dealt to the blocks in turn.
+template <int D>
+struct Output {
+  int unit, head, d;  // head: of all heads
+  bool exists;
+
+  __device__ __forceinline__ Output(const AttentionParams& p, int kv_head, int splits, int i)
+      : unit(i / 16 * splits + static_cast<int>(blockIdx.x)),
+        head(kv_head * p.group + unit / Config<D>::kUnits),
+        d(unit % Config<D>::kUnits * 16 + i % 16),
+        exists(unit < p.group * Config<D>::kUnits && d < p.v_dim) {}
+  __device__ __forceinline__ float load_gate(const AttentionParams& p, int row) const {
+    if (p.gate == nullptr || !exists) return 0;
+    return __ldcg(p.gate + row * p.gate_stride + static_cast<int64_t>(head) * p.v_dim + d);
+  }
+};
+
+// Computes this block's columns of the row's outputs; the first num_busy workers had keys. next_gate: of the
+// thread's first output.
 template <class P, int D, int S, int W>
-__device__ __forceinline__ void add_parts(const AttentionParams& p, int row, int kv_head, int splits,
-                                          int num_busy, const Shared<P, D, S, W>& shared) {
+__device__ __forceinline__ void add_parts(const AttentionParams& p, const Share& share, int num_busy,
+                                          float next_gate, const Shared<P, D, S, W>& shared) {
   constexpr int kUnits = Config<D>::kUnits;
-  const int workers = splits * W;
+  const int row = share.row, workers = share.stride;
   for (int i = threadIdx.x;; i += W * 32) {
-    const int unit = i / 16 * splits + static_cast<int>(blockIdx.x);
+    const auto [unit, head, d, exists] = Output<D>(p, share.kv_head, workers / W, i);
     if (unit >= p.group * kUnits) return;
-    const int head = kv_head * p.group + unit / kUnits, d = unit % kUnits * 16 + i % 16;
-    if (d >= p.v_dim) continue;
-    float gate = 0;
-    if (p.gate != nullptr)
-      gate = __ldcg(p.gate + row * p.gate_stride + static_cast<int64_t>(head) * p.v_dim + d);
+    const float gate = next_gate;
+    next_gate = Output<D>(p, share.kv_head, workers / W, i + W * 32).load_gate(p, row);
+    if (!exists) continue;
     const WorkerSums* parts = &shared.parts[i / 16 * workers];
     const float sink = p.sinks != nullptr ? shared.sinks[unit / kUnits] * kLog2e : -INFINITY;
     float largest = sink, sum = 0;
@@ -349,18 +364,19 @@ __global__ void __launch_bounds__(W * 32, W == 8     ? 2
   Shared<P, D, S, W>& shared = *reinterpret_cast<Shared<P, D, S, W>*>(memory);
   ptx::grid_dependents_launch();
   const int row = blockIdx.z, kv_head = blockIdx.y;
+  const int last = static_cast<int>(p.positions[row]), sequence = p.row_sequence[row];
   const Prepared<D> prepared(p, kv_head);
-  const int last = static_cast<int>(p.positions[row]);
   if (p.rope.k == nullptr) ptx::grid_dependency_wait();  // a preceding kernel stores the newest key
-  if (p.row_sequence[row] < 0) {
+  if (sequence < 0) {
     ptx::grid_dependency_wait();
     return clear_row(p, row, kv_head);
   }
   const int2 keys = {p.window > 0 ? max(0, last - p.window + 1) : 0, last};
   const int num_blocks = keys.y / P::kBlockKeys - keys.x / P::kBlockKeys + 1;
-  const int splits = min(static_cast<int>(gridDim.x), (num_blocks + W - 1) / W);
+  // More warps than blocks of keys, if there are thread blocks for them, which share the outputs.
+  const int splits = min(static_cast<int>(gridDim.x), num_blocks);
   if (static_cast<int>(blockIdx.x) >= splits) return;  // cluster barriers count exited blocks as arrived
-  ptx::cluster_arrive();
+  ptx::cluster_arrive_relaxed();
   Warp<D> w;
 #pragma unroll
   for (int n = 0; n < D / 8; ++n)
@@ -369,12 +385,15 @@ __global__ void __launch_bounds__(W * 32, W == 8     ? 2
 #pragma unroll
   for (int r = 0; r < kLaneHeads<D>; ++r) w.largest[r] = -INFINITY, w.denominator[r] = 0;
   const int worker = static_cast<int>(threadIdx.x / 32 * splits + blockIdx.x);
-  attend(p, Share{row, kv_head, keys, worker, splits * W}, prepared, shared, w);
+  const Share share{row, sequence, kv_head, keys, worker, splits * W};
+  attend(p, share, prepared, shared, w);
   ptx::cluster_wait();  // all blocks have started: their shared memory can be written
-  send_parts(p, worker, splits, w, shared);
+  const int num_busy = min(num_blocks, splits * W);
+  if (worker < num_busy) send_parts(p, worker, splits, w, shared);
   ptx::cluster_arrive();
+  const float gate = Output<D>(p, kv_head, splits, static_cast<int>(threadIdx.x)).load_gate(p, row);
   ptx::cluster_wait();
-  add_parts(p, row, kv_head, splits, min(num_blocks, splits * W), shared);
+  add_parts(p, share, num_busy, gate, shared);
 }
 
 // S: blocks of keys that a warp has in shared memory, including the block being processed. W: warps per
