@@ -8,6 +8,7 @@
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "kernels/ops.h"
+#include "kernels/weight_bytes.h"
 #include "model/model.h"
 
 namespace fp4moe {
@@ -28,6 +29,8 @@ class Attention {
   virtual ~Attention() = default;
   virtual int64_t out_cols() const = 0;
   virtual int64_t weight_bytes() const = 0;
+  // The weights that forward_attention() reads first, for prefetches.
+  virtual WeightBytes first_weights() const { return {}; }
   // Maximum bytes that forward_attention() takes from its arena for up to max_tokens rows.
   virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
   // Appends the rows' keys and values to the pages and attends. `out` must not be in the arena's free part.

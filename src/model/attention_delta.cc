@@ -52,6 +52,7 @@ class GatedDelta final : public Attention {
   GatedDelta(const DenseOps& ops, DeltaWeights weights) : ops_(ops), w_(std::move(weights)) {}
 
   int64_t out_cols() const override { return w_.sizes.num_value_heads * w_.sizes.value_head_dim; }
+  WeightBytes first_weights() const override { return w_.inputs.front().bytes(); }
   int64_t weight_bytes() const override {
     int64_t sum = 0;
     for (const LinearLayer& layer : w_.inputs) sum += layer.weight_bytes();

@@ -38,6 +38,7 @@ class GqaAttention final : public Attention {
   GqaAttention(const DenseOps& ops, GqaWeights weights) : ops_(ops), w_(std::move(weights)) {}
 
   int64_t out_cols() const override { return q_cols(); }
+  WeightBytes first_weights() const override { return w_.qkv.bytes(); }
   int64_t weight_bytes() const override {
     return w_.qkv.weight_bytes() + w_.q.weight_bytes() + w_.k.weight_bytes() + w_.v.weight_bytes();
   }

@@ -349,6 +349,8 @@ Status LayerStack::feed_forward(int64_t layer, int64_t num_rows, const DeviceBat
                         counters_.get(),
                         device != nullptr ? device->num_filled_rows() : nullptr,
                         expert_ids};
+    if (layer + 1 < std::ssize(layers_))
+      args.next = layers_[static_cast<size_t>(layer + 1)].attention->first_weights();
     if (exchange_) {
       args.exchange = &*exchange_;
       args.largest_group_rows = layer + 1 < config_.num_layers || keeps_last_rows()

@@ -32,6 +32,8 @@ class LinearLayer {
   int64_t k() const { return k_; }
   int64_t weight_bytes() const { return fp4_ ? fp4_->weight_bytes() : weight_.num_bytes(); }
   int64_t scratch_bytes(int64_t max_tokens) const { return fp4_ ? fp4_->scratch_bytes(max_tokens) : 0; }
+  // The weights, for prefetches; none with FP4.
+  WeightBytes bytes() const { return fp4_ ? WeightBytes() : weight_.bytes(); }
   // out [T, N] f32 (+)= x W^T + b. T may be 0.
   void forward_linear(const ActRows& x, float* out, bool accumulate, Arena& scratch, ThreadPool& pool) const;
   // Runs the norm, then out = normed rows W^T + b. norm.out_act is unspecified afterwards.

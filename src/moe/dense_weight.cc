@@ -167,4 +167,9 @@ LinearArgs DenseWeight::args(const ActRows& x, const float* bias, float* out, bo
           .fp8 = fp8_.view};
 }
 
+WeightBytes DenseWeight::bytes() const {
+  if (format_ == LinearFormat::kFp8) return {fp8_.view.codes, n_ * k_};
+  return {bf16_.data(), bf16_.num_bytes()};
+}
+
 }  // namespace fp4moe

@@ -10,6 +10,7 @@
 #include "base/thread_pool.h"
 #include "io/checkpoint/expert_weights.h"
 #include "kernels/ops.h"
+#include "kernels/weight_bytes.h"
 #include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
@@ -55,6 +56,8 @@ class DenseWeight {
   int64_t num_bytes() const { return bf16_.num_bytes() + fp8_.storage.num_bytes(); }
   // Arguments for out [T, N] (+)= x W^T + bias.
   LinearArgs args(const ActRows& x, const float* bias, float* out, bool accumulate) const;
+  // The values or codes, without scales.
+  WeightBytes bytes() const;
 
  private:
   LinearFormat format_ = LinearFormat::kBf16;

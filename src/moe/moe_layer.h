@@ -8,6 +8,7 @@
 #include "base/thread_pool.h"
 #include "io/checkpoint/expert_weights.h"
 #include "kernels/ops.h"
+#include "kernels/weight_bytes.h"
 #include "moe/expert_counters.h"
 #include "moe/placement/placed_experts.h"
 #include "moe/plan/plan.h"
@@ -35,6 +36,7 @@ struct MoeForwardArgs {
   // complete output of the rows that this rank dispatched, and zeros for all other rows.
   const DeviceExchange* exchange = nullptr;
   int64_t largest_group_rows = 0;  // with `exchange`: T of the largest group; the same on all ranks
+  WeightBytes next;  // GPU: weights that are read first after this layer; DeviceRouterArgs::next
 };
 
 // A shared expert and, if the model has one, the gate vector: sigmoid(gate . x) scales its output.

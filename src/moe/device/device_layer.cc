@@ -48,6 +48,7 @@ struct DeviceRouter {
     router.weights = routes.weights;
     router.count = counts(args);
     router.norm = args.norm;
+    router.next = args.next;
     ops.route(router);
     return routes;
   }
