@@ -15,17 +15,13 @@
 // Numerics:  S in f32; products of bf16 pairs high + low with f32 sums, about 2^-16. A row's bits depend
 //            on its position in the chunk and on the rows before, not on other sequences or passes. A cut of
 //            the prompt keeps them if it is at a multiple of 64 and both pieces run in chunks.
-#include <algorithm>
 #include <cstddef>
 
-#include "base/check.h"
 #include "kernels/cuda/dense/gated_delta_chunks.cuh"
-#include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/attention_ptx.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
-#include "kernels/ref/dense_ref.h"
 
 namespace fp4moe::cuda {
 namespace {
@@ -370,8 +366,8 @@ __global__ void __launch_bounds__(kStateThreads, 1)
     chunk_states_kernel(const __grid_constant__ ChunkParams p) {
   extern __shared__ __align__(1024) uint8_t memory[];
   ChunkShared& s = *reinterpret_cast<ChunkShared*>(memory);
-  ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
+  ptx::grid_dependents_launch();  // kernels that run beside this one need all that it waited for
   const ChunkRange r = chunk_range(p);
   if (r.sequence.index < 0 || r.count <= 0) return;  // both blocks of the cluster
   if (threadIdx.x == 0) {
@@ -396,20 +392,6 @@ __global__ void __launch_bounds__(kStateThreads, 1)
   ptx::cluster_sync();  // no block ends while the other writes to its shared memory
 }
 
-// The most chunks of rows of num_sequences sequences.
-int64_t most_chunks(int64_t rows, int64_t num_sequences) {
-  return (rows + num_sequences * 2 * (kDeltaChunk - 1)) / kDeltaChunk;
-}
-
-int64_t bytes_per_chunk(const GatedDeltaArgs& args) {
-  return args.num_key_heads * int64_t{sizeof(DeltaKeys)} +
-         args.num_value_heads * int64_t{sizeof(DeltaMatrices) + sizeof(DeltaValues)};
-}
-
-bool chunks_fit(const GatedDeltaArgs& args) {
-  return args.key_head_dim == kDeltaDim && args.value_head_dim == kDeltaDim;
-}
-
 }  // namespace
 
 void launch_chunk_states(const ChunkParams& params, int num_sequences) {
@@ -421,45 +403,6 @@ void launch_chunk_states(const ChunkParams& params, int num_sequences) {
           .shared_bytes = kSharedBytes,
           .cluster = kBlocks},
          params);
-}
-
-void gated_delta_chunks(const GatedDeltaArgs& args) {
-  FP4MOE_CHECK(args.workspace != nullptr, "no workspace");
-  const DeviceBatch& batch = *args.device_batch;
-  const DeviceStates& states = batch.states;
-  // The longest sequence, and as many of the shortest that run in chunks as the other rows can be.
-  const int64_t num_sequences = std::min(
-      states.num_sequences, 1 + std::max<int64_t>(0, batch.num_rows - states.max_rows) / kMinChunkedRows);
-  const int64_t chunks = most_chunks(batch.num_rows, num_sequences),
-                passes = ceil_div(chunks, kMaxPassChunks);
-  ChunkParams p;
-  p.args = args;
-  p.sequences = states;
-  p.num_chunks = static_cast<int>(ceil_div(chunks, passes));
-  p.keys = reinterpret_cast<DeltaKeys*>(args.workspace);
-  p.matrices = reinterpret_cast<DeltaMatrices*>(p.keys + int64_t{p.num_chunks} * args.num_key_heads);
-  p.values = reinterpret_cast<DeltaValues*>(p.matrices + int64_t{p.num_chunks} * args.num_value_heads);
-  for (; p.first_chunk < chunks; p.first_chunk += p.num_chunks) {
-    launch_chunk_matrices(p);
-    launch_chunk_states(p, static_cast<int>(num_sequences));
-    launch_chunk_outputs(p);
-  }
-}
-
-int64_t gated_delta_workspace_bytes(const GatedDeltaArgs& args, int64_t max_tokens) {
-  if (!chunks_fit(args) || max_tokens < kMinChunkedRows) return 0;
-  const int64_t chunks = most_chunks(max_tokens, max_tokens / kMinChunkedRows);
-  return std::min<int64_t>(chunks, kMaxPassChunks) * bytes_per_chunk(args);
-}
-
-void gated_delta_by_length(const GatedDeltaArgs& args, ThreadPool& pool) {
-  const DeviceBatch& batch = *args.device_batch;
-  const int64_t max_rows = batch.states.max_rows;
-  if (!chunks_fit(args) || max_rows < kMinChunkedRows) return gated_delta(args, pool);
-  if (batch.num_rows > max_rows || args.slots.num_replay_rows > 0)
-    gated_delta_rows(args, kMinChunkedRows - 1);
-  ref::check_gated_delta(args);
-  gated_delta_chunks(args);
 }
 
 }  // namespace fp4moe::cuda

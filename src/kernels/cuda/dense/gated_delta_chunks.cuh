@@ -40,10 +40,22 @@ struct ChunkParams {
   GatedDeltaArgs args;
   DeviceStates sequences;
   int first_chunk = 0, num_chunks = 0;
+  bool runs_beside = false;           // starts while the kernels before it run, and ends after them
   DeltaKeys* keys = nullptr;          // [num_chunks, Hk]
   DeltaMatrices* matrices = nullptr;  // [num_chunks, Hv]
   DeltaValues* values = nullptr;      // [num_chunks, Hv]
 };
+
+// Called first and last by the kernels that may run beside others. One block waits for the others' kernels,
+// the last to start: it keeps the grid from being complete before they are, so that later kernels need to
+// wait for this grid alone, and the other blocks make room on their SMs.
+__device__ __forceinline__ void wait_at_start(const ChunkParams& p) {
+  if (!p.runs_beside) ptx::grid_dependency_wait();
+}
+__device__ __forceinline__ void wait_at_end(const ChunkParams& p) {
+  if (p.runs_beside && blockIdx.x == gridDim.x - 1 && blockIdx.y == gridDim.y - 1)
+    ptx::grid_dependency_wait();
+}
 
 // A sequence that runs in chunks.
 struct ChunkedSequence {

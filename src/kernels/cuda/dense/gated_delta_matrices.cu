@@ -362,10 +362,13 @@ __global__ void __launch_bounds__(kChunkThreads, 2)
   const int group = p.args.num_value_heads / p.args.num_key_heads;
   ptx::grid_dependents_launch();
   load_taps<kTaps>(p.args, group, taps);
-  ptx::grid_dependency_wait();
+  wait_at_start(p);
   const int chunk = p.first_chunk + static_cast<int>(blockIdx.x);
   const ChunkedSequence sequence = find_sequence(p, chunk, 0);
-  if (sequence.index < 0) return ptx::cp_async_wait<0>();  // the whole block
+  if (sequence.index < 0) {  // the whole block
+    ptx::cp_async_wait<0>();
+    return wait_at_end(p);
+  }
   const ChunkRows c = chunk_rows(p, sequence, chunk);
   for (int part = 0; part < 2 + group; ++part) prefetch_rows(p, c, part_channel(p.args, group, part));
   prefetch_gates(p, c, group);
@@ -393,6 +396,7 @@ __global__ void __launch_bounds__(kChunkThreads, 2)
   else
     write_inverses(p, products, s);
   convolve_values<kTaps>(p, taps, s);
+  wait_at_end(p);
 }
 
 template <int kTaps>

@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) chunk_outputs_kernel(const __grid_co
   __shared__ float rows[kDeltaChunk * kStride];
   const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
   ptx::grid_dependents_launch();
-  ptx::grid_dependency_wait();
+  wait_at_start(p);
   const int chunk = p.first_chunk + static_cast<int>(blockIdx.x), head = static_cast<int>(blockIdx.y);
   const float4* const values =
       &p.values[int64_t{blockIdx.x} * p.args.num_value_heads + head].of[warp][0][lane];
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) chunk_outputs_kernel(const __grid_co
 #pragma unroll
   for (int j = 0; j < kDeltaChunk / 8; ++j) o[j] = __ldcg(values + j * 32);
   const ChunkedSequence sequence = find_sequence(p, chunk, 0);
-  if (sequence.index < 0) return;  // the whole block
+  if (sequence.index < 0) return wait_at_end(p);  // the whole block
   const ChunkRows c = chunk_rows(p, sequence, chunk);
   GateRows gates;
   gates.load(p, c, warp, lane);
@@ -98,6 +98,7 @@ __global__ void __launch_bounds__(kThreads) chunk_outputs_kernel(const __grid_co
       store_output(p.args.out, at + 32 * j, x[j] * inverse * weights[j] * (z / (1 + expf(-z))));
     }
   }
+  wait_at_end(p);
 }
 
 }  // namespace
