@@ -6,8 +6,9 @@
 //            products, transposed, with wgmma: it keeps S in registers, and the accumulators of one product
 //            become the A fragments of another. A thread loads the matrices of chunks ahead, half of them for
 //            both blocks.
-// Order:     K S; half of Q S; N; the rest of Q S; the new S; P N. So registers are converted for one product
-//            while the tensor cores compute another, except before N and between chunks.
+// Order:     K S; most of Q S; N; the rest of Q S; the new S; P N; the next chunk's K S. So registers are
+//            converted for one product while the tensor cores compute another. Registers are too few to have
+//            products in flight at the loop's branch, which is therefore before N.
 // Shapes:    chunks of 64 rows; dk = dv = 128.
 // Bytes:     1024 Hk + 1032 Hv read per row, and 4 Hv dv written; 8 Hv dk dv per sequence and pass.
 // Flops:     2 Hv dv (3 dk + 112) per row, times 3.
@@ -33,6 +34,7 @@ constexpr int kComputeWarps = 4, kLoadWarp = kComputeWarps, kStateThreads = 256;
 constexpr int kFirstHelper = (kLoadWarp + 1) * 32, kHelpers = kStateThreads - kFirstHelper;
 constexpr int kStages = 2;
 constexpr int kStateSteps = kDeltaDim / 16, kRowSteps = kDeltaChunk / 16, kRowTiles = kDeltaChunk / 8;
+constexpr int kStartedSteps = 6;                // of Q S, computed during the first differences
 constexpr int kPanelBytes = kDeltaChunk * 128;  // 64 columns of k or q
 
 // A block's work.
@@ -66,7 +68,8 @@ struct ChunkFactors {
 struct ChunkShared {
   ChunkTiles tiles[kStages];
   ChunkFactors factors[kStages];
-  uint64_t full[kStages], cleared[kStages], empty[kStages];  // barriers
+  // Barriers. The first products of a chunk read Q, V and T, which are replaced while the others run.
+  uint64_t full[kStages], cleared[kStages], halfway[kStages], empty[kStages];
   ChunkRange range;  // read again where it is needed, to save registers
 };
 constexpr int kSharedBytes = sizeof(ChunkShared);
@@ -94,13 +97,17 @@ __device__ void load_chunks(const ChunkParams& p, const ChunkRange& r, ChunkShar
     const int stage = i % kStages;
     ChunkTiles& tiles = s.tiles[stage];
     uint64_t* const full = &s.full[stage];
-    if (i >= kStages) ptx::mbarrier_wait(&s.empty[stage], (i / kStages + 1) % 2);
+    const int turn = (i / kStages + 1) % 2;
+    if (i >= kStages) ptx::mbarrier_wait(&s.halfway[stage], turn);
     ptx::mbarrier_arrive_expect_tx(full, sizeof(ChunkTiles) + sizeof(ChunkFactors));
-    load_half(&tiles.keys, keys, sizeof(DeltaKeys), full);
-    load_half(&s.factors[stage], matrices->from_start, sizeof(ChunkFactors), full);
+    load_half(tiles.keys.q_high, keys->q_high, 2 * kDeltaTileBytes, full);
     ptx::bulk_load(tiles.values, values->of[ptx::cluster_ctarank() * kBlockTiles], sizeof(tiles.values),
                    full);
-    load_half(tiles.t_high, matrices, kSquaresBytes, full);
+    load_half(tiles.t_high, matrices->t_high, 2 * kDeltaSquareBytes, full);
+    if (i >= kStages) ptx::mbarrier_wait(&s.empty[stage], turn);
+    load_half(tiles.keys.k_high, keys->k_high, 2 * kDeltaTileBytes, full);
+    load_half(&s.factors[stage], matrices->from_start, sizeof(ChunkFactors), full);
+    load_half(tiles.p_high, matrices->p_high, 2 * kDeltaSquareBytes, full);
     keys += p.args.num_key_heads, matrices += heads, values += heads;
   }
 }
@@ -123,10 +130,10 @@ __device__ void clear_chunks(ChunkShared& s) {
   }
 }
 
-// Frees the stage for the loads of both blocks; for a warp that is done with it.
-__device__ __forceinline__ void release_stage(ChunkShared& s, int stage) {
+// Lets both blocks load what `bar`, halfway or empty, stands for; for a warp that is done with it.
+__device__ __forceinline__ void release(uint64_t* bar) {
   __syncwarp();
-  if (threadIdx.x % 32 < kBlocks) ptx::mbarrier_arrive_cluster(&s.empty[stage], threadIdx.x % 32);
+  if (threadIdx.x % 32 < kBlocks) ptx::mbarrier_arrive_cluster(bar, threadIdx.x % 32);
 }
 
 // ---- products ----
@@ -187,6 +194,10 @@ constexpr SplitOperand kK = {offsetof(ChunkTiles, keys.k_high), offsetof(ChunkTi
                        kQ = {offsetof(ChunkTiles, keys.q_high), offsetof(ChunkTiles, keys.q_low)},
                        kT = {offsetof(ChunkTiles, t_high), offsetof(ChunkTiles, t_low)},
                        kP = {offsetof(ChunkTiles, p_high), offsetof(ChunkTiles, p_low)};
+
+__device__ __forceinline__ uint64_t tiles_descriptor(const ChunkTiles& tiles) {
+  return wgmma_b_descriptor(ptx::shared_address(&tiles), kPanelBytes);
+}
 
 // c (+)= x b over 16 columns of x; b: `offset` bytes into an operand, [n, 16] in memory, or if transposed
 // [16, n].
@@ -254,23 +265,39 @@ __device__ __forceinline__ void multiply_inverse(float (&n)[32], float (&upper)[
   wgmma_commit();
 }
 
-// A chunk's products. state: S as fragments, replaced by those of the new S. o: the outputs.
-__device__ __forceinline__ void run_chunk(float (&s)[64], SplitFragment (&state)[kStateSteps], float (&o)[32],
-                                          const ChunkTiles& in, const ChunkFactors& factors) {
-  const uint32_t address = ptx::shared_address(&in);
-  const uint64_t tiles = wgmma_b_descriptor(address, kPanelBytes);
-  float n[32], upper[16];
-  SplitFragment rows[kRowSteps], changes[kRowSteps];
-  multiply_state<8>(n, state, tiles, kK, 0);
-  multiply_state<4>(o, state, tiles, kQ, 0);
+// Starts n = K S, once the tiles of a chunk of the block are there.
+__device__ __forceinline__ void multiply_keys(float (&n)[32], const SplitFragment (&state)[kStateSteps],
+                                              ChunkShared& s, int chunk) {
+  const int stage = chunk % kStages;
+  ptx::mbarrier_wait(&s.full[stage], chunk / kStages % 2);
+  multiply_state<kStateSteps>(n, state, tiles_descriptor(s.tiles[stage]), kK, 0);
+}
+
+// Starts a chunk's products, after K S: most of Q S, and V - exp(G) K S as fragments in `rows`.
+__device__ __forceinline__ void start_chunk(float (&n)[32], const SplitFragment (&state)[kStateSteps],
+                                            SplitFragment (&rows)[kRowSteps], float (&o)[32],
+                                            const ChunkTiles& in, const ChunkFactors& factors) {
+  const uint64_t tiles = tiles_descriptor(in);
+  multiply_state<kStartedSteps>(o, state, tiles, kQ, 0);
   wgmma_wait<1>();
   keep_registers(n);
   split_differences(n, in, factors.from_start, rows);
-  compute_before(rows, address + sizeof(in));
-  wgmma_wait<0>();  // frees the registers of four fragments
+  compute_before(rows, ptx::shared_address(&in) + sizeof(in));
+  wgmma_wait<0>();  // frees the registers of kStartedSteps fragments
   keep_registers(o);
+}
+
+// The other products of a chunk; the last still run. state: S as fragments, replaced by those of the new S.
+// o: the outputs.
+__device__ __forceinline__ void finish_chunk(float (&s)[64], SplitFragment (&state)[kStateSteps],
+                                             SplitFragment (&rows)[kRowSteps], float (&o)[32],
+                                             ChunkShared& shared, int stage) {
+  const uint64_t tiles = tiles_descriptor(shared.tiles[stage]);
+  const ChunkFactors& factors = shared.factors[stage];
+  float n[32], upper[16];
+  SplitFragment changes[kRowSteps];
   multiply_inverse(n, upper, rows, tiles);
-  multiply_state<4>(o, state, tiles, kQ, 4);
+  multiply_state<kStateSteps - kStartedSteps>(o, state, tiles, kQ, kStartedSteps);
   const float shrink = factors.from_start[kDeltaChunk - 1];
 #pragma unroll
   for (float& element : s) element *= shrink;
@@ -289,6 +316,7 @@ __device__ __forceinline__ void run_chunk(float (&s)[64], SplitFragment (&state)
   }
   wgmma_wait<kRowSteps>();
   keep_registers(o);
+  release(&shared.halfway[stage]);
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     const float2 f = column_factors(factors.from_start, i / 4);
@@ -305,15 +333,12 @@ __device__ __forceinline__ void run_chunk(float (&s)[64], SplitFragment (&state)
   keep_registers(s);
 #pragma unroll
   for (int step = 0; step < kStateSteps; ++step) state[step] = split_columns(s, step);
-  compute_before(state, address + sizeof(in));
-  wgmma_wait<0>();
-  keep_registers(o);
 }
 
 // Runs all chunks of the block; for the warps that compute.
 __device__ void run_chunks(const ChunkParams& p, ChunkShared& s) {
-  float state[64];
-  SplitFragment fragments[kStateSteps];
+  float state[64], o[32];
+  SplitFragment fragments[kStateSteps], rows[kRowSteps];
   const bool is_new = s.range.begins() && chunk_rows(p, s.range.sequence, s.range.first).is_new;
   const int64_t heads = p.args.num_value_heads;
   const int tile =
@@ -323,17 +348,27 @@ __device__ void run_chunks(const ChunkParams& p, ChunkShared& s) {
   each_state(state, state_of(p, s.range), [&](float& x, const float* at) { x = is_new ? 0 : __ldcg(at); });
 #pragma unroll
   for (int step = 0; step < kStateSteps; ++step) fragments[step] = split_columns(state, step);
+  {
+    float n[32];
+    multiply_keys(n, fragments, s, 0);
+    start_chunk(n, fragments, rows, o, s.tiles[0], s.factors[0]);
+  }
 #pragma unroll 1
   for (int i = 0; i < s.range.count; ++i) {
     const int stage = i % kStages;
-    float o[32];
-    ptx::mbarrier_wait(&s.full[stage], i / kStages % 2);
     ptx::mbarrier_wait(&s.cleared[stage], i / kStages % 2);
-    run_chunk(state, fragments, o, s.tiles[stage], s.factors[stage]);
-    release_stage(s, stage);
+    finish_chunk(state, fragments, rows, o, s, stage);
+    // Starts the next chunk, or the last one again: no branch, as registers are in use by products.
+    const int next = min(i + 1, s.range.count - 1);
+    float n[32];
+    multiply_keys(n, fragments, s, next);
+    wgmma_wait<1>();
+    keep_registers(o);
+    release(&s.empty[stage]);
 #pragma unroll
     for (int j = 0; j < kRowTiles; ++j) out[j * 32] = {o[4 * j], o[4 * j + 1], o[4 * j + 2], o[4 * j + 3]};
     out += heads * int64_t{sizeof(DeltaValues) / sizeof(float4)};
+    start_chunk(n, fragments, rows, o, s.tiles[next % kStages], s.factors[next % kStages]);
   }
   each_state(state, state_of(p, s.range), [](float x, float* at) { *at = x; });
 }
@@ -375,6 +410,7 @@ __global__ void __launch_bounds__(kStateThreads, 1)
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&s.full[i], 1);
       ptx::mbarrier_init(&s.cleared[i], kHelpers);
+      ptx::mbarrier_init(&s.halfway[i], kBlocks * kComputeWarps);
       ptx::mbarrier_init(&s.empty[i], kBlocks * kComputeWarps);
     }
     ptx::mbarrier_init_fence();
