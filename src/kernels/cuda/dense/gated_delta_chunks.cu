@@ -224,7 +224,7 @@ __device__ __forceinline__ void multiply_state(float (&c)[32], const SplitFragme
 // ---- the chain ----
 
 __device__ __forceinline__ float* state_of(const ChunkParams& p, const ChunkRange& r) {
-  return p.args.recurrent(p.sequences.slots[r.sequence.index], r.head);
+  return p.args.recurrent(r.sequence.slot, r.head);
 }
 
 // S^T of the block: f(element of this thread, its place in the slot's [dk, dv]).
@@ -339,7 +339,7 @@ __device__ __forceinline__ void finish_chunk(float (&s)[64], SplitFragment (&sta
 __device__ void run_chunks(const ChunkParams& p, ChunkShared& s) {
   float state[64], o[32];
   SplitFragment fragments[kStateSteps], rows[kRowSteps];
-  const bool is_new = s.range.begins() && chunk_rows(p, s.range.sequence, s.range.first).is_new;
+  const bool is_new = s.range.begins() && chunk_rows(s.range.sequence, s.range.first).is_new;
   const int64_t heads = p.args.num_value_heads;
   const int tile =
       static_cast<int>(ptx::cluster_ctarank()) * kBlockTiles + static_cast<int>(threadIdx.x) / 32;
@@ -377,7 +377,7 @@ __device__ void run_chunks(const ChunkParams& p, ChunkShared& s) {
 // head also those of q (by the first block) and k. For the helpers.
 __device__ void store_conv_inputs(const ChunkParams& p, const ChunkRange& r) {
   const GatedDeltaArgs& a = p.args;
-  const ChunkRows c = chunk_rows(p, r.sequence, r.first);
+  const ChunkRows c = chunk_rows(r.sequence, r.first);
   const int kept = a.conv_width - 1, rank = static_cast<int>(ptx::cluster_ctarank());
   const int64_t keys = int64_t{a.num_key_heads} * kDeltaDim;
   const bool has_keys = r.head % (a.num_value_heads / a.num_key_heads) == 0;

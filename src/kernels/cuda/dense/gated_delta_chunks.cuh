@@ -61,6 +61,7 @@ __device__ __forceinline__ void wait_at_end(const ChunkParams& p) {
 struct ChunkedSequence {
   int index = -1;  // -1: no such sequence
   int first_chunk = 0, num_chunks = 0;
+  int first_row = 0, num_rows = 0, first_position = 0, slot = 0;
 };
 
 struct ChunkRows {
@@ -73,11 +74,16 @@ struct ChunkRows {
   __device__ int64_t batch_row(int row) const { return first_row + offset + row; }
 };
 
-__device__ __forceinline__ int num_chunks_of(const ChunkParams& p, int sequence) {
-  const DeviceStates& of = p.sequences;
-  const int rows = of.first_row[sequence + 1] - of.first_row[sequence];
-  if (rows < kMinChunkedRows || of.num_replayed[sequence] > 0 || of.num_tentative[sequence] > 0) return 0;
-  return (of.first_position[sequence] % kDeltaChunk + rows + kDeltaChunk - 1) / kDeltaChunk;
+// Returns a sequence, except for its first chunk; no chunks if it does not run in chunks. Loads all before it
+// uses any, because each load takes as long as the L2.
+__device__ __forceinline__ ChunkedSequence load_sequence(const DeviceStates& of, int index) {
+  const int first_row = of.first_row[index], end_row = of.first_row[index + 1],
+            position = of.first_position[index], slot = of.slots[index],
+            others = of.num_replayed[index] | of.num_tentative[index];
+  const int rows = end_row - first_row;
+  const bool has_chunks = rows >= kMinChunkedRows && others == 0;
+  const int num_chunks = has_chunks ? (position % kDeltaChunk + rows + kDeltaChunk - 1) / kDeltaChunk : 0;
+  return {index, 0, num_chunks, first_row, rows, position, slot};
 }
 
 // Returns the sequence that has `chunk`, or if that is negative the rank-th sequence with chunks. Called by
@@ -87,7 +93,9 @@ __device__ __forceinline__ ChunkedSequence find_sequence(const ChunkParams& p, i
   const int num_sequences = static_cast<int>(p.sequences.num_sequences);
   int chunks_before = 0, sequences_before = 0;
   for (int base = 0; base < num_sequences; base += 32) {
-    const int own = base + lane < num_sequences ? num_chunks_of(p, base + lane) : 0;
+    const ChunkedSequence candidate =
+        base + lane < num_sequences ? load_sequence(p.sequences, base + lane) : ChunkedSequence{};
+    const int own = candidate.num_chunks;
     int end = own;  // of the sequence's chunks, from chunks_before
     for (int offset = 1; offset < 32; offset *= 2) {
       const int other = __shfl_up_sync(~0u, end, offset);
@@ -99,7 +107,14 @@ __device__ __forceinline__ ChunkedSequence find_sequence(const ChunkParams& p, i
     const bool is_it = own > 0 && (chunk < 0 ? own_rank == rank : chunk >= first && chunk < first + own);
     if (const unsigned found = __ballot_sync(~0u, is_it); found != 0) {
       const int at = __ffs(static_cast<int>(found)) - 1;
-      return {base + at, __shfl_sync(~0u, first, at), __shfl_sync(~0u, own, at)};
+      const auto of_lane = [at](int x) { return __shfl_sync(~0u, x, at); };
+      return {base + at,
+              of_lane(first),
+              of_lane(own),
+              of_lane(candidate.first_row),
+              of_lane(candidate.num_rows),
+              of_lane(candidate.first_position),
+              of_lane(candidate.slot)};
     }
     chunks_before += __shfl_sync(~0u, end, 31);
     sequences_before += __popc(with_chunks);
@@ -107,11 +122,9 @@ __device__ __forceinline__ ChunkedSequence find_sequence(const ChunkParams& p, i
   return {};
 }
 
-__device__ __forceinline__ ChunkRows chunk_rows(const ChunkParams& p, const ChunkedSequence& s, int chunk) {
-  const DeviceStates& of = p.sequences;
-  const int first_row = of.first_row[s.index], position = of.first_position[s.index];
-  return {first_row, of.first_row[s.index + 1] - first_row,
-          (chunk - s.first_chunk) * kDeltaChunk - position % kDeltaChunk, of.slots[s.index], position == 0};
+__device__ __forceinline__ ChunkRows chunk_rows(const ChunkedSequence& s, int chunk) {
+  return {s.first_row, s.num_rows, (chunk - s.first_chunk) * kDeltaChunk - s.first_position % kDeltaChunk,
+          s.slot, s.first_position == 0};
 }
 
 // The convolution's input `row` rows after the sequence's first new row; negative rows are in the slot.

@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(kChunkThreads, 2)
     ptx::cp_async_wait<0>();
     return wait_at_end(p);
   }
-  const ChunkRows c = chunk_rows(p, sequence, chunk);
+  const ChunkRows c = chunk_rows(sequence, chunk);
   for (int part = 0; part < 2 + group; ++part) prefetch_rows(p, c, part_channel(p.args, group, part));
   prefetch_gates(p, c, group);
   if (threadIdx.x == 0) {

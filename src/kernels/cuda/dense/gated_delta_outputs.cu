@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kThreads) chunk_outputs_kernel(const __grid_co
   for (int j = 0; j < kDeltaChunk / 8; ++j) o[j] = __ldcg(values + j * 32);
   const ChunkedSequence sequence = find_sequence(p, chunk, 0);
   if (sequence.index < 0) return wait_at_end(p);  // the whole block
-  const ChunkRows c = chunk_rows(p, sequence, chunk);
+  const ChunkRows c = chunk_rows(sequence, chunk);
   GateRows gates;
   gates.load(p, c, warp, lane);
   float weights[kLaneColumns];
