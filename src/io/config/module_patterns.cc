@@ -111,6 +111,10 @@ bool is_excluded(const QuantConfig& quant, std::string_view module) {
          (!quant.include_modules.empty() && !quant.include_modules.name(stored));
 }
 
+bool is_declared_fp4(const QuantConfig& quant, std::string_view module) {
+  return !quant.include_modules.empty() && !is_excluded(quant, module);
+}
+
 bool is_declared_fp8(const QuantConfig& quant, std::string_view module) {
   const std::string stored = stored_name(quant.text_prefix, module, quant.mtp_layer);
   if (quant.exclude_modules.name(stored)) return false;

@@ -26,6 +26,10 @@ bool names_module(const std::string& pattern, std::string_view module);
 // Whether the declaration leaves the linear layer `module` of the text model out of FP4.
 bool is_excluded(const QuantConfig& quant, std::string_view module);
 
+// Whether the declaration lists its FP4 modules, and the linear layer `module` of the text model is one of
+// them. False if all layers that it does not exclude are FP4.
+bool is_declared_fp4(const QuantConfig& quant, std::string_view module);
+
 // Whether the declaration says that the linear layer `module` is FP8. Checkpoints may hold other modules in
 // FP8, or these in bf16: the tensors decide.
 bool is_declared_fp8(const QuantConfig& quant, std::string_view module);

@@ -12,6 +12,7 @@ namespace fp4moe {
 namespace {
 
 constexpr float kWeightLevel = 0.02f;      // the usual initializer_range
+constexpr float kNormalisedAmax = 6;       // of a layer's normalised inputs
 constexpr int64_t kPieceValues = 1 << 17;  // one 64-bit random number each
 
 // SplitMix64 (Steele, Lea, Flood), evaluated at any position.
@@ -107,10 +108,11 @@ class TensorList {
     add_matrix("eh_proj", hidden, 2 * hidden);
   }
 
-  // Adds a matrix in bf16, or in FP8 if the declaration says so.
+  // Adds a matrix in bf16, or in FP4 or FP8 if the declaration names it.
   void add_matrix(const std::string& name, int64_t rows, int64_t cols) {
     constexpr float kCodeRms = 1.46f;
     const QuantMethod method = config_.quant.method;
+    if (is_declared_fp4(config_.quant, prefix_ + name)) return add_fp4(name, rows, cols, kNormalisedAmax);
     if (!is_declared_fp8(config_.quant, prefix_ + name)) return add(name + ".weight", {rows, cols});
     add(name + ".weight", {rows, cols}, TinyContent::kFp8Codes, 1, DType::kF8E4M3);
     const auto blocks = [](int64_t size) { return (size + kFp8WeightBlock - 1) / kFp8WeightBlock; };
@@ -240,7 +242,7 @@ class TensorList {
   }
 
   void add_mlp_projections(const std::string& name, int64_t intermediate) {
-    constexpr float kNormalisedAmax = 6, kActivatedAmax = 4;
+    constexpr float kActivatedAmax = 4;
     add_linear(name + ".gate_proj", intermediate, config_.hidden_size, kNormalisedAmax);
     add_linear(name + ".up_proj", intermediate, config_.hidden_size, kNormalisedAmax);
     add_linear(name + ".down_proj", config_.hidden_size, intermediate, kActivatedAmax);

@@ -84,6 +84,31 @@ TEST(DummyCheckpoint, TensorsOfOneKindDifferAndStayTheSameFromStartToStart) {
   EXPECT_EQ(beginnings.size(), 24u);
 }
 
+// A declaration that names single modules, as NVIDIA's exports of Qwen3.6 do.
+TEST(DummyCheckpoint, DenseMatricesHaveTheDeclaredFormat) {
+  const MakeTinyFiles files = make_tiny_files({.like = "qwen3.5-moe-tiny"}).value();
+  const auto config = parse_model_config(
+      files.config.dump(), "", R"({"quantization": {"quant_algo": "MIXED_PRECISION", "quantized_layers": {
+        "lm_head": {"quant_algo": "NVFP4", "group_size": 16},
+        "model.language_model.layers.0.linear_attn.in_proj_z": {"quant_algo": "FP8"}}}})");
+  ASSERT_TRUE(is_ok(config));
+  const auto checkpoint = dummy_checkpoint(*config, "folder");
+  ASSERT_TRUE(is_ok(checkpoint));
+  const int64_t h = config->hidden_size;
+  const auto head = load_linear_weights(*checkpoint, *config, "lm_head", config->vocab_size, h);
+  ASSERT_TRUE(is_ok(head));
+  EXPECT_TRUE(head->is_fp4);
+  const std::string projections = "model.layers.0.linear_attn.in_proj_";
+  const int64_t values = config->delta.num_value_heads * config->delta.value_head_dim;
+  const auto z = load_linear_weights(*checkpoint, *config, projections + "z", values, h);
+  ASSERT_TRUE(is_ok(z));
+  EXPECT_TRUE(z->is_fp8());
+  const auto b =
+      load_linear_weights(*checkpoint, *config, projections + "b", config->delta.num_value_heads, h);
+  ASSERT_TRUE(is_ok(b));
+  EXPECT_NE(b->weight, nullptr);
+}
+
 TEST(DummyCheckpoint, ReleasedPagesComeBack) {
   const ModelConfig config = config_of({.like = "gpt-oss-20b"});
   const auto checkpoint = dummy_checkpoint(config, "folder");
