@@ -105,6 +105,16 @@ struct SharedSlot {
   int64_t intermediate_size = 0;  // I
 };
 
+// One matrix in tiles, the down projection of a single expert without an activation, for few tokens: out
+// [T, N] = x W^T + bias, where N is matrix.hidden_size and K is matrix.intermediate_size.
+struct TiledLinearArgs {
+  TiledExperts matrix;
+  const bf16* x = nullptr;            // [T, K]; not read with a norm
+  const RmsNormArgs* norm = nullptr;  // or x = this norm's output; norm.out_act is not written
+  int64_t num_tokens = 0;
+  float* out = nullptr;  // [T, N]
+};
+
 struct A2aRound;  // kernels/device_a2a.h
 
 // A whole layer after the router: sort, gate/up with the activation, down, combine; w4a16 or w4a8.
@@ -164,6 +174,10 @@ struct DeviceMoeOps {
   // batch_invariant.
   bool (*route_fuses_norm)(const DeviceRouterArgs&);
   void (*quantize)(const DeviceActQuantArgs&);
+  // Returns whether linear() can run the layer, by its sizes and whether it has a norm. Null: there is no
+  // linear().
+  bool (*linear_fits)(const TiledLinearArgs&) = nullptr;
+  void (*linear)(const TiledLinearArgs&) = nullptr;  // precondition: linear_fits()
 };
 
 inline void run_layer(const DeviceMoeOps& ops, const DeviceMoeArgs& args) {

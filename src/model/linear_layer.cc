@@ -76,6 +76,7 @@ void LinearLayer::forward_normed(const RmsNormArgs& norm, float* out, Arena& scr
                                  ThreadPool& pool) const {
   if (!fp4_ && !norm.is_done)
     return ops_->norm_linear({norm, weight_.args(norm.out_act, bias_.as<float>(), out, false)}, pool);
+  if (fp4_ && !norm.is_done && fp4_->forward_normed_fp4(norm, out)) return;
   run_norm(*ops_, norm, pool);
   forward_linear(norm.out_act, out, /*accumulate=*/false, scratch, pool);
 }

@@ -58,6 +58,8 @@ class PanelLinear final : public Fp4Linear {
   }
   int64_t weight_bytes() const override { return panels_.num_bytes() + padded_n() * 4; }
 
+  bool forward_normed_fp4(const RmsNormArgs&, float*) const override { return false; }
+
   void forward_fp4_linear(const ActRows& x, float* out, int64_t out_stride, bool accumulate, Arena& scratch,
                           ThreadPool& pool) const override {
     const ExpertGemmArgs gemm = operand(x, scratch, pool);

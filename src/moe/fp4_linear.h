@@ -25,6 +25,10 @@ class Fp4Linear {
   // in elements; on a GPU it must be N.
   virtual void forward_fp4_linear(const ActRows& x, float* out, int64_t out_stride, bool accumulate,
                                   Arena& scratch, ThreadPool& pool) const = 0;
+  // Runs the norm, then out [T, N] f32 = normed rows W^T + bias, in one launch, and returns true;
+  // norm.out_act is not written. Returns false without doing anything if the layer has no such launch for
+  // these rows.
+  virtual bool forward_normed_fp4(const RmsNormArgs& norm, float* out) const = 0;
 };
 
 }  // namespace fp4moe

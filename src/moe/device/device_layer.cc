@@ -322,11 +322,16 @@ class DeviceMlp final : public DenseMlp {
   DeviceExpertRunner expert_;
 };
 
-// One FP4 matrix, run by the down GEMM on the tokens in order.
+// One FP4 matrix, run by the ops' linear layer for few tokens if that fits, or by the down GEMM on the tokens
+// in order.
 class DeviceLinear final : public Fp4Linear {
  public:
-  DeviceLinear(const DenseOps& dense, const DeviceMoeOps& ops, DeviceExperts weights)
-      : dense_(dense), ops_(ops), weights_(std::move(weights)) {}
+  // is_invariant: a token's bits must not depend on the number of tokens, so only the down GEMM runs.
+  DeviceLinear(const DenseOps& dense, const DeviceMoeOps& ops, DeviceExperts weights, bool is_invariant)
+      : dense_(dense),
+        ops_(ops),
+        weights_(std::move(weights)),
+        has_few_(ops.linear != nullptr && weights_.numerics().scheme == Scheme::kW4A16 && !is_invariant) {}
   int64_t scratch_bytes(int64_t max_tokens) const override {
     return linear_pass_bytes(weights_, max_tokens) +
            Arena::padded(max_tokens * weights_.tiles().hidden_size * 4);
@@ -337,14 +342,25 @@ class DeviceLinear final : public Fp4Linear {
     const int64_t n = weights_.tiles().hidden_size;
     FP4MOE_CHECK(out_stride == n, "the output rows of a GPU linear layer must be contiguous");
     float* y = accumulate ? scratch.take<float>(x.rows * n) : out;
-    linear_pass(ops_, weights_, x, y, scratch);
+    if (!run_few({weights_.tiles(), static_cast<const bf16*>(x.data), nullptr, x.rows, y}))
+      linear_pass(ops_, weights_, x, y, scratch);
     if (accumulate) dense_.add({y, out, x.rows * n}, pool);
+  }
+  bool forward_normed_fp4(const RmsNormArgs& norm, float* out) const override {
+    return norm.out_f32 == nullptr && run_few({weights_.tiles(), nullptr, &norm, norm.out_act.rows, out});
   }
 
  private:
+  bool run_few(const TiledLinearArgs& args) const {
+    if (!has_few_ || !ops_.linear_fits(args)) return false;
+    ops_.linear(args);
+    return true;
+  }
+
   const DenseOps& dense_;
   const DeviceMoeOps& ops_;
   DeviceExperts weights_;
+  const bool has_few_;
 };
 
 // Timed tactics are for the routed experts' sizes and do not apply to an MLP; the single tactic of
@@ -431,8 +447,8 @@ Result<std::unique_ptr<DenseMlp>> make_device_mlp(const MoePlan& plan, const Moe
 Result<std::unique_ptr<Fp4Linear>> make_device_linear(const MoePlan& plan, const LinearWeightsView& weights,
                                                       ThreadPool& pool) {
   FP4MOE_ASSIGN_OR_RETURN(DeviceExperts matrix, DeviceExperts::make_linear(weights, plan.numerics(), pool));
-  return std::unique_ptr<Fp4Linear>(
-      std::make_unique<DeviceLinear>(*cuda_dense_ops(), plan.device_ops(), std::move(matrix)));
+  return std::unique_ptr<Fp4Linear>(std::make_unique<DeviceLinear>(
+      *cuda_dense_ops(), plan.device_ops(), std::move(matrix), plan.a2a_settings().deterministic));
 }
 
 }  // namespace fp4moe

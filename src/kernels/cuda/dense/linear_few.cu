@@ -92,17 +92,6 @@ __device__ void clear_padding(const FewArgs& a, uint8_t* shared) {
   ptx::fence_proxy_async();
 }
 
-// Loads x, with one bulk copy per token.
-__device__ void load_x(const FewArgs& a, uint8_t* shared, uint64_t* barrier) {
-  const int t = static_cast<int>(threadIdx.x);
-  if (t == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(a.num_tokens * a.k * 2));
-  if (t < 32) __syncwarp();
-  if (t < a.num_tokens)
-    ptx::bulk_load(shared + a.layout.x + t * a.layout.x_pitch, a.x + static_cast<int64_t>(t) * a.k,
-                   static_cast<uint32_t>(a.k) * 2, barrier);
-  ptx::mbarrier_wait(barrier, 0);
-}
-
 __device__ void prefetch_bias(const FewArgs& a, const Share& share) {
   constexpr int kLine = 128 / sizeof(float);
   if (a.bias == nullptr) return;
@@ -182,18 +171,13 @@ __device__ Addend addend_of(const FewArgs& a, int first, int rows, int i) {
 template <bool kNorm, FewWeights kWeights>
 __device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first, int rows, Addend addend) {
   const float* sums = reinterpret_cast<const float*>(shared + a.layout.sums);
-  const float* squares = reinterpret_cast<const float*>(shared + a.layout.squares);
   for (int i = static_cast<int>(threadIdx.x); i < a.num_tokens * rows; i += kThreads) {
     if (i >= kThreads) addend = addend_of<kWeights>(a, first, rows, i);
     const int t = i / rows, r = i % rows;
     float sum = 0;
 #pragma unroll
     for (int warp = 0; warp < kWarps; ++warp) sum += sums[(warp * a.num_tokens + t) * kGroupRows + r];
-    if (kNorm) {
-      float square = 0;
-      for (int warp = 0; warp < kWarps; ++warp) square += squares[warp * kMaxTokens + t];
-      sum *= 1 / sqrtf(square / static_cast<float>(a.k) + a.eps);
-    }
+    if (kNorm) sum *= inverse_rms(a, shared, t);
     sum = kWeights == FewWeights::kFp8Rows ? fmaf(addend.scale, sum, addend.bias) : sum + addend.bias;
     a.out[static_cast<int64_t>(t) * a.n + first + r] = sum + addend.before;
   }

@@ -1,4 +1,5 @@
-// The arguments of linear_few.cu's kernel, and the RMS norm inside it. Device code only.
+// The arguments of linear_few.cu's kernel, and the rows of x in shared memory, with or without the RMS norm
+// (experts/linear_few_tiles.cu has the same rows and barriers). Device code only.
 #pragma once
 
 #include "kernels/cuda/dense/linear_few_layout.h"
@@ -26,13 +27,26 @@ struct FewArgs {
   bool accumulate;
 };
 
+// Loads x, with one bulk copy per token.
+template <class Args>
+__device__ void load_x(const Args& a, uint8_t* shared, uint64_t* barrier) {
+  const int t = static_cast<int>(threadIdx.x);
+  if (t == 0) ptx::mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(a.num_tokens * a.k * 2));
+  if (t < 32) __syncwarp();
+  if (t < a.num_tokens)
+    ptx::bulk_load(shared + a.layout.x + t * a.layout.x_pitch, a.x + static_cast<int64_t>(t) * a.k,
+                   static_cast<uint32_t>(a.k) * 2, barrier);
+  ptx::mbarrier_wait(barrier, 0);
+}
+
 // In a pass of load_normed: the vectors that a thread loads per token, and the number of tokens.
 constexpr int kLoads = 4, kTokensAtOnce = 2;
 
 // The norm's weights that a thread needs first: loaded before the grid dependency wait.
 struct NormWeights {
   float4 first[kLoads];
-  __device__ explicit NormWeights(const FewArgs& a) {
+  template <class Args>
+  __device__ explicit NormWeights(const Args& a) {
     const float4* weight = reinterpret_cast<const float4*>(a.norm_weight);
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
@@ -60,7 +74,8 @@ __device__ __forceinline__ uint2 bf16_products(const float4& v, const float4& w)
 //
 // All loads of a pass are issued before the first is used: 2 x 4 of the residual and 4 of the weights, which
 // are already in `weights` for pass 0.
-__device__ inline void load_normed(const FewArgs& a, const NormWeights& weights, uint8_t* shared) {
+template <class Args>
+__device__ void load_normed(const Args& a, const NormWeights& weights, uint8_t* shared) {
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32, vectors = a.k / 4;
   float* squares = reinterpret_cast<float*>(shared + a.layout.squares);
   const float4* weight = reinterpret_cast<const float4*>(a.norm_weight);
@@ -97,6 +112,16 @@ __device__ inline void load_normed(const FewArgs& a, const NormWeights& weights,
     }
   }
   ptx::named_barrier(kMultiplyBarrier, kThreads);
+}
+
+// Returns 1 / rms of token t from the warps' sums of squares.
+template <class Args>
+__device__ __forceinline__ float inverse_rms(const Args& a, const uint8_t* shared, int t) {
+  const float* squares = reinterpret_cast<const float*>(shared + a.layout.squares);
+  float square = 0;
+#pragma unroll
+  for (int warp = 0; warp < kWarps; ++warp) square += squares[warp * kMaxTokens + t];
+  return 1 / sqrtf(square / static_cast<float>(a.k) + a.eps);
 }
 
 }  // namespace fp4moe::few_linear

@@ -5,6 +5,7 @@
 //               combine; the only tactic for bf16 experts
 #include "kernels/cuda/experts/fallback_expert_gemm.h"
 #include "kernels/cuda/experts/few_tokens.h"
+#include "kernels/cuda/experts/linear_few_tiles.h"
 #include "kernels/cuda/experts/moe_sort.h"
 #include "kernels/cuda/experts/sm90_expert_gemm.h"
 #include "kernels/cuda/experts/sorted_layer.h"
@@ -45,7 +46,9 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .default_tactic = default_tactic,
                                       .route = cuda_route,
                                       .route_fuses_norm = cuda_route_fuses_norm,
-                                      .quantize = cuda_quantize_act};
+                                      .quantize = cuda_quantize_act,
+                                      .linear_fits = linear_few_tiles_fits,
+                                      .linear = linear_few_tiles};
 
 constexpr DeviceMoeTactic kBf16Tactics[] = {{.name = "wide",
                                              .fits = sorted_layer_fits,
