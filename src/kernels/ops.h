@@ -55,11 +55,13 @@ struct RmsNormArgs {              // y = x / sqrt(mean(x^2) + eps) * weight, in 
   bool is_done = false;
 };
 
-// A norm and the linear layer applied to its output: linear.x is norm.out_act, whose contents are unspecified
-// afterwards (a GPU normalises batches of a few tokens inside the linear layer). norm.out_f32 is null.
+// A norm and the linear layers applied to its output: linear.x is norm.out_act, whose contents are
+// unspecified afterwards (a GPU normalises batches of a few tokens inside the linear layer). norm.out_f32 is
+// null.
 struct NormLinearArgs {
   RmsNormArgs norm;
   LinearArgs linear;
+  LinearArgs also = {};  // a second layer with the same x, in any format; n = 0: none
 };
 
 // out[t, h] = x[t, h] W_h^T for every head: f32 rows times bf16 weights, f32 sums (MLA's absorbed

@@ -114,16 +114,12 @@ class GatedDelta final : public Attention {
 
   DeltaInputs project(const RmsNormArgs& norm, Arena& scratch, ThreadPool& pool) const {
     DeltaInputs inputs;
-    const bool is_one = w_.inputs.size() == 1;
-    if (!is_one) run_norm(ops_, norm, pool);
+    std::vector<LinearLayer::Output> outputs;
     for (const LinearLayer& layer : w_.inputs) {
-      float* const out = scratch.take<float>(norm.out_act.rows * layer.n());
-      if (is_one)
-        layer.forward_normed(norm, out, scratch, pool);
-      else
-        layer.forward_linear(norm.out_act, out, /*accumulate=*/false, scratch, pool);
-      inputs.add(out, layer.n());
+      outputs.push_back({&layer, scratch.take<float>(norm.out_act.rows * layer.n())});
+      inputs.add(outputs.back().out, layer.n());
     }
+    LinearLayer::forward_all_normed(norm, outputs, scratch, pool);
     return inputs;
   }
 

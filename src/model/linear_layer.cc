@@ -81,4 +81,18 @@ void LinearLayer::forward_normed(const RmsNormArgs& norm, float* out, Arena& scr
   forward_linear(norm.out_act, out, /*accumulate=*/false, scratch, pool);
 }
 
+void LinearLayer::forward_all_normed(const RmsNormArgs& norm, std::span<const Output> outputs, Arena& scratch,
+                                     ThreadPool& pool) {
+  const DenseOps& ops = *outputs[0].layer->ops_;
+  if (outputs.size() == 1) return outputs[0].layer->forward_normed(norm, outputs[0].out, scratch, pool);
+  const auto args = [&](const Output& o) {
+    return o.layer->weight_.args(norm.out_act, o.layer->bias_.as<float>(), o.out, /*accumulate=*/false);
+  };
+  if (outputs.size() == 2 && !norm.is_done && !outputs[0].layer->fp4_ && !outputs[1].layer->fp4_)
+    return ops.norm_linear({norm, args(outputs[0]), args(outputs[1])}, pool);
+  run_norm(ops, norm, pool);
+  for (const Output& o : outputs)
+    o.layer->forward_linear(norm.out_act, o.out, /*accumulate=*/false, scratch, pool);
+}
+
 }  // namespace fp4moe

@@ -38,6 +38,13 @@ class LinearLayer {
   void forward_linear(const ActRows& x, float* out, bool accumulate, Arena& scratch, ThreadPool& pool) const;
   // Runs the norm, then out = normed rows W^T + b. norm.out_act is unspecified afterwards.
   void forward_normed(const RmsNormArgs& norm, float* out, Arena& scratch, ThreadPool& pool) const;
+  struct Output {
+    const LinearLayer* layer;
+    float* out;  // [T, N]
+  };
+  // The same for several layers with the same ops.
+  static void forward_all_normed(const RmsNormArgs& norm, std::span<const Output> outputs, Arena& scratch,
+                                 ThreadPool& pool);
 
  private:
   const DenseOps* ops_ = nullptr;

@@ -187,6 +187,13 @@ TEST_P(LinearFp8, NormLinearTakesFp8) {
   ops().rms_norm({c.x.data(), ones.data(), 1e-6f, again.view()}, pool_);
   ops().linear(linear(again, expected), pool_);
   EXPECT_EQ(out, expected);
+
+  std::vector<float> first(4 * 35), second(4 * 35);
+  ops().norm_linear(
+      {{c.x.data(), ones.data(), 1e-6f, normed.view()}, linear(normed, first), linear(normed, second)},
+      pool_);
+  EXPECT_EQ(first, expected);
+  EXPECT_EQ(second, expected);
 }
 
 std::vector<const DenseOps*> all_tables() {

@@ -42,6 +42,7 @@ template <const DenseChunks& chunks, auto kChunk = &DenseChunks::linear>
 void norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
   rms_norm<chunks>(args.norm, pool);
   linear<chunks, kChunk>(args.linear, pool);
+  if (args.also.n > 0) linear<chunks, kChunk>(args.also, pool);
 }
 
 template <const DenseChunks& chunks>

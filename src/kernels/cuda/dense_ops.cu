@@ -19,9 +19,13 @@ void linear(const LinearArgs& args, ThreadPool&) {
 }
 
 void norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
-  if (args.linear.x.rows <= kFewLoneTokens && linear_few_fits(args.linear)) return norm_linear_few(args);
+  const bool has_two = args.also.n > 0;
+  if (args.linear.x.rows <= kFewLoneTokens && linear_few_fits(args.linear) &&
+      (!has_two || linear_few_fits(args.also)))
+    return norm_linear_few(args);
   cuda::rms_norm(args.norm, pool);
   linear(args.linear, pool);
+  if (has_two) linear(args.also, pool);
 }
 
 void invariant_linear(const LinearArgs& args, ThreadPool&) {
@@ -34,6 +38,7 @@ void invariant_linear(const LinearArgs& args, ThreadPool&) {
 void invariant_norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
   cuda::rms_norm(args.norm, pool);
   invariant_linear(args.linear, pool);
+  if (args.also.n > 0) invariant_linear(args.also, pool);
 }
 
 constexpr DenseOps kOps = {.name = "cuda",

@@ -5,11 +5,13 @@ namespace fp4moe {
 void ref::norm_linear(const NormLinearArgs& args, ThreadPool& pool) {
   rms_norm(args.norm, pool);
   linear(args.linear, pool);
+  if (args.also.n > 0) linear(args.also, pool);
 }
 
 void ref::norm_linear_q8(const NormLinearArgs& args, ThreadPool& pool) {
   rms_norm(args.norm, pool);
   linear_q8(args.linear, pool);
+  if (args.also.n > 0) linear_q8(args.also, pool);
 }
 
 void ref::rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {

@@ -1,6 +1,7 @@
 // Compares the GPU's linear layers with FP8 weights with the oracle: both kernels, every split of T, and
 // every granularity of scales.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 
@@ -249,6 +250,45 @@ TEST_F(LinearFp8Cuda, NormLinearIsNormThenLinear) {
         if (t > 0) {
           EXPECT_TRUE(within_relative_l2(out.values(), want, 0.7 * kBf16Eps)) << t << " x " << k;
         }
+      }
+}
+
+// Two layers on the same normed rows, in one launch or two, give the bits that each gives alone.
+TEST_F(LinearFp8Cuda, NormLinearTakesASecondLayer) {
+  const DenseOps& ops = *cuda_dense_ops();
+  for (const int64_t col_block : {1 << 20, 128})
+    for (const int64_t t : {0, 1, 3, 4, 5, 9})
+      for (const auto& [n, second_n, k] : {std::array<int64_t, 3>{12288, 64, 2048},
+                                           {1000, 1, 96},
+                                           {333, 300, 2880},
+                                           {90, 8, 1056},
+                                           {256, 700, 64}}) {
+        const Fp8Case c = with_blocks({t, n, k, 1, 1, true, false}, 1, col_block);
+        const Operands o(c);
+        Random random(3);
+        const Fp8Weight matrix = put(c, o, ops);
+        const DeviceArray<float> x(random.normal(t * k, 5)), weight(random.normal(k)), bias(o.bias);
+        const DeviceArray<bf16> second_weight(to_bf16(random.normal(second_n * k))), scratch(t * k);
+        const RmsNormArgs norm{x.data(), weight.data(), 1e-5f, {scratch.data(), DType::kBF16, t, k}, nullptr};
+        const auto first_of = [&](const DeviceArray<float>& out) {
+          return LinearArgs{.x = norm.out_act,
+                            .bias = bias.data(),
+                            .out = out.data(),
+                            .n = n,
+                            .format = LinearFormat::kFp8,
+                            .fp8 = matrix.view};
+        };
+        const auto second_of = [&](const DeviceArray<float>& out) {
+          return LinearArgs{
+              .x = norm.out_act, .weight = second_weight.data(), .out = out.data(), .n = second_n};
+        };
+        const DeviceArray<float> first(t * n), second(t * second_n), alone(t * n), second_alone(t * second_n);
+        ops.norm_linear({norm, first_of(first), second_of(second)}, pool_);
+        ops.norm_linear({norm, first_of(alone)}, pool_);
+        ops.norm_linear({norm, second_of(second_alone)}, pool_);
+        ASSERT_TRUE(current_stream().synchronize().ok());
+        EXPECT_EQ(first.values(), alone.values()) << t << " x " << k << ", N=" << n;
+        EXPECT_EQ(second.values(), second_alone.values()) << t << " x " << k << ", N=" << second_n;
       }
 }
 

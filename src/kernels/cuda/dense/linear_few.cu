@@ -1,7 +1,7 @@
 // Dense linear layers for few tokens, optionally with the RMS norm of the input inside.
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias, W [N, K] bf16 or FP8, row-major; x is bf16, or
-//            norm(residual).
+//            norm(residual). Layers with FP8 and with bf16 weights on the same normed rows share a launch.
 // Shapes:    T <= 16 (with the norm <= 4), K a multiple of 32, any N; all of x in shared memory.
 // Bytes:     2 N K (FP8: N K), once from HBM; plus T (2 K + 4 N).
 // Flops:     2 T N K, on mma.sync with the weights as its 16 rows and the tokens as its 8 columns.
@@ -32,12 +32,11 @@ using namespace few_linear;
 
 enum class TokenClass { kLone, kUpTo8, kUpTo16 };  // kLone: T <= kFewLoneTokens
 
-// A block's share of the rows.
+// A block's share of n rows; `blocks` blocks share them.
 struct Share {
   int begin, end;
-  __device__ explicit Share(int n) {
-    const int rows = n / static_cast<int>(gridDim.x), rest = n % static_cast<int>(gridDim.x);
-    const int block = static_cast<int>(blockIdx.x);
+  __device__ Share(int n, int block, int blocks) {
+    const int rows = n / blocks, rest = n % blocks;
     begin = block * rows + min(block, rest);
     end = begin + rows + (block < rest ? 1 : 0);
   }
@@ -267,15 +266,11 @@ constexpr int room_for_threads(TokenClass tokens, bool norm, FewWeights weights)
 //   =============================             copy 8 rows of a chunk into it, which marks it full
 //   load what is added to the sums, then x      |
 //   multiply full stages, mark them empty       |
-template <TokenClass kClass, bool kNorm, FewWeights kWeights>
-__global__ void __launch_bounds__(room_for_threads(kClass, kNorm, kWeights), 2)
-    linear_few_kernel(const __grid_constant__ FewArgs a) {
-  constexpr bool kTwoHalves = kClass == TokenClass::kUpTo16;
-  extern __shared__ __align__(128) uint8_t shared[];
+template <bool kTwoHalves, bool kNorm, FewWeights kWeights>
+__device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, uint8_t* shared) {
   uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + a.layout.barriers);
   const Ring ring{barriers, barriers + kMaxStages, a.layout.num_stages};
   uint64_t* x_barrier = barriers + 2 * kMaxStages;
-  const Share share(a.n);
   ptx::grid_dependents_launch();
   const bool copies = threadIdx.x >= kThreads;
   if (!copies)
@@ -305,6 +300,32 @@ __global__ void __launch_bounds__(room_for_threads(kClass, kNorm, kWeights), 2)
     load_x(a, shared, x_barrier);
     multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring);
   }
+}
+
+template <TokenClass kClass, bool kNorm, FewWeights kWeights>
+__global__ void __launch_bounds__(room_for_threads(kClass, kNorm, kWeights), 2)
+    linear_few_kernel(const __grid_constant__ FewArgs a) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const Share share(a.n, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
+  run_block<kClass == TokenClass::kUpTo16, kNorm, kWeights>(a, share, shared);
+}
+
+// Two layers on the same normed rows: the first blocks have the rows of FP8 weights, the others those of bf16
+// weights.
+struct PairArgs {
+  FewArgs first, second;
+  int first_blocks;
+};
+
+template <FewWeights kFirst>
+__global__ void __launch_bounds__(kBlockThreads, 1) norm_pair_kernel(const __grid_constant__ PairArgs p) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
+  if (block < p.first_blocks)
+    run_block<false, true, kFirst>(p.first, Share(p.first.n, block, p.first_blocks), shared);
+  else
+    run_block<false, true, FewWeights::kBf16>(
+        p.second, Share(p.second.n, block - p.first_blocks, blocks - p.first_blocks), shared);
 }
 
 TokenClass class_of(int64_t num_tokens) {
@@ -374,21 +395,49 @@ FewKernel kernel_of(const FewArgs& a, bool norm) {
                                 : kernel_of<FewWeights::kFp8Blocks>(tokens, norm);
 }
 
-void launch_few(FewArgs a, bool norm) {
-  const FewShape shape{a.num_tokens, a.k, a.fp8.scales == nullptr ? 2 : 1, norm};
-  const int blocks = std::min(a.n, device_limits().num_sms * smem_budget(shape).num_blocks);
-  if (blocks == 0 || a.num_tokens == 0) return;
+FewShape shape_of(const FewArgs& a, bool norm) {
+  return {a.num_tokens, a.k, a.fp8.scales == nullptr ? 2 : 1, norm};
+}
+
+// Returns the layout for `blocks` blocks.
+FewLayout layout_for(const FewArgs& a, const FewShape& shape, int blocks) {
   const int64_t stages =
       ceil_div(ceil_div(a.n, blocks), kStageRows) * ceil_div(a.k, chunk_of(a.k, shape.elem_bytes));
   const int ring = num_stages(shape, stages);
   FP4MOE_CHECK(ring >= kMinStages, "linear_few with T=" + std::to_string(a.num_tokens) +
                                        " K=" + std::to_string(a.k) + " does not fit in shared memory");
-  a.layout = few_layout(a.num_tokens, a.k, shape.elem_bytes, ring);
+  return few_layout(a.num_tokens, a.k, shape.elem_bytes, ring);
+}
+
+void launch_few(FewArgs a, bool norm) {
+  const FewShape shape = shape_of(a, norm);
+  const int blocks = std::min(a.n, device_limits().num_sms * smem_budget(shape).num_blocks);
+  if (blocks == 0 || a.num_tokens == 0) return;
+  a.layout = layout_for(a, shape, blocks);
   const FewKernel kernel = kernel_of(a, norm);
   prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block,
                           .shares_sm = class_of(a.num_tokens) == TokenClass::kLone});
   launch("linear_few", kernel,
          {dim3(static_cast<unsigned>(blocks)), dim3(kBlockThreads), static_cast<size_t>(a.layout.end)}, a);
+}
+
+// One block per SM. The blocks are divided by the bytes of the layers' weights.
+void launch_pair(const FewArgs& first, const FewArgs& second) {
+  if (first.num_tokens == 0) return;
+  PairArgs p{first, second, 0};
+  const int sms = device_limits().num_sms;
+  const int second_blocks =
+      std::min(second.n, static_cast<int>(ceil_div(int64_t{2} * second.n * sms, first.n + 2 * second.n)));
+  p.first_blocks = std::min(first.n, sms - second_blocks);
+  p.first.layout = layout_for(first, shape_of(first, /*norm=*/true), p.first_blocks);
+  p.second.layout = layout_for(second, shape_of(second, /*norm=*/true), second_blocks);
+  const auto kernel = first.fp8.col_block >= first.k ? norm_pair_kernel<FewWeights::kFp8Rows>
+                                                     : norm_pair_kernel<FewWeights::kFp8Blocks>;
+  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block, .shares_sm = true});
+  launch("linear_few_pair", kernel,
+         {dim3(static_cast<unsigned>(p.first_blocks + second_blocks)), dim3(kBlockThreads),
+          static_cast<size_t>(std::max(p.first.layout.end, p.second.layout.end))},
+         p);
 }
 
 FewArgs few_args(const LinearArgs& l) {
@@ -422,12 +471,22 @@ void linear_few(const LinearArgs& args) { launch_few(few_args(args), /*norm=*/fa
 
 void norm_linear_few(const NormLinearArgs& args) {
   FP4MOE_CHECK(args.linear.x.rows <= kFewLoneTokens, "too many tokens for norm_linear_few");
-  FewArgs a = few_args(args.linear);
-  a.x = nullptr;
-  a.residual = args.norm.x;
-  a.norm_weight = args.norm.weight;
-  a.eps = args.norm.eps;
-  launch_few(a, /*norm=*/true);
+  const auto normed = [&](const LinearArgs& linear) {
+    FewArgs a = few_args(linear);
+    a.x = nullptr;
+    a.residual = args.norm.x;
+    a.norm_weight = args.norm.weight;
+    a.eps = args.norm.eps;
+    return a;
+  };
+  const FewArgs first = normed(args.linear);
+  if (args.also.n == 0) return launch_few(first, /*norm=*/true);
+  const FewArgs second = normed(args.also);
+  const int sms = device_limits().num_sms;
+  if (first.fp8.scales != nullptr && second.fp8.scales == nullptr && first.n >= sms && second.n <= first.n)
+    return launch_pair(first, second);
+  launch_few(first, /*norm=*/true);
+  launch_few(second, /*norm=*/true);
 }
 
 }  // namespace fp4moe
