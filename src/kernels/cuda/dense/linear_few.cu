@@ -117,17 +117,19 @@ __device__ __forceinline__ void multiply_step(const uint4& low, const uint4& hig
   ptx::mma_bf16(c[1][1], {low.z, high.z, low.w, high.w}, y.z, y.w);
 }
 
-// Adds to c two stages' rows times the tokens, over this warp's k's: 32 of every kStepK.
-template <bool kTwoHalves, FewWeights kWeights>
+// Adds to c two stages' rows times the tokens, over this warp's k's: 32 of every kStepK. Without kHasHigh,
+// there are only the first stage's rows.
+template <bool kTwoHalves, bool kHasHigh, FewWeights kWeights>
 __device__ __forceinline__ void multiply_chunk(Operands o, int num_pairs, const LaneScales& scales,
                                                float (&c)[2][2][4]) {
   constexpr int kElem = elem_bytes_of(kWeights);
-#pragma unroll 3
+#pragma unroll(kElem == 1 ? 4 : 3)
   for (int pair = 0; pair < num_pairs; ++pair) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const uint4 low = load_eight<kWeights>(o.low + i * kStepK * kElem),
-                  high = load_eight<kWeights>(o.high + i * kStepK * kElem);
+      const uint4 low = load_eight<kWeights>(o.low + i * kStepK * kElem);
+      uint4 high{};
+      if constexpr (kHasHigh) high = load_eight<kWeights>(o.high + i * kStepK * kElem);
       const uint8_t *x = o.x + i * kStepK * 2, *x_high = o.x_high + i * kStepK * 2;
       if constexpr (kWeights != FewWeights::kFp8Blocks) {
         multiply_step<kTwoHalves, kWeights>(low, high, x, x_high, c);
@@ -220,10 +222,12 @@ __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, 
         if constexpr (kWeights == FewWeights::kFp8Blocks)
           scales = lane_scales(a.fp8, a.k, k + warp * 32, min(first + row + g, share.end - 1),
                                min(first + row + g + kStageRows, share.end - 1));
-        multiply_chunk<kTwoHalves, kWeights>(
-            {weights + low.stage * a.layout.stage_bytes, weights + ring.stage * a.layout.stage_bytes,
-             x + k * 2, x_high + k * 2},
-            num_pairs, scales, c);
+        const Operands operands{weights + low.stage * a.layout.stage_bytes,
+                                weights + ring.stage * a.layout.stage_bytes, x + k * 2, x_high + k * 2};
+        if (has_high)
+          multiply_chunk<kTwoHalves, true, kWeights>(operands, num_pairs, scales, c);
+        else
+          multiply_chunk<kTwoHalves, false, kWeights>(operands, num_pairs, scales, c);
         __syncwarp();
         if (lane == 0) {
           ptx::mbarrier_arrive(&ring.empty[low.stage]);

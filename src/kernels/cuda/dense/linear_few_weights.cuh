@@ -14,8 +14,8 @@ enum class FewWeights {
 
 constexpr int elem_bytes_of(FewWeights weights) { return weights == FewWeights::kBf16 ? 2 : 1; }
 
-// Returns a lane's eight weights of a row as bf16 pairs: columns 0 to 7 from `at` on, or the pairs of two
-// words (kernels/fp8_word.h) of codes.
+// Returns a lane's eight weights of a row as bf16 pairs: columns 0 to 7 from `at` on, or the first pairs of
+// two words (kernels/fp8_word.h) of codes, then their second pairs: the order of x in registers.
 template <FewWeights kWeights>
 __device__ __forceinline__ uint4 load_eight(const uint8_t* at) {
   if constexpr (kWeights == FewWeights::kBf16) {
@@ -23,7 +23,7 @@ __device__ __forceinline__ uint4 load_eight(const uint8_t* at) {
   } else {
     const uint2 words = *reinterpret_cast<const uint2*>(at), low = fp8_word_to_bf16(words.x),
                 high = fp8_word_to_bf16(words.y);
-    return {low.x, low.y, high.x, high.y};
+    return {low.x, high.x, low.y, high.y};
   }
 }
 
@@ -36,7 +36,7 @@ __device__ __forceinline__ uint4 load_x_of_eight(const uint8_t* at) {
     constexpr int kHalfGroupBytes = kFp8WordGroup / 2 * sizeof(bf16);
     const uint2 first = *reinterpret_cast<const uint2*>(at),
                 second = *reinterpret_cast<const uint2*>(at + kHalfGroupBytes);
-    return {first.x, second.x, first.y, second.y};
+    return {first.x, first.y, second.x, second.y};
   }
 }
 // The first column of x that lane q of each four needs, of the 32 of a warp.
