@@ -132,9 +132,15 @@ __device__ inline void exchange_h(const Args& a, Shared& s, uint8_t* act) {
   if constexpr (kDense) dense_down.multiply(a, s, dense);
 }
 
+// Returns for how many threads an SM's registers must suffice: more than there are, so that a CTA of up to 96
+// registers per thread starts beside one of norm_route's blocks (two warps of 64 on a quarter of an SM). The
+// other instances would spill.
+constexpr int room_for_threads(bool fp8, bool dense) { return fp8 || dense ? few::kThreads : 640; }
+
 // kDense: with a bf16 shared expert.
 template <class W, int kDepth, bool kDense>
-__global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(room_for_threads(W::kFp8, kDense), 1)
+    few_tokens_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   uint8_t* act = memory + shared_bytes(W::kFp8, kDense);
