@@ -59,6 +59,26 @@ TEST_F(GatedDeltaCuda, BitsOfTheRecurrenceDependOnNeitherCutsNorOtherSequences) 
   }
 }
 
+// A head's columns are cut into 4, 2 or 1 blocks, depending on the number of sequences.
+TEST_F(GatedDeltaCuda, StepsHaveTheSameBitsForEveryNumberOfSequences) {
+  ops_ = cuda_invariant_dense_ops();
+  for (const int64_t n : {2, 4, 7}) {
+    const DeltaCase c({16, 32, 128, 128}, 4 * n);
+    std::vector<SequenceRows> prompts, steps;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto slot = static_cast<int32_t>(i + 1);
+      prompts.push_back({.first_row = 3 * i, .num_rows = 3, .slot = slot});
+      steps.push_back({.first_row = 3 * n + i, .num_rows = 1, .first_position = 3, .slot = slot});
+    }
+    std::vector<std::vector<SequenceRows>> apart = {prompts};
+    for (const SequenceRows& step : steps) apart.push_back({step});
+    const Outputs together = run(c, {prompts, steps}, n + 1, DType::kF32, 0);
+    EXPECT_EQ(together, run(c, apart, n + 1, DType::kF32, 0)) << n;
+    EXPECT_EQ(together, run(c, {prompts, steps}, n + 1, DType::kF32, 9)) << n;
+    expect_near(together.out, expected(c, {prompts, steps}, n + 1).out, 2e-5, std::to_string(n));
+  }
+}
+
 // Heads that run in chunks if a sequence has enough rows.
 constexpr Dims kChunkDims[] = {{1, 1, 128, 128}, {1, 2, 128, 128}, {2, 6, 128, 128}, {1, 8, 128, 128}};
 

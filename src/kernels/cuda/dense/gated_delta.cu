@@ -11,8 +11,9 @@
 // Flops:     7 Hv dk dv per row.
 // Bound:     decode: HBM (the states), or the launch for few sequences; many rows: the latency of
 //            one row after another.
-// Numerics:  f32 with expf and log1pf; sums over dk by threads, then over the groups of rows in order, so a
-//            row's bits depend neither on other sequences nor on how a prompt is cut.
+// Numerics:  f32 with expf and log1pf, quotients and roots to 2 units in the last place; sums over dk by
+//            threads, then over the groups of rows in order, so a row's bits depend neither on other
+//            sequences nor on how a prompt is cut.
 #include <cuda_bf16.h>
 
 #include <limits>
