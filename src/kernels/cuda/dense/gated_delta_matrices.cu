@@ -5,8 +5,8 @@
 //            changes of the state are N = (I + A)^-1 diag(beta) (V - exp(G) K S).
 //            A warp convolves 8 rows of a part (q, k or the v of a value head) in registers: a lane has 4
 //            channels. Then four warps multiply q with k and write P, and four multiply k with k and invert
-//            I + A, for two value heads at once; every warp that is done takes a piece of v, until none is
-//            left.
+//            I + A (gated_delta_inverse.cuh), for two value heads at once; every warp that is done takes a
+//            piece of v, until none is left.
 // Shapes:    chunks of 64 rows; dk = dv = 128; a block per chunk and key head.
 // Bytes:     4 (2 Hk dk + Hv dv) read per row, and 1024 Hk + 1032 Hv written.
 // Flops:     2 * 64 (2 Hk dk + Hv 64 / 3) per row, times 3 for the products of k and q.
@@ -17,20 +17,19 @@
 //            exponent is positive.
 #include "base/check.h"
 #include "kernels/cuda/dense/gated_delta_convolve.cuh"
+#include "kernels/cuda/dense/gated_delta_inverse.cuh"
 #include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
 
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kInverters = kChunkWarps / 2;     // warps; the others multiply q
-constexpr int kPair = 2;                        // value heads whose A are inverted at once
-constexpr int kBlock = 8;                       // rows of A whose part of the inverse is in registers
-constexpr int kStagedStride = kDeltaDim + 4;    // floats of a row; pads against bank conflicts
-constexpr int kSquareStride = kDeltaChunk + 4;  // floats of a row of A
-constexpr int kFewTaps = 4;                     // the width of most models
-constexpr float kMinLogDecay = -1000;           // exp() of it is 0
-constexpr float kNever = -1e30f;                // an exponent past the diagonal
+constexpr int kInverters = kChunkWarps / 2;   // warps; the others multiply q
+constexpr int kPair = 2;                      // value heads whose A are inverted at once
+constexpr int kStagedStride = kDeltaDim + 4;  // floats of a row; pads against bank conflicts
+constexpr int kFewTaps = 4;                   // the width of most models
+constexpr float kMinLogDecay = -1000;         // exp() of it is 0
+constexpr float kNever = -1e30f;              // an exponent past the diagonal
 
 // The gates of a value head.
 struct ChunkGates {
@@ -133,6 +132,14 @@ __device__ void sum_gates(const ChunkParams& p, const ChunkRows& c, int head, Ch
   }
 }
 
+// exp(x) for x <= 0, to about 2^-23 of 1.
+__device__ __forceinline__ float exp_of_negative(float x) {
+  constexpr float kLog2E = 1.44269504f;
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * kLog2E));
+  return power;
+}
+
 // Products of 16 rows of k or q, from row 16 `block` on, with the k of the rows up to them, as accumulators:
 // c[n] has columns 8 n ... 8 n + 7.
 struct RowProducts {
@@ -184,8 +191,8 @@ struct RowProducts {
         const int column = n * 8 + lane % 4 * 2;
         const float4 of = *reinterpret_cast<const float4*>(gates.sums + column);
         const float exponents[2] = {g.x - of.x + (g.y - of.y), g.x - of.z + (g.y - of.w)};
-        f(row, column, c[n][half * 2] * expf(column <= row ? exponents[0] : kNever),
-          c[n][half * 2 + 1] * expf(column < row ? exponents[1] : kNever));
+        f(row, column, c[n][half * 2] * exp_of_negative(column <= row ? exponents[0] : kNever),
+          c[n][half * 2 + 1] * exp_of_negative(column < row ? exponents[1] : kNever));
       }
     }
   }
@@ -199,81 +206,25 @@ __device__ __forceinline__ void write_pair(uint8_t* high, uint8_t* low, int row,
   *reinterpret_cast<uint32_t*>(low + at) = pair.low;
 }
 
-// x = (I + a)^-1 x for kBlock rows of A, on the diagonal at `a`.
-__device__ __forceinline__ void solve_block(const float* a, float (&x)[kBlock]) {
-#pragma unroll
-  for (int k = 0; k < kBlock; k += 4)
-#pragma unroll
-    for (int i = k + 1; i < kBlock; ++i) {
-      const float4 v = *reinterpret_cast<const float4*>(a + i * kSquareStride + k);
-      const float of_a[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        if (k + j < i) x[i] = fmaf(-of_a[j], x[k + j], x[i]);
-    }
-}
-
-// Inverts I + A by substitution, for the 32 columns from `first` on; a lane has one column, which becomes a
-// row of the square at and right of the diagonal.
-__device__ __forceinline__ void invert_columns(float* square, int first) {
-  const int column = first + lane_index();
-  float* const own = square + column * kSquareStride;
-#pragma unroll 1
-  for (int row = first; row < kDeltaChunk; row += kBlock) {
-    const float* const a = square + row * kSquareStride;
-    float x[kBlock];
-#pragma unroll
-    for (int i = 0; i < kBlock; ++i) x[i] = row + i == column ? 1 : 0;
-#pragma unroll 2
-    for (int k = first; k < row; k += 4) {
-      const float4 v = *reinterpret_cast<const float4*>(own + k);
-      const float y[4] = {k >= column ? v.x : 0, k + 1 >= column ? v.y : 0, k + 2 >= column ? v.z : 0,
-                          k + 3 >= column ? v.w : 0};
-#pragma unroll
-      for (int i = 0; i < kBlock; ++i) {
-        const float4 of_a = *reinterpret_cast<const float4*>(a + i * kSquareStride + k);
-        x[i] = fmaf(-of_a.x, y[0], x[i]);
-        x[i] = fmaf(-of_a.y, y[1], x[i]);
-        x[i] = fmaf(-of_a.z, y[2], x[i]);
-        x[i] = fmaf(-of_a.w, y[3], x[i]);
-      }
-    }
-    solve_block(a + row, x);
-#pragma unroll
-    for (int i = 0; i < kBlock; i += 4) {
-      if (row + i >= column) {
-        *reinterpret_cast<float4*>(own + row + i) = {x[i], x[i + 1], x[i + 2], x[i + 3]};
-      } else {
-#pragma unroll
-        for (int j = 1; j < 4; ++j)
-          if (row + i + j >= column) own[row + i + j] = x[i + j];
-      }
-    }
-  }
-}
-
-// Writes 32 columns of the inverse, times beta; for the warp that computed them.
+// Writes 16 columns of the inverse, times beta.
 __device__ __forceinline__ void write_inverse(const float* square, int first, const ChunkGates& gates,
                                               DeltaMatrices& out) {
-  const int lane = lane_index();
+  const int lane = lane_index(), column = first + lane % 8 * 2;
+  const float2 beta = *reinterpret_cast<const float2*>(gates.beta + column);
+  const float* const own = square + column * kSquareStride;
 #pragma unroll 1
-  for (int column = first + lane % 8 * 2; column < first + 32; column += 16) {
-    const float2 beta = *reinterpret_cast<const float2*>(gates.beta + column);
-    const float* const own = square + column * kSquareStride;
-#pragma unroll 1
-    for (int block = column / 16 * 16; block < kDeltaChunk; block += 16)
+  for (int block = first; block < kDeltaChunk; block += 16)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = block + i * 4 + lane / 8;
-        write_pair(out.t_high, out.t_low, row, column, column <= row ? own[row] * beta.x : 0,
-                   column < row ? own[kSquareStride + row] * beta.y : 0);
-      }
-  }
+    for (int i = 0; i < 4; ++i) {
+      const int row = block + i * 4 + lane / 8;
+      write_pair(out.t_high, out.t_low, row, column, column <= row ? own[row] * beta.x : 0,
+                 column < row ? own[kSquareStride + row] * beta.y : 0);
+    }
 }
 
 // Writes T of all value heads, kPair at once; for the warps that multiplied k.
 __device__ void write_inverses(const ChunkParams& p, const RowProducts& products, MatricesShared& s) {
-  const int pair = warp_index() / 2, first = warp_index() % 2 * 32, group = s.work.group;
+  const int pair = warp_index() / 2, part = warp_index() % 2, group = s.work.group;
   for (int head = 0; head < group; head += kPair) {
     if (head > 0) ptx::named_barrier(1, kInverters * 32);  // the squares were read
     for (int i = 0; i < min(kPair, group - head); ++i) {
@@ -285,10 +236,14 @@ __device__ void write_inverses(const ChunkParams& p, const RowProducts& products
     }
     ptx::named_barrier(1, kInverters * 32);
     if (head + pair >= group) continue;
-    invert_columns(s.after.squares[pair], first);
+    float* const square = s.after.squares[pair];
+    invert_half(square, part * kHalf);
+    ptx::named_barrier(2 + pair, 64);
+    join_halves(square, part * 16);
     __syncwarp();
-    write_inverse(s.after.squares[pair], first, s.gates[head + pair],
-                  p.matrices[s.work.first_head + head + pair]);
+    DeltaMatrices& out = p.matrices[s.work.first_head + head + pair];
+    write_inverse(square, part * 16, s.gates[head + pair], out);
+    write_inverse(square, 48 - part * 16, s.gates[head + pair], out);
   }
 }
 

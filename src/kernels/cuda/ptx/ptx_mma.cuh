@@ -20,6 +20,15 @@ __device__ __forceinline__ void mma_bf16(float (&c)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Computes c [16, 8] += a [16, 8] b [8, 8] of tf32 (PTX ISA, "mma.m16n8k8"). With lane = 4 g + t: a holds
+// rows g, g+8 of k = t, then of k = t + 4; b column g of the same; c as in mma_bf16.
+__device__ __forceinline__ void mma_tf32(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // Rounds both to nearest even; `low` is in the lower half.
 __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
   uint32_t pair;
