@@ -14,7 +14,7 @@ constexpr int kMinChunkedRows = 32;
 // two blocks each, twice.
 constexpr int kMaxPassChunks = 33;
 
-// More chunks have at least two passes.
+// A sequence with more chunks has at least two passes.
 constexpr int kMaxSinglePass = 24;
 
 struct ChunkParams;

@@ -68,20 +68,19 @@ __device__ __forceinline__ KeyTile key_tile(DeltaKeys& keys, bool is_q) {
 }
 
 // Scales the rows to the norm and writes them to a tile of the block and to the next kernel's.
-template <int kTaps>
-__device__ __forceinline__ void split_rows(const PartRows<kTaps>& rows, float norm, int first,
+__device__ __forceinline__ void split_rows(const float4 (&rows)[kPieceRows], float norm, int first,
                                            const KeyTile& tile, const KeyTile& out) {
   const int column = lane_index() * 4;
   float sums[kPieceRows];
 #pragma unroll
-  for (int r = 0; r < kPieceRows; ++r) sums[r] = sum_of_squares(0, rows.x[r]);
+  for (int r = 0; r < kPieceRows; ++r) sums[r] = sum_of_squares(0, rows[r]);
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2)
 #pragma unroll
     for (int r = 0; r < kPieceRows; ++r) sums[r] += __shfl_xor_sync(~0u, sums[r], offset);
 #pragma unroll
   for (int r = 0; r < kPieceRows; ++r) {
-    const float4 x = rows.x[r];
+    const float4 x = rows[r];
     const float scale = norm * rsqrtf(sums[r] + kDeltaNormEps);
     const ptx::SplitPair front = ptx::split_pair(x.x * scale, x.y * scale),
                          back = ptx::split_pair(x.z * scale, x.w * scale);
@@ -268,42 +267,54 @@ __device__ __forceinline__ void write_values(const float* staged, int first, Del
   }
 }
 
-// Convolves q and k; for all warps.
+// Convolves q and k; for all warps. The rows of k are on their way while those of q are normed and written.
 template <int kTaps>
 __device__ __forceinline__ void convolve_keys(const ChunkParams& p, const float* taps, MatricesShared& s) {
   const int warp = warp_index(), channel = lane_index() * 4, group = s.work.group;
   const ChunkRows c = s.work.rows;
   DeltaKeys& out = p.keys[blockIdx.x * p.args.num_key_heads + blockIdx.y];
+  PartRows<kTaps> rows;
 #pragma unroll 1
-  for (int part = 0; part < 2; ++part) {
+  for (int part = -1; part < 2; ++part) {
     const bool is_q = part == 0;
-    PartRows<kTaps> rows;
-    rows.load(p.args, c, warp * kPieceRows, part_channel(p.args, group, part) + channel);
-    rows.convolve(c, warp * kPieceRows, taps + part * kTaps * kDeltaDim + channel);
-    split_rows(rows, is_q ? 1 / sqrtf(static_cast<float>(kDeltaDim)) : 1, warp * kPieceRows,
-               key_tile(s.keys, is_q), key_tile(out, is_q));
+    float4 x[kPieceRows];
+    if (part >= 0) {
+      rows.convolve(c, warp * kPieceRows, taps + part * kTaps * kDeltaDim + channel);
+#pragma unroll
+      for (int r = 0; r < kPieceRows; ++r) x[r] = rows.x[r];
+    }
+    if (part < 1) rows.load(p.args, c, warp * kPieceRows, part_channel(p.args, group, part + 1) + channel);
+    if (part >= 0)
+      split_rows(x, is_q ? 1 / sqrtf(static_cast<float>(kDeltaDim)) : 1, warp * kPieceRows,
+                 key_tile(s.keys, is_q), key_tile(out, is_q));
   }
 }
 
-// Convolves and writes pieces of v until none is left; for one warp.
+// Convolves and writes pieces of v until none is left; for one warp. The rows of a piece are on their way
+// while the piece before is written.
 template <int kTaps>
 __device__ __forceinline__ void convolve_values(const ChunkParams& p, const float* taps, MatricesShared& s) {
-  const int channel = lane_index() * 4, group = s.work.group;
+  const int channel = lane_index() * 4, group = s.work.group, num_pieces = group * kPieces;
   const ChunkRows c = s.work.rows;
   float* const staged = s.after.staged[warp_index()];
-  for (;;) {
-    const int piece = __shfl_sync(~0u, channel == 0 ? atomicAdd(&s.next_piece, 1) : 0, 0);
-    if (piece >= group * kPieces) return;
+  PartRows<kTaps> rows;
+#pragma unroll 1
+  for (int piece = -1; piece < num_pieces;) {
     const int head = piece / kPieces, first = piece % kPieces * kPieceRows;
-    PartRows<kTaps> rows;
-    rows.load(p.args, c, first, part_channel(p.args, group, 2 + head) + channel);
-    rows.convolve(c, first, taps + (2 + head) * kTaps * kDeltaDim + channel);
+    if (piece >= 0) {
+      rows.convolve(c, first, taps + (2 + head) * kTaps * kDeltaDim + channel);
 #pragma unroll
-    for (int r = 0; r < kPieceRows; ++r)
-      *reinterpret_cast<float4*>(staged + r * kStagedStride + channel) = rows.x[r];
+      for (int r = 0; r < kPieceRows; ++r)
+        *reinterpret_cast<float4*>(staged + r * kStagedStride + channel) = rows.x[r];
+    }
+    const int next = __shfl_sync(~0u, channel == 0 ? atomicAdd(&s.next_piece, 1) : 0, 0);
+    if (next < num_pieces)
+      rows.load(p.args, c, next % kPieces * kPieceRows,
+                part_channel(p.args, group, 2 + next / kPieces) + channel);
     __syncwarp();
-    write_values(staged, first, p.values[s.work.first_head + head]);
+    if (piece >= 0) write_values(staged, first, p.values[s.work.first_head + head]);
     __syncwarp();
+    piece = next;
   }
 }
 

@@ -31,14 +31,16 @@ int64_t most_chunks(int64_t rows, int64_t num_sequences) {
   return (rows + num_sequences * 2 * (kDeltaChunk - 1)) / kDeltaChunk;
 }
 
-// The passes [first(i), first(i + 1)) of the chunks, of nearly the same size. Above kMaxSinglePass chunks a
-// second pass hides more of the first and third kernel than another start of the chain costs. Otherwise there
-// are no more passes than the workspace asks for: the smaller they are, the less evenly the blocks of their
-// first kernels fill the SMs.
+// The passes [first(i), first(i + 1)) of the chunks, of nearly the same size. If the longest sequence has
+// more than kMaxSinglePass chunks, a second pass hides more of the first and third kernel than another start
+// of the chain costs; several sequences' chains leave fewer SMs idle. Otherwise there are no more passes than
+// the workspace asks for: the smaller they are, the less evenly the blocks of their first kernels fill the
+// SMs.
 struct ChunkPasses {
   int64_t chunks, count;
-  explicit ChunkPasses(int64_t of)
-      : chunks(of), count(std::max<int64_t>(of > kMaxSinglePass ? 2 : 1, ceil_div(of, kMaxPassChunks))) {}
+  ChunkPasses(int64_t of, int64_t longest)
+      : chunks(of),
+        count(std::max<int64_t>(longest > kMaxSinglePass ? 2 : 1, ceil_div(of, kMaxPassChunks))) {}
   int64_t first(int64_t pass) const { return chunks * pass / count; }
   int64_t most() const { return ceil_div(chunks, count); }
   int64_t key_buffers() const { return std::min<int64_t>(count, kKeyBuffers); }
@@ -77,7 +79,7 @@ void gated_delta_chunks(const GatedDeltaArgs& args) {
   // The longest sequence, and as many of the shortest that run in chunks as the other rows can be.
   const int64_t num_sequences = std::min(
       states.num_sequences, 1 + std::max<int64_t>(0, batch.num_rows - states.max_rows) / kMinChunkedRows);
-  const ChunkPasses passes(most_chunks(batch.num_rows, num_sequences));
+  const ChunkPasses passes(most_chunks(batch.num_rows, num_sequences), most_chunks(states.max_rows, 1));
   const auto params = [&](int64_t pass, bool runs_beside = false) {
     return pass_params(args, passes, pass, runs_beside);
   };
