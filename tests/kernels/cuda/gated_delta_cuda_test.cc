@@ -124,6 +124,14 @@ TEST_F(GatedDeltaCuda, CutsOfChunks) {
   EXPECT_EQ(run(c, cuts({64, 64, 64, 38}, 0), 1), whole);
 }
 
+TEST_F(GatedDeltaCuda, PassesBesideEachOtherHaveTheBitsOfSinglePasses) {
+  // Enough heads to fill a GPU, in four passes: kernels of different passes run at once, and reuse workspace.
+  const DeltaCase c({16, 32, 128, 128}, 6500);
+  const Outputs whole = run(c, cuts({6500}, 0), 1);
+  EXPECT_EQ(whole, run(c, cuts({1024, 1024, 1024, 1024, 1024, 1024, 356}, 0), 1));
+  EXPECT_EQ(whole, run(c, cuts({6500}, 0), 1));
+}
+
 TEST_F(GatedDeltaCuda, ChunksOfExtremeGates) {
   DeltaCase c({1, 2, 128, 128}, 300);
   for (int64_t t = 0; t < c.tokens; t += 7)  // forget all, between rows that forget little
