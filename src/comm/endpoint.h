@@ -41,6 +41,8 @@ class Endpoint {
   // Ends the job: every pending and later call on every rank returns `status`. The first failure wins.
   virtual void fail(const Status& status) = 0;
   virtual Status failure() const = 0;  // OK while the job runs
+  // Whether all ranks are in one process, so that each can use the others' addresses.
+  virtual bool shares_addresses() const { return false; }
   // Returns the rank for whose signal the given rank sleeps; -1 if it does not sleep, or if this is unknown.
   // Used only in messages.
   virtual int waits_for(int) const { return -1; }

@@ -23,6 +23,9 @@ class LocalEndpoint : public Endpoint {
   }
   void fail(const Status& status) override { memory_.fail(status); }
   Status failure() const override { return memory_.failure(); }
+  bool shares_addresses() const override {
+    return memory_.shape().num_local_ranks == memory_.shape().num_ranks;
+  }
   int waits_for(int rank) const override { return memory_.waits_for(rank); }
 
  protected:

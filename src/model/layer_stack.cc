@@ -56,7 +56,8 @@ Status LayerStack::make_counters() {
     if (layers_[i].moe) layers.push_back(static_cast<int64_t>(i));
   FP4MOE_ASSIGN_OR_RETURN(counters_,
                           ExpertCounters::make(std::move(layers), config_.num_experts, ops_.memory()));
-  if (options_.moe_plan.places_experts()) mover_.emplace(options_.rank.movers, *counters_);
+  if (options_.moe_plan.places_experts())
+    mover_.emplace(options_.rank.movers, *counters_, options_.rank.move_area);
   return {};
 }
 

@@ -4,6 +4,7 @@
 
 #include "comm/communicator.h"
 #include "comm/device_communicator.h"
+#include "model/move_area.h"
 #include "moe/plan/rank_layout.h"
 
 namespace fp4moe {
@@ -16,6 +17,7 @@ struct RankContext {
   const DeviceCommunicator* device_group = nullptr;
   const DeviceCommunicator* device_world = nullptr;
   Communicator* movers = nullptr;  // all ranks, on the host, that move experts; null if there is only one
+  MoveArea move_area;              // for the experts that they move
   int64_t a2a_region_offset = 0;   // offset of the transport's memory in the symmetric heap, in bytes
 };
 

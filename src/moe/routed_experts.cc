@@ -25,14 +25,14 @@ int64_t RoutedExperts::round_bytes(const Transport& transport) const {
 }
 
 // Every array of PackedExperts is an array of L equal parts.
-std::array<RoutedExperts::Part, 5> RoutedExperts::parts_of(int64_t local) const {
+std::array<ExpertPart, 5> RoutedExperts::parts_of(int64_t local) const {
   const PackedExperts& e = experts_;
   const int64_t count = problem_.local_experts().count;
   const auto part = [&](const void* data, int64_t num_bytes) {
     FP4MOE_CHECK(num_bytes % count == 0,
                  std::to_string(num_bytes) + " bytes of " + std::to_string(count) + " experts");
     const int64_t each = num_bytes / count;
-    return Part{static_cast<uint8_t*>(const_cast<void*>(data)) + local * each, each};
+    return ExpertPart{static_cast<uint8_t*>(const_cast<void*>(data)) + local * each, each};
   };
   const auto floats = [&](const std::vector<float>& values) {
     return part(values.data(), std::ssize(values) * int64_t{sizeof(float)});
@@ -44,23 +44,23 @@ std::array<RoutedExperts::Part, 5> RoutedExperts::parts_of(int64_t local) const 
 
 int64_t RoutedExperts::expert_bytes() const {
   int64_t sum = 0;
-  for (const Part& part : parts_of(0)) sum += part.num_bytes;
+  for (const ExpertPart& part : parts_of(0)) sum += part.num_bytes;
   return sum;
 }
 
-void RoutedExperts::read_expert(int64_t local, uint8_t* to) const {
-  for (const Part& part : parts_of(local)) {
-    if (part.num_bytes > 0) std::memcpy(to, part.data, static_cast<size_t>(part.num_bytes));
-    to += part.num_bytes;
-  }
+void RoutedExperts::read_expert(int64_t local, int64_t first, std::span<uint8_t> to) const {
+  for_expert_pieces(parts_of(local), first, std::ssize(to),
+                    [&](const uint8_t* data, int64_t offset, int64_t num_bytes) {
+                      std::memcpy(to.data() + offset, data, static_cast<size_t>(num_bytes));
+                    });
 }
 
-void RoutedExperts::write_expert(int64_t local, const uint8_t* from) {
+void RoutedExperts::write_expert(int64_t local, int64_t first, std::span<const uint8_t> from) {
   static_assert(std::is_trivially_copyable_v<ExpertScales>);
-  for (const Part& part : parts_of(local)) {
-    if (part.num_bytes > 0) std::memcpy(part.data, from, static_cast<size_t>(part.num_bytes));
-    from += part.num_bytes;
-  }
+  for_expert_pieces(parts_of(local), first, std::ssize(from),
+                    [&](uint8_t* data, int64_t offset, int64_t num_bytes) {
+                      std::memcpy(data, from.data() + offset, static_cast<size_t>(num_bytes));
+                    });
 }
 
 Status RoutedExperts::run_experts(float* out, Transport& transport, Arena& scratch, ThreadPool& pool) const {

@@ -4,10 +4,12 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "io/checkpoint/expert_weights.h"
+#include "moe/expert_parts.h"
 #include "moe/plan/plan.h"
 #include "moe/table.h"
 #include "moe/transport/transport.h"
@@ -24,19 +26,14 @@ class RoutedExperts {
   int64_t round_bytes(const Transport& transport) const;
   // As in PlacedExperts.
   int64_t expert_bytes() const;
-  void read_expert(int64_t local, uint8_t* to) const;
-  void write_expert(int64_t local, const uint8_t* from);
+  void read_expert(int64_t local, int64_t first, std::span<uint8_t> to) const;
+  void write_expert(int64_t local, int64_t first, std::span<const uint8_t> from);
   // Called after transport.begin(): runs the experts on each round's rows and sends the results back. `out`
   // is passed to Transport::finish().
   Status run_experts(float* out, Transport& transport, Arena& scratch, ThreadPool& pool) const;
 
  private:
-  // The parts of an expert, one after the other in the order of its bytes.
-  struct Part {
-    uint8_t* data;
-    int64_t num_bytes;
-  };
-  std::array<Part, 5> parts_of(int64_t local) const;
+  std::array<ExpertPart, 5> parts_of(int64_t local) const;
 
   MoeProblem problem_;
   const RunnerRow* runner_ = nullptr;

@@ -4,9 +4,14 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
+#include <functional>
+#include <latch>
 #include <random>
+#include <string>
+#include <utility>
 
+#include "comm/faulty_endpoint.h"
 #include "comm/rank_threads.h"
 #include "io/status_matchers.h"
 #include "moe/placement/expert_balance.h"
@@ -36,13 +41,19 @@ class ByteExperts final : public PlacedExperts {
     return {};
   }
   int64_t expert_bytes() const override { return expert_bytes_; }
-  Status read_expert(int64_t local, uint8_t* to) const override {
+  // Copies run late, as on a GPU.
+  Status read_expert(int64_t local, int64_t first, std::span<uint8_t> to) const override {
     if (fails) return data_loss("a broken expert");
-    std::memcpy(to, weights_.data() + local * expert_bytes_, static_cast<size_t>(expert_bytes_));
+    copies_.push_back([=, this] { std::copy_n(weights_.data() + at(local, first), to.size(), to.data()); });
     return {};
   }
-  Status write_expert(int64_t local, const uint8_t* from) override {
-    std::memcpy(weights_.data() + local * expert_bytes_, from, static_cast<size_t>(expert_bytes_));
+  Status write_expert(int64_t local, int64_t first, std::span<const uint8_t> from) override {
+    copies_.push_back(
+        [=, this] { std::copy_n(from.data(), from.size(), weights_.data() + at(local, first)); });
+    return {};
+  }
+  Status finish_copies() override {
+    for (const auto& copy : std::exchange(copies_, {})) copy();
     return {};
   }
   bool has_its_experts(int64_t layer) const {
@@ -59,10 +70,12 @@ class ByteExperts final : public PlacedExperts {
   int64_t expert_at(int64_t local) const {
     return placement_.logical(rank_ * placement_.shape().experts_per_rank() + local);
   }
+  int64_t at(int64_t local, int64_t first) const { return local * expert_bytes_ + first; }
   ExpertPlacement placement_;
   const int rank_;
   const int64_t expert_bytes_;
   std::vector<uint8_t> weights_;
+  mutable std::vector<std::function<void()>> copies_;
 };
 
 constexpr int64_t kLayers[] = {1, 3};
@@ -96,23 +109,39 @@ struct Shape {
   int64_t logical, redundant, expert_bytes;
 };
 
+// Ranks that exchange slices of experts through area_bytes each: far ones over their fabric.
+struct Case {
+  Shape shape;
+  int64_t area_bytes;
+  bool far;
+};
+
 CommRegion region() { return {.record_bytes = 256, .staging_bytes = 4096}; }
 int64_t heap_bytes(int ranks) { return Communicator::heap_bytes(ranks, 256, 4096); }
 
 TEST(ExpertMover, EveryPhysicalExpertHasItsWeightsAfterEachMove) {
-  for (const Shape& s :
-       {Shape{1, 5, 2, 100}, {2, 8, 0, 3000}, {2, 8, 4, 1}, {3, 7, 2, 777}, {4, 32, 8, 5000}}) {
-    SCOPED_TRACE(testing::Message() << s.ranks << " ranks, " << s.logical << " + " << s.redundant
-                                    << " experts");
+  const Shape shapes[] = {{1, 5, 2, 100}, {2, 8, 0, 3000}, {2, 8, 4, 1}, {3, 7, 2, 777}, {4, 32, 8, 5000}};
+  std::vector<Case> cases;
+  for (const Shape& s : shapes)
+    for (const int64_t area_bytes : {40, 9000, 1 << 20})
+      for (const bool far : {false, true})
+        if (s.expert_bytes < 20 * area_bytes) cases.push_back({s, area_bytes, far});
+  for (const auto& [s, area_bytes, far] : cases) {
+    const std::string text = std::to_string(s.ranks) + " ranks, experts of " +
+                             std::to_string(s.expert_bytes) + " bytes, areas of " +
+                             std::to_string(area_bytes) + (far ? ", far ranks" : "");
+    SCOPED_TRACE(text);
     const PlacementShape shape = {s.logical, s.logical + s.redundant, s.ranks};
     const auto job = threads_job(s.ranks, heap_bytes(s.ranks), 0);
     std::vector<ExpertMoves> first(static_cast<size_t>(s.ranks));
     std::vector<int64_t> moved(static_cast<size_t>(s.ranks));
     on_every_rank(s.ranks, [&](int rank) {
+      test::FaultyEndpoint far_endpoint(job->endpoint(rank), {});  // which shares no addresses
+      Endpoint& endpoint = far ? far_endpoint : job->endpoint(rank);
       std::optional<Communicator> world;
-      if (s.ranks > 1) world.emplace(job->endpoint(rank), 0, s.ranks, region(), CommOptions{});
+      if (s.ranks > 1) world.emplace(endpoint, 0, s.ranks, region(), CommOptions{});
       RankLayers layers(shape, rank, s.expert_bytes);
-      ExpertMover mover(world ? &*world : nullptr, *layers.counters);
+      ExpertMover mover(world ? &*world : nullptr, *layers.counters, {.num_bytes = area_bytes});
       for (uint32_t round = 0; round < 6; ++round) {
         layers.count(100 * round + static_cast<uint32_t>(rank));
         const Result<ExpertMoves> moves = mover.rebalance(layers.placed);
@@ -120,7 +149,7 @@ TEST(ExpertMover, EveryPhysicalExpertHasItsWeightsAfterEachMove) {
         EXPECT_EQ(moves->num_bytes, moves->num_experts * s.expert_bytes);
         for (size_t i = 0; i < layers.experts.size(); ++i)
           EXPECT_TRUE(layers.experts[i]->has_its_experts(kLayers[i]))
-              << "round " << round << " rank " << rank;
+              << text << ", round " << round << " rank " << rank;
         if (round == 0) first[static_cast<size_t>(rank)] = *moves;
         moved[static_cast<size_t>(rank)] += moves->num_experts;
       }
@@ -141,6 +170,7 @@ TEST(ExpertMover, AnErrorOfOneRankEndsTheOthers) {
   const PlacementShape shape = {8, 12, 2};
   const auto job = threads_job(2, heap_bytes(2), 0);
   std::vector<Status> statuses(2);
+  std::latch both_ended(2);  // until then one may write to the other's area
   on_every_rank(2, [&](int rank) {
     Communicator world(job->endpoint(rank), 0, 2, region(), {});
     RankLayers layers(shape, rank, 100);
@@ -150,6 +180,7 @@ TEST(ExpertMover, AnErrorOfOneRankEndsTheOthers) {
     const Status status = mover.rebalance(layers.placed).status();
     if (rank == 1) job->endpoint(rank).fail(status.with_context("rank 1"));  // as StepRunner does
     statuses[static_cast<size_t>(rank)] = status;
+    both_ended.arrive_and_wait();
   });
   EXPECT_EQ(statuses[1].message(), "a broken expert");
   EXPECT_NE(statuses[0].message().find("rank 1"), std::string::npos) << statuses[0].message();

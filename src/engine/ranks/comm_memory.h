@@ -25,7 +25,8 @@ struct CommMemory {
   // that is not needed is empty, and unused members are 0. Staged regions (ranks in several processes) are
   // separate allocations.
   DeviceRegion device_attention, device_world, device_draft_world;
-  int64_t heap_bytes = 0;  // the sum, per rank
+  int64_t move_offset = 0, move_bytes = 0;  // GPUs of one process: a rank's part of the MoveArea
+  int64_t heap_bytes = 0;                   // the sum, per rank
 };
 
 // Returns an empty layout if there is only one rank. `draft`: of a draft model with experts, or null. On CPUs

@@ -214,7 +214,7 @@ Status GpuGroup::load(const RankSetup& setup) {
     FP4MOE_ASSIGN_OR_RETURN(heap_, PeerHeap::make(gpus, setup.memory.heap_bytes));
   }
   if (num_ranks > 1 && setup.plan.moe.places_experts()) {
-    FP4MOE_ASSIGN_OR_RETURN(movers_, connect_movers(ranks_, setup));
+    FP4MOE_ASSIGN_OR_RETURN(movers_, connect_movers(ranks_, setup, *heap_));
   }
   SummedProgress progress(setup.flags.progress_sink, ranks_.size());
   FP4MOE_RETURN_IF_ERROR(on_all(

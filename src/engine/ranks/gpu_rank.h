@@ -222,8 +222,9 @@ class GpuRank final : public PageCopier {
 // borrowed.
 Result<std::vector<std::unique_ptr<GroupPages>>> make_group_pages(
     std::span<const std::unique_ptr<GpuRank>> ranks);
-// Connects the ranks' threads, for weights that move between GPUs through host memory. Call before load().
+// Connects the ranks' threads, for weights that move between GPUs through a part of the heap. Call before
+// load().
 Result<std::unique_ptr<Job>> connect_movers(std::span<const std::unique_ptr<GpuRank>> ranks,
-                                            const RankSetup& setup);
+                                            const RankSetup& setup, const PeerHeap& heap);
 
 }  // namespace fp4moe

@@ -379,19 +379,21 @@ Result<std::vector<std::unique_ptr<GroupPages>>> make_group_pages(
 }
 
 Result<std::unique_ptr<Job>> connect_movers(std::span<const std::unique_ptr<GpuRank>> ranks,
-                                            const RankSetup& setup) {
-  constexpr int64_t kRecordBytes = 256, kStagingBytes = int64_t{16} << 20;
+                                            const RankSetup& setup, const PeerHeap& heap) {
+  constexpr int64_t kRecordBytes = 256, kStagingBytes = 1 << 20;
   const auto num_ranks = static_cast<int>(ranks.size());
   FP4MOE_ASSIGN_OR_RETURN(
       std::unique_ptr<Job> job,
       Job::open({.fabric = "threads",
                  .num_ranks = num_ranks,
                  .heap_bytes = Communicator::heap_bytes(num_ranks, kRecordBytes, kStagingBytes),
+  MoveArea area{.num_bytes = setup.memory.move_bytes};
+  for (int r = 0; r < num_ranks; ++r) area.of_rank.push_back(heap.base(r) + setup.memory.move_offset);
                  .timeout_seconds = setup.flags.comm_timeout}));
   for (int r = 0; r < num_ranks; ++r)
     ranks[static_cast<size_t>(r)]->rank().set_movers(
         job->endpoint(r), {.record_bytes = kRecordBytes, .staging_bytes = kStagingBytes},
-        {.timeout = comm_timeout(setup.flags)});
+        {.timeout = comm_timeout(setup.flags)}, area);
   return job;
 }
 

@@ -75,8 +75,9 @@ class Rank {
   // GPU: the weights' memory, which must outlive this object. Call before load().
   void set_weight_memory(PlacedMemory* memory) { weight_memory_ = memory; }
 
-  // GPU: sets RankContext::movers, whose memory is this region. Call before load().
-  void set_movers(Endpoint& endpoint, const CommRegion& region, const CommOptions& options) {
+  // GPU: sets RankContext::movers, whose memory is this region, and move_area. Call before load().
+  void set_movers(Endpoint& endpoint, const CommRegion& region, const CommOptions& options, MoveArea area) {
+    context_.move_area = std::move(area);
     context_.movers = &movers_.emplace(endpoint, 0, layout_.tp, region, options);
   }
 

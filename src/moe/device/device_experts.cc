@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "device/device_memory.h"
+#include "device/pinned_memory.h"
 #include "kernels/cuda/layout/fp8_tile_layout.h"
 #include "kernels/cuda/layout/tile_layout.h"
 #include "kernels/cuda/layout/tile_uploader.h"
@@ -35,10 +36,10 @@ int64_t DeviceExperts::num_bytes() const {
          scales_.num_bytes() + act_scales_.num_bytes();
 }
 
-std::array<DeviceExperts::Part, 7> DeviceExperts::parts_of(int64_t local) const {
+std::array<ExpertPart, 7> DeviceExperts::parts_of(int64_t local) const {
   const auto part = [&](const Buffer& buffer, int64_t first, int64_t num_bytes) {
     const int64_t each = num_bytes / tiles_.num_experts;
-    return Part{buffer.data() + first + local * each, each};
+    return ExpertPart{buffer.data() + first + local * each, each};
   };
   const auto whole = [&](const Buffer& buffer) { return part(buffer, 0, buffer.num_bytes()); };
   const int64_t act = act_scales_.num_bytes() / 2;  // of a1 and of a2
@@ -53,24 +54,22 @@ std::array<DeviceExperts::Part, 7> DeviceExperts::parts_of(int64_t local) const 
 
 int64_t DeviceExperts::expert_bytes() const {
   int64_t sum = 0;
-  for (const Part& part : parts_of(0)) sum += part.num_bytes;
+  for (const ExpertPart& part : parts_of(0)) sum += part.num_bytes;
   return sum;
 }
 
-Status DeviceExperts::read_expert(int64_t local, uint8_t* to) const {
-  for (const Part& part : parts_of(local)) {
-    if (part.num_bytes > 0) FP4MOE_RETURN_IF_ERROR(device_memory().download(to, part.data, part.num_bytes));
-    to += part.num_bytes;
-  }
-  return {};
+void DeviceExperts::read_expert(int64_t local, int64_t first, std::span<uint8_t> to) const {
+  for_expert_pieces(parts_of(local), first, std::ssize(to),
+                    [&](const uint8_t* data, int64_t offset, int64_t num_bytes) {
+                      copy_async(to.data() + offset, data, num_bytes);
+                    });
 }
 
-Status DeviceExperts::write_expert(int64_t local, const uint8_t* from) {
-  for (const Part& part : parts_of(local)) {
-    if (part.num_bytes > 0) FP4MOE_RETURN_IF_ERROR(device_memory().upload(part.data, from, part.num_bytes));
-    from += part.num_bytes;
-  }
-  return {};
+void DeviceExperts::write_expert(int64_t local, int64_t first, std::span<const uint8_t> from) {
+  for_expert_pieces(parts_of(local), first, std::ssize(from),
+                    [&](uint8_t* data, int64_t offset, int64_t num_bytes) {
+                      copy_async(data, from.data() + offset, num_bytes);
+                    });
 }
 
 Status DeviceExperts::put_scales(const std::vector<ExpertScales>& scales) {

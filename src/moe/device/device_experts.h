@@ -3,12 +3,14 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
 #include "io/checkpoint/expert_weights.h"
 #include "kernels/device_moe.h"
 #include "moe/act_scales.h"
+#include "moe/expert_parts.h"
 #include "moe/plan/plan.h"
 #include "moe/plan/scheme.h"
 
@@ -35,18 +37,13 @@ class DeviceExperts {
   // Removes the last expert from tiles(), after whose weights its own stay in memory, and returns it as the
   // only expert of a view, which this object must outlive. Not for w4a4, whose scales it would move.
   DeviceExperts take_last();
-  // As in PlacedExperts; the weights stay at their addresses.
+  // As in PlacedExperts; the weights stay at their addresses. The current stream keeps errors.
   int64_t expert_bytes() const;
-  Status read_expert(int64_t local, uint8_t* to) const;
-  Status write_expert(int64_t local, const uint8_t* from);
+  void read_expert(int64_t local, int64_t first, std::span<uint8_t> to) const;
+  void write_expert(int64_t local, int64_t first, std::span<const uint8_t> from);
 
  private:
-  // The parts of an expert in device memory, in the order of its bytes.
-  struct Part {
-    uint8_t* data;
-    int64_t num_bytes;
-  };
-  std::array<Part, 7> parts_of(int64_t local) const;
+  std::array<ExpertPart, 7> parts_of(int64_t local) const;
   Status put_scales(const std::vector<ExpertScales>& scales);
   template <class Expert>
   Status put_biases(const std::vector<Expert>& experts);

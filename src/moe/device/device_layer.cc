@@ -2,6 +2,7 @@
 // a gated MLP, run as a layer with one expert; an FP4 linear layer.
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -146,12 +147,15 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   const ExpertPlacement& placement() const override { return placement_->placement(); }
   Status set_placement(ExpertPlacement placement) override { return placement_->set(std::move(placement)); }
   int64_t expert_bytes() const override { return experts_.experts().expert_bytes(); }
-  Status read_expert(int64_t local, uint8_t* to) const override {
-    return experts_.experts().read_expert(local, to);
+  Status read_expert(int64_t local, int64_t first, std::span<uint8_t> to) const override {
+    experts_.experts().read_expert(local, first, to);
+    return {};
   }
-  Status write_expert(int64_t local, const uint8_t* from) override {
-    return experts_.experts().write_expert(local, from);
+  Status write_expert(int64_t local, int64_t first, std::span<const uint8_t> from) override {
+    experts_.experts().write_expert(local, first, from);
+    return {};
   }
+  Status finish_copies() override { return current_stream().synchronize(); }
 
   int64_t scratch_bytes(int64_t max_tokens, const Transport&) const override {
     const int64_t out = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size * 4) : 0;

@@ -1,6 +1,7 @@
 // The CPU's MoE layer: route, dispatch, run the experts, combine.
 
 #include <algorithm>
+#include <span>
 #include <string>
 
 #include "base/check.h"
@@ -52,14 +53,15 @@ class HostLayer final : public MoeLayer, public PlacedExperts {
     return {};
   }
   int64_t expert_bytes() const override { return routed_.expert_bytes(); }
-  Status read_expert(int64_t local, uint8_t* to) const override {
-    routed_.read_expert(local, to);
+  Status read_expert(int64_t local, int64_t first, std::span<uint8_t> to) const override {
+    routed_.read_expert(local, first, to);
     return {};
   }
-  Status write_expert(int64_t local, const uint8_t* from) override {
-    routed_.write_expert(local, from);
+  Status write_expert(int64_t local, int64_t first, std::span<const uint8_t> from) override {
+    routed_.write_expert(local, first, from);
     return {};
   }
+  Status finish_copies() override { return {}; }
 
   Status forward_moe(const MoeForwardArgs& args, Transport& transport, Arena& scratch,
                      ThreadPool& pool) const override {
