@@ -46,6 +46,18 @@ struct KvPageCopyArgs {
   }
 };
 
+// The same copy of several pages.
+struct KvPagesCopyArgs {
+  static constexpr int kMostPages = 128;
+  struct Page {
+    int32_t page = 0, num_tokens = 0;
+    int64_t offset = 0;  // bytes from each.canonical on, a multiple of 16
+  };
+  KvPageCopyArgs each;  // `page` and num_tokens are not used
+  int num_pages = 0;
+  Page pages[kMostPages];
+};
+
 // A copy of one slot of every layer with a state (StateCache) to another slot.
 struct StateCopyArgs {
   float* layers = nullptr;                    // device: [num_layers, layer_elems]
@@ -57,11 +69,11 @@ struct StateCopyArgs {
 // Each is one launch on the current stream. CopyFromHost starts to read host memory while preceding kernels
 // are still running.
 using CopyFromHost = void (*)(const CopyFromHostArgs&);
-using CopyKvPage = void (*)(const KvPageCopyArgs&);
+using CopyKvPages = void (*)(const KvPagesCopyArgs&);
 using CopyState = void (*)(const StateCopyArgs&);
 // All return null in a build without CUDA.
 CopyFromHost cuda_copy_from_host();
-CopyKvPage cuda_copy_kv_page();
+CopyKvPages cuda_copy_kv_pages();
 CopyState cuda_copy_state();
 
 }  // namespace fp4moe

@@ -24,7 +24,7 @@ const DevicePeakOps* sm90_peak_ops() { return nullptr; }
 const DeviceCommOps* cuda_comm_ops() { return nullptr; }
 const DeviceA2aOps* cuda_a2a_ops() { return nullptr; }
 CopyFromHost cuda_copy_from_host() { return nullptr; }
-CopyKvPage cuda_copy_kv_page() { return nullptr; }
+CopyKvPages cuda_copy_kv_pages() { return nullptr; }
 CopyState cuda_copy_state() { return nullptr; }
 SampleRows cuda_sample_rows() { return nullptr; }
 SampleShards cuda_sample_shards() { return nullptr; }

@@ -34,10 +34,10 @@ class KvCache {
 
   // Copy a page's first num_tokens tokens to and from canonical form, which does not depend on the sharding
   // of heads: [layers of the group, num_tensors, num_tokens, all KV heads, row_dim]. Only this rank's heads
-  // are copied. The pages must be in host memory; copy_kv_page() does the same for pages in GPU memory.
+  // are copied. The pages must be in host memory; copy_kv_pages() does the same for pages in GPU memory.
   void read_page(PageId page, int64_t num_tokens, uint8_t* canonical) const;
   void write_page(PageId page, int64_t num_tokens, const uint8_t* canonical) const;
-  // Arguments for copy_kv_page(); the caller sets `to_device`.
+  // Arguments for copy_kv_pages(); the caller sets `to_device`.
   KvPageCopyArgs page_copy(PageId page, int64_t num_tokens, uint8_t* canonical) const;
   // Whether no lower rank of the group has the same heads or latents, so that a group whose ranks with
   // sends_pages() read a page reads each row once. Every rank must write a page.

@@ -50,7 +50,9 @@ class FakeMemory : public Executor {
     num_early_copies += static_cast<int>(copies.size());
     return {};
   }
+  int64_t page_batch_bytes() const override { return batch_bytes; }
   const StateCache& states(int group) const { return kv_[static_cast<size_t>(group)].state_cache(); }
+  int64_t batch_bytes = 0;                  // set before the first request
   std::atomic<int> num_early_copies = 0;    // by copy_states()
   Status page_failure, state_failure;       // set before the first request
   std::function<void()> before_state_copy;  // the same; called on the nodes' threads

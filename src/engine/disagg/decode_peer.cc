@@ -131,13 +131,13 @@ Status DecodeNode::Peer::converse() {
   const KvLegal legal{
       .stage = KvStage::kToDecode, .epoch = hello.epoch, .max_page_bytes = node_.options_.max_page_bytes};
   for (;;) {
-    FP4MOE_ASSIGN_OR_RETURN(const KvFrame frame, socket_->receive(legal));
+    FP4MOE_ASSIGN_OR_RETURN(KvFrame frame, socket_->receive(legal));
     FP4MOE_RETURN_IF_ERROR(take_in(frame));
   }
 }
 
 // Frames for a released room are dropped.
-Status DecodeNode::Peer::take_in(const KvFrame& frame) {
+Status DecodeNode::Peer::take_in(KvFrame& frame) {
   const uint64_t room = frame.header.room;
   if (frame.header.type == KvFrameType::kFailed && room == 0) return decode_failure(frame.payload);
   Room found;
@@ -147,7 +147,7 @@ Status DecodeNode::Peer::take_in(const KvFrame& frame) {
     if (it == rooms_.end()) return {};
     found = it->second;
   }
-  if (frame.header.type == KvFrameType::kPage) return take_page(room, found, frame.payload);
+  if (frame.header.type == KvFrameType::kPage) return take_page(room, found, std::move(frame.payload));
   if (frame.header.type == KvFrameType::kFirstToken) {
     FP4MOE_ASSIGN_OR_RETURN(FirstToken first, decode_first_token(frame.payload));
     node_.on_event_(
@@ -163,32 +163,57 @@ Status DecodeNode::Peer::take_in(const KvFrame& frame) {
   return {};
 }
 
-Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::span<const uint8_t> payload) {
+// Keeps the page until those that are written with it have arrived. If another room's pages come in between,
+// the present ones are written first.
+Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::vector<uint8_t>&& payload) {
   if (found.pages == nullptr) return data_loss("received a page that was not requested");
   const KvPageShape shape = found.pages->shape();
   FP4MOE_ASSIGN_OR_RETURN(const KvPageHeader page, decode_page(payload, shape));
   if (page.index != found.next_page)
     return data_loss("received page " + std::to_string(page.index) + ", expected page " +
                      std::to_string(found.next_page));
-  const auto before = Clock::now();
-  const Status status = found.pages->write(page.index, payload.subspan(sizeof page));
-  node_.traffic_.count_part(shape.bytes_of(page.index), Clock::now() - before);
-  if (!status.ok()) {
-    release(room);
-    if (status.code() != StatusCode::kCancelled)
-      node_.on_event_({.room = room, .id = found.id, .status = status});
-    return {};
+  if (pending_.room != room) write_pending();
+  if (pending_.payloads.empty()) {
+    pending_.room = room;
+    pending_.id = found.id;
+    pending_.pages = found.pages;
+    pending_.first = page.index;
+    pending_.taken_at = found.taken_at;
   }
-  const bool is_last = page.index + 1 == shape.num_parts();
+  pending_.payloads.push_back(std::move(payload));
   {
     std::lock_guard lock(mutex_);
     if (const auto it = rooms_.find(room); it != rooms_.end()) ++it->second.next_page;
   }
-  if (!is_last) return {};
-  node_.traffic_.count_transfer(Clock::now() - found.taken_at);
-  release(room);
-  node_.on_event_({.kind = KvEvent::Kind::kArrived, .room = room, .id = found.id});
+  if (std::ssize(pending_.payloads) == pending_.pages->num_together(pending_.first)) write_pending();
   return {};
+}
+
+void DecodeNode::Peer::write_pending() {
+  if (pending_.payloads.empty()) return;
+  Pending pending = std::exchange(pending_, {});
+  const int64_t end = pending.first + std::ssize(pending.payloads);
+  const bool is_last = end == pending.pages->shape().num_parts();
+  int64_t num_bytes = 0;
+  std::vector<std::span<const uint8_t>> parts;
+  for (const std::vector<uint8_t>& payload : pending.payloads) {
+    parts.push_back(std::span(payload).subspan(sizeof(KvPageHeader)));
+    num_bytes += std::ssize(parts.back());
+  }
+  const auto before = Clock::now();
+  const Status status = pending.pages->write(pending.first, parts);
+  node_.traffic_.count_parts(num_bytes, Clock::now() - before);
+  for (std::vector<uint8_t>& payload : pending.payloads) socket_->reuse(std::move(payload));
+  if (!status.ok()) {
+    release(pending.room);
+    if (status.code() != StatusCode::kCancelled)
+      node_.on_event_({.room = pending.room, .id = pending.id, .status = status});
+    return;
+  }
+  if (!is_last) return;
+  node_.traffic_.count_transfer(Clock::now() - pending.taken_at);
+  release(pending.room);
+  node_.on_event_({.kind = KvEvent::Kind::kArrived, .room = pending.room, .id = pending.id});
 }
 
 }  // namespace fp4moe

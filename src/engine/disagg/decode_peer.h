@@ -7,6 +7,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "engine/disagg/decode_node.h"
 #include "engine/disagg/kv_sender.h"
@@ -49,8 +50,18 @@ class DecodeNode::Peer {
   Status converse();
   void shut_down();
   void end(const Status& status) noexcept;
-  Status take_in(const KvFrame& frame);
-  Status take_page(uint64_t room, const Room& found, std::span<const uint8_t> payload);
+  // Pages of one room that have arrived and are written together.
+  struct Pending {
+    uint64_t room = 0;
+    std::string id;
+    std::shared_ptr<KvLease> pages;
+    int64_t first = 0;                           // number of the first
+    std::vector<std::vector<uint8_t>> payloads;  // with their KvPageHeaders
+    Clock::time_point taken_at;
+  };
+  Status take_in(KvFrame& frame);
+  Status take_page(uint64_t room, const Room& found, std::vector<uint8_t>&& payload);
+  void write_pending();
   Status at_peer(const Status& status) const { return status.with_context("prefill node " + name_); }
 
   DecodeNode& node_;
@@ -64,6 +75,7 @@ class DecodeNode::Peer {
   Clock::time_point idle_since_ = Clock::now();
   std::string last_error_;  // owned by run()'s thread until the connection has ended
   bool closing_ = false;
+  Pending pending_;  // used on run()'s thread; no payloads: none
   std::thread sending_, thread_;
 };
 

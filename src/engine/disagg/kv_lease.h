@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "engine/disagg/kv_wire.h"
@@ -48,28 +49,43 @@ class KvLease {
             .first_window_page = executor_.window().first_page(num_tokens_),
             .state_bytes = executor_.state_bytes()};
   }
-  // Reads a part of the transfer in canonical form: a page of full layers and, from first_window_page on,
-  // that of window layers, or a piece of the state. kCancelled if the lease has ended (nothing was copied);
-  // otherwise the status of open() or the executor's errors.
-  Status read(int64_t index, std::span<uint8_t> canonical) {
+  // The number of parts from `first` on that are best copied together: pages, or one piece of the state.
+  int64_t num_together(int64_t first) const {
+    const KvPageShape of = shape();
+    const int64_t most_bytes = executor_.page_batch_bytes();
+    int64_t count = 1;
+    for (int64_t bytes = of.bytes_of(first); of.is_page(first + count); ++count) {
+      bytes += of.bytes_of(first + count);
+      if (bytes > most_bytes) break;
+    }
+    return count;
+  }
+  // Reads parts of the transfer from `first` on in canonical form, each into its own memory: a page of full
+  // layers and, from first_window_page on, that of window layers, or a piece of the state. Pieces are read
+  // one at a time. kCancelled if the lease has ended (nothing was copied); otherwise the status of open() or
+  // the executor's errors.
+  Status read(int64_t first, std::span<const std::span<uint8_t>> parts) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return is_open_ || ended_; });
     if (ended_) return cancelled("the lease has ended");
     FP4MOE_RETURN_IF_ERROR(status_);
-    if (const KvPageShape of = shape(); !of.is_page(index))
-      return executor_.read_state(group_, slot_, of.state_offset(index), canonical);
-    return for_groups(index, [&](PageId page, int64_t num_tokens, int64_t offset) {
-      return executor_.read_page(group_, page, num_tokens, canonical.data() + offset);
-    });
+    if (const KvPageShape of = shape(); !of.is_page(first))
+      return executor_.read_state(group_, slot_, of.state_offset(first), parts[0]);
+    return executor_.read_pages(group_, pages_of<PageRead>(first, parts));
   }
-  Status write(int64_t index, std::span<const uint8_t> canonical) {
+  Status write(int64_t first, std::span<const std::span<const uint8_t>> parts) {
     std::lock_guard lock(mutex_);
     if (ended_) return cancelled("the lease has ended");
-    if (const KvPageShape of = shape(); !of.is_page(index))
-      return executor_.write_state(group_, slot_, of.state_offset(index), canonical);
-    return for_groups(index, [&](PageId page, int64_t num_tokens, int64_t offset) {
-      return executor_.write_page(group_, page, num_tokens, canonical.data() + offset);
-    });
+    if (const KvPageShape of = shape(); !of.is_page(first))
+      return executor_.write_state(group_, slot_, of.state_offset(first), parts[0]);
+    return executor_.write_pages(group_, pages_of<PageWrite>(first, parts));
+  }
+  // The same for one part.
+  Status read(int64_t index, std::span<uint8_t> canonical) {
+    return read(index, std::span<const std::span<uint8_t>>(&canonical, 1));
+  }
+  Status write(int64_t index, std::span<const uint8_t> canonical) {
+    return write(index, std::span<const std::span<const uint8_t>>(&canonical, 1));
   }
   // An error makes every later read() fail with it.
   void open(Status status) {
@@ -86,15 +102,19 @@ class KvLease {
   }
 
  private:
-  // Calls copy(page, number of tokens, offset in the canonical form) for the page of each group of layers.
-  template <class Copy>
-  Status for_groups(int64_t index, const Copy& copy) {
+  // Returns the pages of each group of layers, one part after the other.
+  template <class PageCopy, class Bytes>
+  std::vector<PageCopy> pages_of(int64_t first, std::span<const Bytes> parts) const {
     const KvPageShape of = shape();
-    const int64_t num_tokens = of.tokens_of(index);
-    FP4MOE_RETURN_IF_ERROR(copy(tables_.full[static_cast<size_t>(index)], num_tokens, int64_t{0}));
-    if (!of.has_window_page(index)) return {};
-    return copy({tables_.window[static_cast<size_t>(index)], KvLayers::kWindow}, num_tokens,
-                num_tokens * of.token_bytes);
+    std::vector<PageCopy> pages;
+    for (const Bytes& part : parts) {
+      const int64_t index = first++, num_tokens = of.tokens_of(index);
+      const auto page = static_cast<size_t>(index), full = static_cast<size_t>(num_tokens * of.token_bytes);
+      pages.push_back({tables_.full[page], num_tokens, part.first(full)});
+      if (of.has_window_page(index))
+        pages.push_back({{tables_.window[page], KvLayers::kWindow}, num_tokens, part.subspan(full)});
+    }
+    return pages;
   }
 
   Executor& executor_;

@@ -1,5 +1,6 @@
 #include "engine/disagg/kv_sender.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -7,6 +8,11 @@
 #include "base/guarded.h"
 
 namespace fp4moe {
+namespace {
+
+constexpr size_t kHeaderBytes = sizeof(KvFrameHeader) + sizeof(KvPageHeader);  // of a part's frame
+
+}  // namespace
 
 bool KvSender::push(Item item) {
   const int64_t num_bytes = std::ssize(item.payload);
@@ -67,29 +73,40 @@ void KvSender::put_back(Item item) {
 }
 
 Status KvSender::send(KvSocket& socket, uint64_t epoch, Item& item) {
-  if (item.pages != nullptr) return send_part(socket, epoch, item);
+  if (item.pages != nullptr) return send_parts(socket, epoch, item);
   return socket.send(kv_frame(item.type, epoch, item.room, std::string_view(item.payload)));
 }
 
-// Clears item.pages at the end of the transfer.
-Status KvSender::send_part(KvSocket& socket, uint64_t epoch, Item& item) {
+// Sends the next parts, each in its own frame. Clears item.pages at the end of the transfer.
+Status KvSender::send_parts(KvSocket& socket, uint64_t epoch, Item& item) {
   const KvPageShape shape = item.pages->shape();
-  const KvPageHeader part{item.next, shape.tokens_of(item.next)};
-  const int64_t num_bytes = shape.bytes_of(item.next);
-  std::vector<uint8_t> frame = open_kv_frame(item.type, epoch, item.room, int64_t{sizeof part} + num_bytes);
-  const std::span<uint8_t> payload = kv_payload(frame);
-  std::memcpy(payload.data(), &part, sizeof part);
+  const int64_t first = item.next, end = first + item.pages->num_together(first);
+  const auto frame_bytes = [&](int64_t part) {
+    return kHeaderBytes + static_cast<size_t>(shape.bytes_of(part));
+  };
+  size_t total = 0;
+  for (int64_t part = first; part < end; ++part) total += frame_bytes(part);
+  frames_.resize(std::max(frames_.size(), total));
+  std::vector<std::span<uint8_t>> frames, parts;
+  for (size_t at = 0; std::ssize(frames) < end - first; at += frames.back().size()) {
+    const KvPageHeader part{first + std::ssize(frames), shape.tokens_of(first + std::ssize(frames))};
+    frames.push_back(std::span(frames_).subspan(at, frame_bytes(part.index)));
+    open_kv_frame(item.type, epoch, item.room, frames.back());
+    std::memcpy(kv_payload(frames.back()).data(), &part, sizeof part);
+    parts.push_back(kv_payload(frames.back()).subspan(sizeof part));
+  }
   const auto before = KvTraffic::Clock::now();
-  if (const Status status = item.pages->read(item.next, payload.subspan(sizeof part)); !status.ok()) {
+  if (const Status status = item.pages->read(first, parts); !status.ok()) {
     item.pages = nullptr;
     if (status.code() != StatusCode::kCancelled) item.on_failure(status);
     return {};
   }
   const auto copy = KvTraffic::Clock::now() - before;
-  seal_kv_frame(frame);
-  FP4MOE_RETURN_IF_ERROR(socket.send(frame));
-  traffic_.count_part(num_bytes, copy);
-  if (++item.next < shape.num_parts()) return {};
+  for (const std::span<uint8_t> frame : frames) seal_kv_frame(frame);
+  FP4MOE_RETURN_IF_ERROR(socket.send(std::span(frames_).first(total)));
+  traffic_.count_parts(static_cast<int64_t>(total - frames.size() * kHeaderBytes), copy);
+  item.next = end;
+  if (item.next < shape.num_parts()) return {};
   item.pages = nullptr;
   traffic_.count_transfer(KvTraffic::Clock::now() - item.posted);
   return {};

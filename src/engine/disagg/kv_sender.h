@@ -1,6 +1,6 @@
 // KvSender: sends one node's frames on a connection, on a dedicated thread. Messages are sent in order; of
-// several transfers, each sends one part in turn, so that a long prompt or a large state delays neither the
-// messages nor the transfers of other requests for long.
+// several transfers, each sends one part in turn, or the pages that are copied together, so that a long
+// prompt or a large state delays neither the messages nor the transfers of other requests for long.
 #pragma once
 
 #include <condition_variable>
@@ -31,9 +31,9 @@ class KvSender {
   // Thread-safe; never waits for the connection. Items posted before run() are sent once it runs. Returns
   // false and drops the item if a queue limit is reached because the other node receives too slowly.
   [[nodiscard]] bool post(KvFrameType type, uint64_t room, std::string payload);
-  // Sends the parts of the lease's transfer (KvPageShape) from `first` on, read one by one as the connection
-  // accepts them. Stops when the lease ends, or at a part that cannot be read, which on_failure reports on
-  // run()'s thread.
+  // Sends the parts of the lease's transfer (KvPageShape) from `first` on, read one by one, or
+  // KvLease::num_together() at a time, as the connection accepts them. Stops when the lease ends, or at a
+  // part that cannot be read, which on_failure reports on run()'s thread.
   [[nodiscard]] bool post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
                                 std::function<void(const Status&)> on_failure);
 
@@ -56,9 +56,10 @@ class KvSender {
   bool pop(Item& item);
   void put_back(Item item);
   Status send(KvSocket& socket, uint64_t epoch, Item& item);
-  Status send_part(KvSocket& socket, uint64_t epoch, Item& item);
+  Status send_parts(KvSocket& socket, uint64_t epoch, Item& item);
 
   KvTraffic& traffic_;
+  std::vector<uint8_t> frames_;  // of send_parts(), which keeps the memory
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;

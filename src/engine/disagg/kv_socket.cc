@@ -191,8 +191,14 @@ Result<KvFrame> KvSocket::receive(const KvLegal& legal, Clock::time_point end_by
   FP4MOE_ASSIGN_OR_RETURN(frame.header, read_kv_header(head, legal));
   const int64_t num_bytes = frame.header.num_bytes;
   const bool is_budgeted = options_.budget != nullptr && frame.header.type != KvFrameType::kPage;
+  if (frame.header.type == KvFrameType::kPage && !spare_.empty()) {
+    frame.payload = std::move(spare_.back());
+    spare_.pop_back();
+  }
   try {
-    for (int64_t done = 0, next = kFirstAllocation; done < num_bytes; next *= 2) {
+    const int64_t at_once = std::max(kFirstAllocation, std::ssize(frame.payload));
+    frame.payload.resize(std::min(frame.payload.size(), static_cast<size_t>(num_bytes)));
+    for (int64_t done = 0, next = at_once; done < num_bytes; next *= 2) {
       next = std::min(next, num_bytes);
       if (is_budgeted && next > kFirstAllocation && !options_.budget->raise(frame.lease, next))
         return unavailable("no room for a message of " + std::to_string(num_bytes) +

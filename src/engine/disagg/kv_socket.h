@@ -49,6 +49,8 @@ class KvSocket {
   // deadline; neither wait extends beyond end_by. Memory grows with the bytes received, not with the length
   // in the header.
   Result<KvFrame> receive(const KvLegal& legal, Clock::time_point end_by = Clock::time_point::max());
+  // Gives the memory of a received payload back, for those of later pages. Call on receive()'s thread.
+  void reuse(std::vector<uint8_t> payload) { spare_.push_back(std::move(payload)); }
   void shut_down();
   std::string peer() const;  // "address:port" of the other node
 
@@ -59,6 +61,7 @@ class KvSocket {
 
   const int descriptor_;
   const KvSocketOptions options_;
+  std::vector<std::vector<uint8_t>> spare_;  // reuse()
 };
 
 }  // namespace fp4moe

@@ -27,8 +27,8 @@ class KvTraffic {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // A part of a transfer. `copy`: the duration of its copy between its frame and the executor's memory.
-  void count_part(int64_t num_bytes, Clock::duration copy) {
+  // Parts of a transfer. `copy`: the duration of their copy between frames and the executor's memory.
+  void count_parts(int64_t num_bytes, Clock::duration copy) {
     num_bytes_ += num_bytes;
     copy_ns_ += nanoseconds(copy);
   }

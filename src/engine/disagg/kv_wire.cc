@@ -71,12 +71,17 @@ Result<T> read_fixed(std::span<const uint8_t> payload, const char* what) {
 
 std::vector<uint8_t> open_kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, int64_t num_bytes) {
   std::vector<uint8_t> frame(sizeof(KvFrameHeader) + static_cast<size_t>(num_bytes));
-  const KvFrameHeader header{.type = type, .epoch = epoch, .room = room, .num_bytes = num_bytes};
-  std::memcpy(frame.data(), &header, sizeof header);
+  open_kv_frame(type, epoch, room, frame);
   return frame;
 }
 
-void seal_kv_frame(std::vector<uint8_t>& frame) {
+void open_kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, std::span<uint8_t> frame) {
+  const KvFrameHeader header{
+      .type = type, .epoch = epoch, .room = room, .num_bytes = std::ssize(kv_payload(frame))};
+  std::memcpy(frame.data(), &header, sizeof header);
+}
+
+void seal_kv_frame(std::span<uint8_t> frame) {
   KvFrameHeader header;
   std::memcpy(&header, frame.data(), sizeof header);
   header.checksum = checksum_of(header, kv_payload(frame));

@@ -96,9 +96,11 @@ std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, s
 // Builds a frame with space for num_bytes of payload, which the caller fills before it calls
 // seal_kv_frame().
 std::vector<uint8_t> open_kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, int64_t num_bytes);
-void seal_kv_frame(std::vector<uint8_t>& frame);
-inline std::span<uint8_t> kv_payload(std::vector<uint8_t>& frame) {
-  return std::span(frame).subspan(sizeof(KvFrameHeader));
+// The same in memory that has the frame's size.
+void open_kv_frame(KvFrameType type, uint64_t epoch, uint64_t room, std::span<uint8_t> frame);
+void seal_kv_frame(std::span<uint8_t> frame);
+inline std::span<uint8_t> kv_payload(std::span<uint8_t> frame) {
+  return frame.subspan(sizeof(KvFrameHeader));
 }
 
 // The headers that a receiver accepts.

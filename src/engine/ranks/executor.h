@@ -6,6 +6,7 @@
 
 #include "base/thread_pool.h"
 #include "engine/ranks/draft_shape.h"
+#include "engine/ranks/page_copy.h"
 #include "kernels/device_sampler.h"
 #include "model/model.h"
 
@@ -101,6 +102,20 @@ class Executor {
                             const uint8_t* /*canonical*/) {
     return unsupported("this executor cannot import KV pages");
   }
+  // The same for several pages, whose canonical forms are in separate memory. After an error the bytes read
+  // are undefined.
+  virtual Status read_pages(int group, std::span<const PageRead> pages) {
+    for (const PageRead& p : pages)
+      FP4MOE_RETURN_IF_ERROR(read_page(group, p.page, p.num_tokens, p.canonical.data()));
+    return {};
+  }
+  virtual Status write_pages(int group, std::span<const PageWrite> pages) {
+    for (const PageWrite& p : pages)
+      FP4MOE_RETURN_IF_ERROR(write_page(group, p.page, p.num_tokens, p.canonical.data()));
+    return {};
+  }
+  // The bytes that such a call copies best; 0: one page is as good as several.
+  virtual int64_t page_batch_bytes() const { return 0; }
   // Reads or writes bytes from `first` on of a state slot of a group in canonical form
   // (StateCache::read_slot), which has state_bytes() in all; 0: the model has no states. The rules are those
   // of pages.

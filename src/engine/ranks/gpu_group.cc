@@ -85,11 +85,20 @@ class GpuGroup final : public RankGroup {
     return ranks_.size() == 1 ? failures[0] : cause_of(failures);
   }
   Status read_page(int group, PageId page, int64_t num_tokens, uint8_t* canonical) override {
-    return pages_of(group).read_page(page, num_tokens, {canonical, page_bytes(page, num_tokens)});
+    const PageRead pages[] = {{page, num_tokens, {canonical, page_bytes(page, num_tokens)}}};
+    return read_pages(group, pages);
   }
   Status write_page(int group, PageId page, int64_t num_tokens, const uint8_t* canonical) override {
-    return pages_of(group).write_page(page, num_tokens, {canonical, page_bytes(page, num_tokens)});
+    const PageWrite pages[] = {{page, num_tokens, {canonical, page_bytes(page, num_tokens)}}};
+    return write_pages(group, pages);
   }
+  Status read_pages(int group, std::span<const PageRead> pages) override {
+    return pages_of(group).read_pages(pages);
+  }
+  Status write_pages(int group, std::span<const PageWrite> pages) override {
+    return pages_of(group).write_pages(pages);
+  }
+  int64_t page_batch_bytes() const override { return kPageBatchBytes; }
   Status read_state(int group, int32_t slot, int64_t first, std::span<uint8_t> canonical) override {
     return pages_of(group).read_state(slot, first, canonical);
   }

@@ -190,21 +190,37 @@ Status GpuRank::rebalance_experts() {
 
 // ---- KV pages and states exchanged with other engines ----------------------------------------------
 
-// Copies a page of the target, and that of the draft model behind it, which passes may still be computing.
-Status GpuRank::start_page(PageId page, int64_t num_tokens, uint8_t* staging, CopyDirection direction) {
+// Enqueues copies of the pages of one group of layers.
+void GpuRank::enqueue_pages(const KvCache& kv, KvLayers layers, std::span<const StagedPage> pages,
+                            uint8_t* staging, CopyDirection direction) {
+  if (direction == CopyDirection::kFromRank && !kv.sends_pages()) return;
+  KvPagesCopyArgs args;
+  const auto launch = [&] {
+    if (args.num_pages > 0) cuda_copy_kv_pages()(args);
+    args.num_pages = 0;
+  };
+  for (const StagedPage& page : pages) {
+    if (page.page.layers != layers || page.num_tokens == 0) continue;
+    args.each = kv.page_copy(page.page, page.num_tokens, staging);
+    args.each.to_device = direction == CopyDirection::kToRank;
+    args.pages[args.num_pages++] = {page.page.page, static_cast<int32_t>(page.num_tokens), page.offset};
+    if (args.num_pages == KvPagesCopyArgs::kMostPages) launch();
+  }
+  launch();
+}
+
+// Copies pages of the target, and those of the draft model behind them, which passes may still be computing.
+Status GpuRank::start_pages(std::span<const StagedPage> pages, uint8_t* staging, CopyDirection direction) {
   FP4MOE_RETURN_IF_ERROR(failure());
   const StreamScope scope(page_stream_);
-  const bool to_device = direction == CopyDirection::kToRank;
-  const auto copy_page = [&](const KvCache& kv, uint8_t* canonical) {
-    if (!to_device && !kv.sends_pages()) return;
-    KvPageCopyArgs args = kv.page_copy(page, num_tokens, canonical);
-    args.to_device = to_device;
-    cuda_copy_kv_page()(args);
-  };
-  copy_page(rank_.kv(), staging);
-  if (const KvCache* const draft = rank_.shared_draft_kv(page.layers); draft != nullptr) {
+  for (const KvLayers layers : {KvLayers::kFull, KvLayers::kWindow}) {
+    enqueue_pages(rank_.kv(), layers, pages, staging, direction);
+    const KvCache* const draft = rank_.shared_draft_kv(layers);
+    if (draft == nullptr) continue;
     for (const Event& drafted : drafted_) drafted.hold(page_stream_);
-    copy_page(*draft, staging + num_tokens * rank_.kv().token_bytes());
+    std::vector<StagedPage> behind(pages.begin(), pages.end());
+    for (StagedPage& page : behind) page.offset += page.num_tokens * rank_.kv().token_bytes(layers);
+    enqueue_pages(*draft, layers, behind, staging, direction);
   }
   return {};
 }

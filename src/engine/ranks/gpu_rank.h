@@ -97,7 +97,7 @@ class GpuRank final : public PageCopier {
   // Returns OK, or why one of this rank's groups has failed (DeviceCommunicator::failure()).
   Status group_failure() const;
   // Beside the steps; `staging` is pinned. Callable from any thread, by one at a time.
-  Status start_page(PageId page, int64_t num_tokens, uint8_t* staging, CopyDirection direction) override;
+  Status start_pages(std::span<const StagedPage> pages, uint8_t* staging, CopyDirection direction) override;
   Status start_state(int32_t slot, int64_t first, std::span<uint8_t> staging,
                      CopyDirection direction) override;
   Status finish_copies(const char* what) override;
@@ -130,6 +130,8 @@ class GpuRank final : public PageCopier {
   Status rehearse_steps(BatchModel model, int64_t most);
   Status rehearse_sampling(int64_t num_rows, bool accepts);
   Status rehearse_copies();
+  void enqueue_pages(const KvCache& kv, KvLayers layers, std::span<const StagedPage> pages, uint8_t* staging,
+                     CopyDirection direction);
   Status make_groups(const RankSetup& setup, const PeerHeap* heap);
   Status make_groups_of(BatchModel model, const RankSetup& setup, const PeerHeap* heap);
   // RankContext::device_group and device_world for a model.
@@ -218,8 +220,11 @@ class GpuRank final : public PageCopier {
   Status failure_;
 };
 
-// Makes the pages of each data-parallel group, with pinned staging. Call after load() of all ranks, which are
-// borrowed.
+// A GPU copies 4 MiB of pages in about the time of one page, if it has to leave another process's kernels
+// first.
+constexpr int64_t kPageBatchBytes = 4 << 20;
+// Makes the pages of each data-parallel group, with pinned staging for a batch. Call after load() of all
+// ranks, which are borrowed.
 Result<std::vector<std::unique_ptr<GroupPages>>> make_group_pages(
     std::span<const std::unique_ptr<GpuRank>> ranks);
 // Connects the ranks' threads, for weights that move between GPUs through a part of the heap. Call before

@@ -270,7 +270,8 @@ Status GpuRank::rehearse_copies() {
   FP4MOE_ASSIGN_OR_RETURN(const Buffer token,
                           Buffer::make(rank_.page_token_bytes(KvLayers::kFull), pinned_memory()));
   std::fill_n(token.data(), token.num_bytes(), uint8_t{0});
-  FP4MOE_RETURN_IF_ERROR(start_page(0, 1, token.data(), CopyDirection::kToRank));
+  const StagedPage page[] = {{0, 1, 0}};
+  FP4MOE_RETURN_IF_ERROR(start_pages(page, token.data(), CopyDirection::kToRank));
   FP4MOE_RETURN_IF_ERROR(finish_copies("the rehearsal"));
   const StateCopy scrap[] = {{0, 0}};
   return rank_.states().num_slots() > 0 ? copy_states(scrap) : Status();
@@ -359,12 +360,10 @@ Status GpuRank::record_graphs(const EngineConfig& flags) {
 
 Result<std::vector<std::unique_ptr<GroupPages>>> make_group_pages(
     std::span<const std::unique_ptr<GpuRank>> ranks) {
-  constexpr int64_t kStateStagingBytes = 1 << 20;  // of a state, which is copied piece by piece
   const Rank& any = ranks[0]->rank();
   const int64_t token_bytes =
       std::max(any.page_token_bytes(KvLayers::kFull), any.page_token_bytes(KvLayers::kWindow));
-  const int64_t most_bytes = std::max(any.kv().page_size() * token_bytes,
-                                      std::min(StateCache::bytes_per_slot(any.config()), kStateStagingBytes));
+  const int64_t most_bytes = std::max(any.kv().page_size() * token_bytes, kPageBatchBytes);
   const int num_ranks = any.layout().attention_tp();
   std::vector<std::unique_ptr<GroupPages>> groups;
   for (int first = 0; first < any.layout().tp; first += num_ranks) {
@@ -387,9 +386,9 @@ Result<std::unique_ptr<Job>> connect_movers(std::span<const std::unique_ptr<GpuR
       Job::open({.fabric = "threads",
                  .num_ranks = num_ranks,
                  .heap_bytes = Communicator::heap_bytes(num_ranks, kRecordBytes, kStagingBytes),
+                 .timeout_seconds = setup.flags.comm_timeout}));
   MoveArea area{.num_bytes = setup.memory.move_bytes};
   for (int r = 0; r < num_ranks; ++r) area.of_rank.push_back(heap.base(r) + setup.memory.move_offset);
-                 .timeout_seconds = setup.flags.comm_timeout}));
   for (int r = 0; r < num_ranks; ++r)
     ranks[static_cast<size_t>(r)]->rank().set_movers(
         job->endpoint(r), {.record_bytes = kRecordBytes, .staging_bytes = kStagingBytes},

@@ -30,28 +30,48 @@ Status GroupPages::copy(const char* what, const Start& start) {
   return status;
 }
 
-void GroupPages::check_fits(size_t num_bytes) const {
-  FP4MOE_CHECK(static_cast<int64_t>(num_bytes) <= staging_.num_bytes(),
-               "a page of " + std::to_string(num_bytes) + " bytes for a staging buffer of " +
-                   std::to_string(staging_.num_bytes()));
-}
-
-Status GroupPages::read_page(PageId page, int64_t num_tokens, std::span<uint8_t> canonical) {
-  std::lock_guard lock(mutex_);
-  check_fits(canonical.size());
-  FP4MOE_RETURN_IF_ERROR(copy("reading a KV page", [&](PageCopier& rank) {
-    return rank.start_page(page, num_tokens, staging_.data(), CopyDirection::kFromRank);
-  }));
-  std::copy_n(staging_.data(), canonical.size(), canonical.data());
+// Calls copy_staged(pages, their places) for as many pages at a time as fit into the staging buffer.
+template <class PageCopy, class CopyStaged>
+Status GroupPages::for_batches(std::span<const PageCopy> pages, const CopyStaged& copy_staged) const {
+  std::vector<StagedPage> staged;
+  for (size_t first = 0; first < pages.size(); first += staged.size()) {
+    staged.clear();
+    for (int64_t used = 0; first + staged.size() < pages.size();) {
+      const PageCopy& page = pages[first + staged.size()];
+      const int64_t num_bytes = std::ssize(page.canonical);
+      FP4MOE_CHECK(num_bytes <= staging_bytes(), "a page of " + std::to_string(num_bytes) +
+                                                     " bytes for a staging buffer of " +
+                                                     std::to_string(staging_bytes()));
+      if (used + num_bytes > staging_bytes()) break;
+      staged.push_back({page.page, page.num_tokens, used});
+      used += Arena::padded(num_bytes);
+    }
+    FP4MOE_RETURN_IF_ERROR(copy_staged(pages.subspan(first, staged.size()), staged));
+  }
   return {};
 }
 
-Status GroupPages::write_page(PageId page, int64_t num_tokens, std::span<const uint8_t> canonical) {
+Status GroupPages::read_pages(std::span<const PageRead> pages) {
   std::lock_guard lock(mutex_);
-  check_fits(canonical.size());
-  std::copy_n(canonical.data(), canonical.size(), staging_.data());
-  return copy("writing a KV page", [&](PageCopier& rank) {
-    return rank.start_page(page, num_tokens, staging_.data(), CopyDirection::kToRank);
+  const auto read = [&](std::span<const PageRead> batch, std::span<const StagedPage> staged) -> Status {
+    FP4MOE_RETURN_IF_ERROR(copy("reading a KV page", [&](PageCopier& rank) {
+      return rank.start_pages(staged, staging_.data(), CopyDirection::kFromRank);
+    }));
+    for (size_t i = 0; i < batch.size(); ++i)
+      std::copy_n(staging_.data() + staged[i].offset, batch[i].canonical.size(), batch[i].canonical.data());
+    return {};
+  };
+  return for_batches(pages, read);
+}
+
+Status GroupPages::write_pages(std::span<const PageWrite> pages) {
+  std::lock_guard lock(mutex_);
+  return for_batches(pages, [&](std::span<const PageWrite> batch, std::span<const StagedPage> staged) {
+    for (size_t i = 0; i < batch.size(); ++i)
+      std::ranges::copy(batch[i].canonical, staging_.data() + staged[i].offset);
+    return copy("writing a KV page", [&](PageCopier& rank) {
+      return rank.start_pages(staged, staging_.data(), CopyDirection::kToRank);
+    });
   });
 }
 

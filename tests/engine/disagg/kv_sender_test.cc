@@ -104,6 +104,37 @@ TEST_F(KvSenderTest, TransfersTakeTurnsAndMessagesOvertakeThem) {
   EXPECT_GT(totals.transfer_seconds, totals.copy_seconds);  // the two transfers took turns
 }
 
+// Pages that are read together arrive in separate frames, and are written together or one by one.
+TEST_F(KvSenderTest, PagesOfABatchAreSentInOneTurn) {
+  std::vector<uint8_t> page(static_cast<size_t>(4 * from_.kv_token_bytes()));
+  for (const int32_t number : {3, 4, 5}) {
+    std::ranges::fill(page, static_cast<uint8_t>(number));
+    ASSERT_TRUE(from_.write_page(0, number, 4, page.data()).ok());
+  }
+  from_.batch_bytes = 8 * from_.kv_token_bytes();
+  post(1, lease(from_, 1, 9), 0);
+  post(2, lease(from_, 2, 8), 2);
+  run();
+  std::vector<uint64_t> rooms;
+  std::vector<std::vector<uint8_t>> payloads;
+  for (int i = 0; i < 9; ++i) {
+    KvFrame frame = receive();
+    rooms.push_back(frame.header.room);
+    if (frame.header.room == 1) payloads.push_back(std::move(frame.payload));
+  }
+  EXPECT_EQ(rooms, (std::vector<uint64_t>{1, 1, 2, 1, 2, 1, 2, 1, 1}));
+  std::vector<std::span<const uint8_t>> pages;
+  for (size_t i = 0; i < 3; ++i) pages.push_back(std::span(payloads[i]).subspan(sizeof(KvPageHeader)));
+  const auto arriving = lease(to_, 2, 9);
+  ASSERT_TRUE(arriving->write(0, std::span(pages).first(2)).ok());
+  ASSERT_TRUE(arriving->write(2, pages[2]).ok());
+  for (const auto& [number, num_tokens] : {std::pair(6, 4), {7, 4}, {8, 1}}) {
+    std::vector<uint8_t> arrived(static_cast<size_t>(num_tokens * to_.kv_token_bytes()));
+    ASSERT_TRUE(to_.read_page(0, number, num_tokens, arrived.data()).ok());
+    EXPECT_EQ(arrived, std::vector<uint8_t>(arrived.size(), static_cast<uint8_t>(number - 3)));
+  }
+}
+
 // A transfer whose lease ends, or whose state cannot be read, stops; the others go on.
 TEST_F(KvSenderTest, ATransferThatStopsLeavesTheOthers) {
   const auto ended = lease(from_, 1, 9);

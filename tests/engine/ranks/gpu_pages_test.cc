@@ -55,9 +55,10 @@ void check_kernel(const ModelConfig& config, DType dtype, int tp) {
     on_host.push_back(KvCache::make(config, dtype, {kNumPages}, kPageSize, layout).value());
   }
   const auto copy_page = [&](const KvCache& kv, int32_t page, int64_t num_tokens, bool to_device) {
-    KvPageCopyArgs args = kv.page_copy(page, num_tokens, pinned.data());
-    args.to_device = to_device;
-    cuda_copy_kv_page()(args);
+    KvPagesCopyArgs args{.each = kv.page_copy(page, num_tokens, pinned.data()), .num_pages = 1};
+    args.pages[0] = {page, static_cast<int32_t>(num_tokens), 0};
+    args.each.to_device = to_device;
+    cuda_copy_kv_pages()(args);
   };
   for (int32_t page = 0; page < kNumPages; ++page) {  // no byte is uninitialised
     const std::vector<uint8_t> all = draw(kPageSize * one.token_bytes(), static_cast<uint32_t>(page));

@@ -1,5 +1,5 @@
 // Pages and states of a group whose ranks share its heads: gathered and scattered through a staging buffer by
-// ranks on the host, whose copies run when they are waited for, row by row as copy_kv_page() runs them.
+// ranks on the host, whose copies run when they are waited for, row by row as copy_kv_pages() runs them.
 #include "engine/ranks/group_pages.h"
 
 #include <gtest/gtest.h>
@@ -31,12 +31,15 @@ struct HostRank final : PageCopier {
       draft = KvCache::make(*draft_config, dtype, {kNumPages}, kPageSize, layout).value();
   }
 
-  Status start_page(PageId page, int64_t num_tokens, uint8_t* staging, CopyDirection direction) override {
+  Status start_pages(std::span<const StagedPage> pages, uint8_t* staging, CopyDirection direction) override {
     FP4MOE_RETURN_IF_ERROR(start_failure);
     if (throws) throw std::bad_alloc();
-    start(kv, page, num_tokens, staging, direction);
-    if (draft && page.layers == KvLayers::kFull)
-      start(*draft, page, num_tokens, staging + num_tokens * kv.token_bytes(), direction);
+    for (const auto& [page, num_tokens, offset] : pages) {
+      start(kv, page, num_tokens, staging + offset, direction);
+      if (draft && page.layers == KvLayers::kFull)
+        start(*draft, page, num_tokens, staging + offset + num_tokens * kv.token_bytes(), direction);
+    }
+    ++num_starts;
     return {};
   }
   Status start_state(int32_t slot, int64_t first, std::span<uint8_t> staging,
@@ -75,6 +78,7 @@ struct HostRank final : PageCopier {
   std::optional<KvCache> draft;
   std::vector<std::function<void()>> copies;
   int64_t bytes_sent = 0;
+  int num_starts = 0;
   Status start_failure, finish_failure;
   bool throws = false;
 };
@@ -90,6 +94,14 @@ struct HostGroup {
       copiers.push_back(ranks.back().get());
     }
     pages = std::make_unique<GroupPages>(std::move(copiers), tp, Buffer::make(staging_bytes).value());
+  }
+  Status read_page(PageId page, int64_t num_tokens, std::span<uint8_t> canonical) {
+    const PageRead one[] = {{page, num_tokens, canonical}};
+    return pages->read_pages(one);
+  }
+  Status write_page(PageId page, int64_t num_tokens, std::span<const uint8_t> canonical) {
+    const PageWrite one[] = {{page, num_tokens, canonical}};
+    return pages->write_pages(one);
   }
   int64_t bytes_sent() const {
     int64_t sum = 0;
@@ -131,13 +143,13 @@ void check_pages(int tp, const ModelConfig& config, DType dtype, const ModelConf
     if (layers == KvLayers::kWindow && !has_windows) continue;
     const int64_t token_bytes = layers == KvLayers::kFull ? full_bytes : one.token_bytes(layers);
     const std::vector<uint8_t> other = draw(kPageSize * token_bytes, 1);
-    ASSERT_TRUE(is_ok(group.pages->write_page({1, layers}, kPageSize, other)));
+    ASSERT_TRUE(is_ok(group.write_page({1, layers}, kPageSize, other)));
     for (const int64_t num_tokens : {0, 1, 5, kPageSize}) {
       const std::vector<uint8_t> page = draw(num_tokens * token_bytes, 2);
       std::vector<uint8_t> back(page.size()), still(other.size());
-      ASSERT_TRUE(is_ok(group.pages->write_page({2, layers}, num_tokens, page)));
+      ASSERT_TRUE(is_ok(group.write_page({2, layers}, num_tokens, page)));
       const int64_t before = group.bytes_sent();
-      ASSERT_TRUE(is_ok(group.pages->read_page({2, layers}, num_tokens, back)));
+      ASSERT_TRUE(is_ok(group.read_page({2, layers}, num_tokens, back)));
       ASSERT_EQ(back, page) << num_tokens;
       ASSERT_EQ(group.bytes_sent() - before, std::ssize(page)) << "a row was sent twice";
       for (const auto& rank : group.ranks) {
@@ -147,7 +159,7 @@ void check_pages(int tp, const ModelConfig& config, DType dtype, const ModelConf
           rank->draft->read_page(2, num_tokens, with_own.data() + num_tokens * one.token_bytes());
         ASSERT_EQ(with_own, page) << "a rank has other heads";
       }
-      ASSERT_TRUE(is_ok(group.pages->read_page({1, layers}, kPageSize, still)));
+      ASSERT_TRUE(is_ok(group.read_page({1, layers}, kPageSize, still)));
       ASSERT_EQ(still, other) << "another page was written";
     }
   }
@@ -228,26 +240,56 @@ TEST(GroupPages, AnErrorNamesTheRankAndEndsAllCopies) {
   HostGroup group(4, config, DType::kBF16, {kNumPages},
                   kPageSize * KvCache::make(config, DType::kBF16, {1}, kPageSize)->token_bytes());
   const std::vector<uint8_t> page = draw(kPageSize * group.ranks[0]->kv.token_bytes(), 3);
-  ASSERT_TRUE(is_ok(group.pages->write_page(3, kPageSize, page)));
+  ASSERT_TRUE(is_ok(group.write_page(3, kPageSize, page)));
   const auto check = [&](Status HostRank::*failure, const std::string& expected) {
     std::vector<uint8_t> bytes(page.size(), 7);
     (*group.ranks[1]).*failure = internal_error("no GPU");
-    EXPECT_EQ(group.pages->read_page(3, kPageSize, bytes).message(), expected);
+    EXPECT_EQ(group.read_page(3, kPageSize, bytes).message(), expected);
     EXPECT_EQ(bytes, std::vector<uint8_t>(page.size(), 7));
     (*group.ranks[3]).*failure = internal_error("no GPU either");
-    EXPECT_EQ(group.pages->write_page(2, kPageSize, page).message().substr(0, 6), "rank 5");
+    EXPECT_EQ(group.write_page(2, kPageSize, page).message().substr(0, 6), "rank 5");
     for (const auto& rank : group.ranks) {
       EXPECT_TRUE(rank->copies.empty());
       (*rank).*failure = {};
     }
-    ASSERT_TRUE(is_ok(group.pages->read_page(3, kPageSize, bytes)));
+    ASSERT_TRUE(is_ok(group.read_page(3, kPageSize, bytes)));
     EXPECT_EQ(bytes, page);
   };
   check(&HostRank::start_failure, "rank 5: no GPU");
   check(&HostRank::finish_failure, "rank 5: reading a KV page: no GPU");
   group.ranks[1]->throws = true;
-  EXPECT_THROW(static_cast<void>(group.pages->write_page(2, kPageSize, page)), std::bad_alloc);
+  EXPECT_THROW(static_cast<void>(group.write_page(2, kPageSize, page)), std::bad_alloc);
   for (const auto& rank : group.ranks) EXPECT_TRUE(rank->copies.empty());
+}
+
+// Pages of both groups of layers, in any order and number, with as few starts as the staging buffer allows.
+TEST(GroupPages, ManyPagesAreCopiedTogether) {
+  const ModelConfig config = model(4, 16, true);
+  const KvCounts counts{kNumPages, kNumPages};
+  const KvCache one = KvCache::make(config, DType::kBF16, counts, kPageSize).value();
+  const int64_t full = one.token_bytes(), window = one.token_bytes(KvLayers::kWindow);
+  for (const int64_t pages_at_a_time : {1, 2, 5, 8}) {
+    HostGroup group(2, config, DType::kBF16, counts, pages_at_a_time * kPageSize * std::max(full, window));
+    std::vector<std::vector<uint8_t>> bytes, back;
+    std::vector<PageWrite> writes;
+    std::vector<PageRead> reads;
+    for (const int32_t number : {2, 0, 3, 1})
+      for (const KvLayers layers : {KvLayers::kFull, KvLayers::kWindow}) {
+        const int64_t num_tokens = number == 3 ? 5 : kPageSize;
+        bytes.push_back(draw(num_tokens * (layers == KvLayers::kFull ? full : window),
+                             static_cast<uint32_t>(bytes.size())));
+        back.emplace_back(bytes.back().size());
+        writes.push_back({{number, layers}, num_tokens, bytes.back()});
+        reads.push_back({{number, layers}, num_tokens, back.back()});
+      }
+    ASSERT_TRUE(is_ok(group.pages->write_pages(writes)));
+    const int num_starts = group.ranks[0]->num_starts;
+    ASSERT_TRUE(is_ok(group.pages->read_pages(reads)));
+    EXPECT_EQ(back, bytes);
+    EXPECT_EQ(group.ranks[0]->num_starts, 2 * num_starts);
+    EXPECT_LE(num_starts, (std::ssize(writes) + pages_at_a_time - 1) / pages_at_a_time);
+    ASSERT_TRUE(is_ok(group.pages->read_pages({})));
+  }
 }
 
 // Each thread has a page, which it writes and reads while the other threads do the same.
@@ -262,8 +304,8 @@ TEST(GroupPages, ThreadsTakeTurns) {
         const std::vector<uint8_t> page = draw(kPageSize * group.ranks[0]->kv.token_bytes(),
                                                round * kNumPages + static_cast<uint32_t>(number));
         std::vector<uint8_t> back(page.size());
-        EXPECT_TRUE(is_ok(group.pages->write_page(number, kPageSize, page)));
-        EXPECT_TRUE(is_ok(group.pages->read_page(number, kPageSize, back)));
+        EXPECT_TRUE(is_ok(group.write_page(number, kPageSize, page)));
+        EXPECT_TRUE(is_ok(group.read_page(number, kPageSize, back)));
         EXPECT_EQ(back, page);
       }
     });

@@ -9,6 +9,7 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/conversations.h"
@@ -384,6 +385,26 @@ TEST(StepLoopNodes, MalformedStatesHarmNobodyElse) {
     EXPECT_TRUE(nodes.prefill_is_empty());
     EXPECT_TRUE(nodes.decode_is_empty());
     nodes.prefill->executor().before_state_copy = nullptr;
+  }
+}
+
+// Either node may copy other numbers of pages together, while the parts of several requests take turns.
+TEST(StepLoopNodes, PagesThatAreCopiedTogetherChangeNoAnswer) {
+  for (const auto& [on_prefill, on_decode] : {std::pair{3, 0}, {0, 3}, {2, 3}, {100, 100}}) {
+    SCOPED_TRACE(testing::Message() << on_prefill << " and " << on_decode << " pages");
+    Nodes nodes({.num_slots = 16}, {.num_slots = 16});
+    const auto copy_together = [](FakeExecutor& executor, int64_t num_pages) {
+      executor.batch_bytes = num_pages * executor.page_size() * executor.kv_token_bytes();
+    };
+    copy_together(nodes.prefill->executor(), on_prefill);
+    copy_together(nodes.decode->executor(), on_decode);
+    std::vector<Collector> answers(4);
+    for (size_t i = 0; i < answers.size(); ++i)
+      ASSERT_TRUE(nodes.submit(prompt_of(30, static_cast<int32_t>(i)), exactly(9), answers[i]).ok());
+    for (size_t i = 0; i < answers.size(); ++i)
+      EXPECT_EQ(answers[i].wait().token_ids, expected(prompt_of(30, static_cast<int32_t>(i)), 9)) << i;
+    EXPECT_TRUE(nodes.prefill_is_empty());
+    EXPECT_TRUE(nodes.decode_is_empty());
   }
 }
 

@@ -117,19 +117,40 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Each thread moves 16 bytes; threads are numbered in canonical order, without other ranks' heads.
-__global__ void __launch_bounds__(kThreads) copy_kv_page_kernel(const __grid_constant__ KvPageCopyArgs a) {
+// Grid (blocks per page, pages at a time). Each thread moves pieces of 16 bytes, numbered in canonical order,
+// without other ranks' heads; several are in flight, since the host's memory is far away.
+__global__ void __launch_bounds__(kThreads) copy_kv_pages_kernel(const __grid_constant__ KvPagesCopyArgs a) {
+  constexpr uint32_t kInFlight = 4;
   ptx::grid_dependency_wait();
-  const int64_t pieces = a.row_bytes / int64_t{sizeof(uint4)},
-                i = blockIdx.x * int64_t{kThreads} + threadIdx.x;
-  const KvPageCopyArgs::Row row = a.row(i / pieces);
-  if (row.tensor >= a.num_tensors) return;
-  uint4* in_page = reinterpret_cast<uint4*>(a.pages) + a.index_in_pages(row) * pieces + i % pieces;
-  uint4* on_host = reinterpret_cast<uint4*>(a.canonical) + a.index_in_canonical(row) * pieces + i % pieces;
-  if (a.to_device)
-    *in_page = __ldcv(on_host);
-  else
-    *on_host = __ldcg(in_page);
+  const auto row_pieces = static_cast<uint32_t>(a.each.row_bytes / int64_t{sizeof(uint4)}),
+             heads = static_cast<uint32_t>(a.each.num_heads), step = gridDim.x * kThreads;
+  for (int number = static_cast<int>(blockIdx.y); number < a.num_pages;
+       number += static_cast<int>(gridDim.y)) {
+    KvPageCopyArgs one = a.each;
+    one.page = a.pages[number].page;
+    one.num_tokens = a.pages[number].num_tokens;
+    one.canonical += a.pages[number].offset;
+    const auto tokens = static_cast<uint32_t>(one.num_tokens);
+    const uint32_t count = static_cast<uint32_t>(one.num_tensors) * tokens * heads * row_pieces;
+    for (uint32_t i = blockIdx.x * kThreads + threadIdx.x; i < count; i += kInFlight * step) {
+      uint4 *to[kInFlight], piece[kInFlight];
+#pragma unroll
+      for (uint32_t j = 0; j < kInFlight; ++j) {
+        const uint32_t at = i + j * step, row_at = at / row_pieces, token_at = row_at / heads;
+        to[j] = nullptr;
+        if (at >= count) continue;
+        const KvPageCopyArgs::Row row = {token_at / tokens, token_at % tokens, row_at % heads};
+        uint4* in_page = reinterpret_cast<uint4*>(one.pages) + one.index_in_pages(row) * row_pieces;
+        uint4* on_host = reinterpret_cast<uint4*>(one.canonical) + one.index_in_canonical(row) * row_pieces;
+        const uint32_t column = at % row_pieces;
+        piece[j] = one.to_device ? __ldcv(on_host + column) : __ldcg(in_page + column);
+        to[j] = (one.to_device ? in_page : on_host) + column;
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < kInFlight; ++j)
+        if (to[j] != nullptr) *to[j] = piece[j];
+    }
+  }
 }
 
 }  // namespace
@@ -203,13 +224,23 @@ CopyState cuda_copy_state() {
   };
 }
 
-CopyKvPage cuda_copy_kv_page() {
-  return [](const KvPageCopyArgs& args) {
-    FP4MOE_CHECK(args.row_bytes % int64_t{sizeof(uint4)} == 0,
-                 "rows of " + std::to_string(args.row_bytes) + " bytes; legal: multiples of 16");
-    const int64_t pieces = args.num_rows() * args.row_bytes / int64_t{sizeof(uint4)};
-    launch("copy_kv_page", cuda::copy_kv_page_kernel,
-           {dim3(static_cast<unsigned>(ceil_div(pieces, cuda::kThreads))), dim3(cuda::kThreads)}, args);
+CopyKvPages cuda_copy_kv_pages() {
+  return [](const KvPagesCopyArgs& args) {
+    // Enough for PCIe, and few enough to leave a step that runs beside them most of the SMs.
+    constexpr int64_t kMostBlocks = 32, kPiecesOfThread = 8;
+    const KvPageCopyArgs& each = args.each;
+    FP4MOE_CHECK(each.row_bytes % int64_t{sizeof(uint4)} == 0,
+                 "rows of " + std::to_string(each.row_bytes) + " bytes; legal: multiples of 16");
+    FP4MOE_CHECK(args.num_pages > 0 && args.num_pages <= KvPagesCopyArgs::kMostPages,
+                 std::to_string(args.num_pages) + " pages");
+    const int64_t pieces =
+        each.num_tensors * each.num_heads * each.page_size * each.row_bytes / int64_t{sizeof(uint4)};
+    FP4MOE_CHECK(pieces < int64_t{1} << 31, std::to_string(pieces) + " pieces of a page");
+    const int64_t pages = std::min<int64_t>(args.num_pages, kMostBlocks);
+    const int64_t blocks =
+        std::clamp<int64_t>(ceil_div(pieces, cuda::kThreads * kPiecesOfThread), 1, kMostBlocks / pages);
+    launch("copy_kv_pages", cuda::copy_kv_pages_kernel,
+           {dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(pages)), dim3(cuda::kThreads)}, args);
   };
 }
 
