@@ -142,6 +142,24 @@ INSTANTIATE_TEST_SUITE_P(Demos, GpuPages, testing::Values(kGptOss, kDeepSeek, kD
   return name;
 });
 
+// All pages of a group are written, last first, and read back together.
+void check_batches(RankGroup& ranks, int group) {
+  const int64_t size = ranks.page_size();
+  std::vector<std::vector<uint8_t>> bytes, back;
+  std::vector<PageWrite> writes;
+  std::vector<PageRead> reads;
+  for (auto page = static_cast<int32_t>(ranks.num_kv_pages()) - 1; page >= 0; --page) {
+    const int64_t num_tokens = page % 3 == 0 ? size - 1 : size;
+    bytes.push_back(draw(num_tokens * ranks.kv_token_bytes(), static_cast<uint32_t>(5000 + page)));
+    back.emplace_back(bytes.back().size());
+    writes.push_back({page, num_tokens, bytes.back()});
+    reads.push_back({page, num_tokens, back.back()});
+  }
+  ASSERT_TRUE(is_ok(ranks.write_pages(group, writes)));
+  ASSERT_TRUE(is_ok(ranks.read_pages(group, reads)));
+  EXPECT_EQ(back, bytes) << "group " << group;
+}
+
 // Every page and state of every group is read back as written, and no other one changes.
 TEST_P(GpuPages, AreReadBackAsWritten) {
   for (const Layout& layout : kLayouts) {
@@ -179,6 +197,7 @@ TEST_P(GpuPages, AreReadBackAsWritten) {
           ASSERT_TRUE(is_ok(ranks.read_state(group, slot, 0, back)));
           ASSERT_EQ(back, bytes) << "group " << group << ", slot " << slot;
         });
+    for (int group = 0; group < ranks.num_groups(); ++group) check_batches(ranks, group);
   }
 }
 
