@@ -13,6 +13,7 @@
 #include "formats/fp4_matrix.h"
 #include "kernels/expert_ops.h"
 #include "kernels/ops.h"
+#include "kernels/weight_bytes.h"
 
 namespace fp4moe {
 
@@ -131,6 +132,9 @@ struct DeviceMoeArgs {
   bool accumulate = false;
   bf16* out_bf16 = nullptr;  // [T, H], or null
   AddedRows added;           // as in MoeCombineArgs; only without `exchange`
+  // Weights that a linear layer reads next. With few tokens, a part of them is fetched into the L2 as soon as
+  // the experts' weights are on their way.
+  WeightBytes next;
   // If set, the tokens are this exchange's lanes: results return to the lanes' ranks, and `out` is [num_own,
   // H] of this rank's tokens, which the layer adds to.
   const A2aRound* exchange = nullptr;

@@ -7,7 +7,6 @@
 #include "formats/bf16.h"
 #include "kernels/ops.h"
 #include "kernels/routing_rule.h"
-#include "kernels/weight_bytes.h"
 
 namespace fp4moe {
 
@@ -39,9 +38,6 @@ struct DeviceRouterArgs {                  // all in device memory; x and weight
   // [kRouterFewTokens, E] or null: with them, a norm and several blocks per token run in one launch. Zero
   // before the first call and after each call; all calls use one stream.
   RouterWord* words = nullptr;
-  // Weights that a later linear layer reads: with few tokens, a part of them is fetched into the L2 while
-  // little else uses the memory.
-  WeightBytes next;
 };
 
 }  // namespace fp4moe

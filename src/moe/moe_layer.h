@@ -36,7 +36,7 @@ struct MoeForwardArgs {
   // complete output of the rows that this rank dispatched, and zeros for all other rows.
   const DeviceExchange* exchange = nullptr;
   int64_t largest_group_rows = 0;  // with `exchange`: T of the largest group; the same on all ranks
-  WeightBytes next;  // GPU: weights that are read first after this layer; DeviceRouterArgs::next
+  WeightBytes next;                // GPU: weights that are read first after this layer; DeviceMoeArgs::next
 };
 
 // A shared expert and, if the model has one, the gate vector: sigmoid(gate . x) scales its output.

@@ -39,7 +39,8 @@ DeviceMoeArgs DeviceExpertRunner::layer_sizes(const DeviceSlots& slots) const {
           .first_expert = slots.first_expert,
           .num_routed_experts = slots.num_routed_experts,
           .shared = slots.shared,
-          .added = slots.added};
+          .added = slots.added,
+          .next = slots.next};
 }
 
 DeviceMoeArgs DeviceExpertRunner::layer_args(const ActRows& x, const DeviceSlots& slots, const float* weights,

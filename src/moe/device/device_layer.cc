@@ -49,7 +49,6 @@ struct DeviceRouter {
     router.weights = routes.weights;
     router.count = counts(args);
     router.norm = args.norm;
-    router.next = args.next;
     ops.route(router);
     return routes;
   }
@@ -187,6 +186,7 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
     slots.ids = physical_ids(routes.ids, args.x.rows, scratch);
     slots.num_tokens = args.x.rows;
     slots.shared = shared_slot(args);
+    slots.next = args.next;
     if (slots.shared.exists && experts_.runs_shared(slots)) {
       experts_.run_device_experts(args.x, slots, routes.weights, sum, /*accumulate=*/args.partial == nullptr,
                                   scratch);

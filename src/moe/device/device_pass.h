@@ -17,6 +17,7 @@ struct DeviceSlots {
   int64_t num_routed_experts = 0;  // see DeviceMoeArgs
   SharedSlot shared;               // not in num_slots()
   AddedRows added;                 // added to the output
+  WeightBytes next;                // see DeviceMoeArgs
   int64_t num_slots() const { return num_tokens * topk; }
 };
 

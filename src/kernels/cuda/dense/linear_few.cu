@@ -357,13 +357,12 @@ int stages_within(const FewShape& s, int bytes) {
 
 // For TokenClass::kLone, a block's weights should be loaded before its tokens are ready, while other kernels'
 // blocks run on the same SM. With the norm, the budget leaves room for a block of attention or of the gated
-// delta net, the next kernel, and for one of the linear layer after it; the ring still holds twice what HBM
-// delivers in one latency. Without the norm, two blocks share an SM: if a block of attention takes the room
-// of one, the other can still load its weights.
+// delta net, the next kernel. Without the norm, two blocks share an SM: if a block of attention takes the
+// room of one, the other can still load its weights.
 SmemBudget smem_budget(const FewShape& s) {
   constexpr int kKiB = 1024;
   if (class_of(s.num_tokens) != TokenClass::kLone) return {1, 150 * kKiB};
-  if (s.norm) return {1, 116 * kKiB};
+  if (s.norm) return {1, 169 * kKiB};
   constexpr SmemBudget kTwo{2, 111 * kKiB};
   return stages_within(s, kTwo.shared_bytes) >= kGoodStages ? kTwo : SmemBudget{1, 200 * kKiB};
 }

@@ -132,6 +132,18 @@ __device__ inline void exchange_h(const Args& a, Shared& s, uint8_t* act) {
   if constexpr (kDense) dense_down.multiply(a, s, dense);
 }
 
+// Fetches the beginning of this CTA's piece of the weights that a linear layer reads next into the L2; for
+// one warp. linear_few's blocks, one per SM, read equal pieces.
+__device__ inline void prefetch_next(const Args& a) {
+  constexpr int kStep = 4096;
+  if (a.moe.next.data == nullptr) return;
+  const int64_t piece_bytes = a.moe.next.num_bytes / gridDim.x / 16 * 16;
+  const int num_bytes = static_cast<int>(min(piece_bytes, int64_t{few::kPrefetchBytes}));
+  const auto* const piece = static_cast<const uint8_t*>(a.moe.next.data) + blockIdx.x * piece_bytes;
+  for (int at = static_cast<int>(threadIdx.x) % 32 * kStep; at + kStep <= num_bytes; at += 32 * kStep)
+    ptx::bulk_prefetch_l2(piece + at, kStep);
+}
+
 // Returns for how many threads an SM's registers must suffice: more than there are, so that a CTA of up to 96
 // registers per thread starts beside one of norm_route's blocks (two warps of 64 on a quarter of an SM). The
 // other instances would spill.
@@ -177,6 +189,7 @@ __global__ void __launch_bounds__(room_for_threads(W::kFp8, kDense), 1)
   for (int phase = 0; phase < 2; ++phase) {
     if (is_helper && phase == 0)
       few::clear_words(a, s, few::dense_row(s, kDense ? static_cast<int>(a.moe.num_tokens) : 0));
+    if (is_helper && phase != 0) prefetch_next(a);
     run_phase(a, s, act, phase != 0, is_helper, ring);
     if (phase != 0) break;
     ptx::grid_dependents_launch();  // if triggered at the start, a model's step would take 2.5 % longer

@@ -38,17 +38,6 @@ constexpr int64_t kMaxBlockExperts = 512;             // with one block per toke
 constexpr int64_t kMaxBlockBytes = 24 * 1024 * 1024;  // with one block per token: weights read in all
 constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;   // for few tokens: weights read in all
 
-// A part of the next layer's weights, which linear_few's blocks, one per SM, read in equal pieces: the bytes
-// at the beginning of all pieces that are fetched into the L2. HBM delivers them in about the time that the
-// choice takes and the experts' kernel needs to start; they fit into the L2 beside the experts' weights.
-constexpr int64_t kPrefetchBytes = 16 * 1024 * 1024;
-constexpr int kPrefetchStep = 4096;
-struct Prefetch {
-  const uint8_t* data;  // null: none
-  int64_t piece_bytes;  // from one piece to the next
-  int num_pieces, steps_of_piece;
-};
-
 struct NormRouteArgs {
   const float *x, *norm_weight;
   bf16* out_act;
@@ -61,7 +50,6 @@ struct NormRouteArgs {
   float eps, inverse_hidden;  // inverse_hidden: 1 / hidden_size
   int hidden_size, num_experts;
   RouterWord* words;  // [T, E], for few tokens: logits on their way
-  Prefetch next;
 };
 
 // The vectors [begin, end) of a row that a warp processes.
@@ -236,15 +224,6 @@ __device__ __forceinline__ void copy_weights(const NormRouteArgs& a, int first, 
   ptx::cp_async_commit();
 }
 
-// Called by one of num_threads threads.
-__device__ __forceinline__ void prefetch(const Prefetch& next, int thread, int num_threads) {
-  if (next.data == nullptr) return;
-  for (int i = thread; i < next.num_pieces * next.steps_of_piece; i += num_threads)
-    ptx::bulk_prefetch_l2(next.data + i / next.steps_of_piece * next.piece_bytes +
-                              int64_t{i % next.steps_of_piece} * kPrefetchStep,
-                          kPrefetchStep);
-}
-
 // Grid: (1 + blocks of kBlockExperts experts, T). The first block of a token chooses. Memory: the weights
 // [kBlockExperts][H], or that of the choice. kVectors: vectors per lane, as many as a part needs, because
 // those past its end cost almost as much as others.
@@ -292,7 +271,6 @@ __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
   Columns<kVectors>::each(part, [&](int i, int v) {
     if (v % workers == worker) write_vector(a, t, v, x.values[i], inverse);
   });
-  if (t == 0) prefetch(a.next, worker + static_cast<int>(threadIdx.x) * workers, workers * kThreads);
 }
 
 // ---- one to four blocks for each token -------------------------------------------------------------------
@@ -383,14 +361,6 @@ size_t few_shared_bytes(const NormRouteArgs& a) {
   return static_cast<size_t>(std::max(kBlockExperts * a.hidden_size * 2, 4 * choice_words(a.num_experts)));
 }
 
-Prefetch prefetch_of(const WeightBytes& weights) {
-  const int pieces = device_limits().num_sms;
-  const int64_t piece_bytes = weights.num_bytes / pieces / 16 * 16,
-                steps = std::min(piece_bytes, kPrefetchBytes / pieces) / kPrefetchStep;
-  if (weights.data == nullptr || steps == 0) return {};
-  return {static_cast<const uint8_t*>(weights.data), piece_bytes, pieces, static_cast<int>(steps)};
-}
-
 bool has_few_tokens(const DeviceRouterArgs& args) { return args.num_tokens <= kRouterFewTokens; }
 
 // Blocks per token after the first kRouterFewTokens: as many as have experts and start at once, one on each
@@ -431,8 +401,7 @@ void norm_route(const DeviceRouterArgs& args) {
                      .inverse_hidden = 1 / static_cast<float>(args.hidden_size),
                      .hidden_size = static_cast<int>(args.hidden_size),
                      .num_experts = static_cast<int>(args.rule.num_experts),
-                     .words = args.words,
-                     .next = prefetch_of(args.next)};
+                     .words = args.words};
   a.rule.correction_bias = args.correction_bias;
   if (!has_few_tokens(args)) {
     const unsigned blocks = blocks_per_token(args);

@@ -76,8 +76,7 @@ Routed route(const Case& c, int times = 1, Norm* norm = nullptr, bool can_share 
                                  .weights = weights.as<float>(),
                                  .count = {counts.as<uint64_t>(), num_rows.as<int32_t>()},
                                  .norm = norm == nullptr ? nullptr : &norm_args,
-                                 .words = can_share ? words.as<RouterWord>() : nullptr,
-                                 .next = {weight.data(), experts * c.hidden * 2}};
+                                 .words = can_share ? words.as<RouterWord>() : nullptr};
   Stream stream = Stream::make().value();
   StreamScope scope(stream);
   if (times == 1) {
