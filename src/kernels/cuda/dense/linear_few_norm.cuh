@@ -39,10 +39,8 @@ __device__ void load_x(const Args& a, uint8_t* shared, uint64_t* barrier) {
   ptx::mbarrier_wait(barrier, 0);
 }
 
-// In a pass of load_normed: the vectors that a thread loads per token, and the number of tokens. With four
-// vectors, a kernel has 88 registers per thread instead of 72, and no block of 512 threads with 64 registers
-// (the next kernel, gated_delta) fits beside it on an SM.
-constexpr int kLoads = 3, kTokensAtOnce = 2;
+// In a pass of load_normed: the vectors that a thread loads per token, and the number of tokens.
+constexpr int kLoads = 4, kTokensAtOnce = 2;
 
 // The norm's weights that a thread needs first: loaded before the grid dependency wait.
 struct NormWeights {
@@ -71,10 +69,10 @@ __device__ __forceinline__ uint2 bf16_products(const float4& v, const float4& w)
 //
 //   vector   0 ... 255   256 ... 511   512 ... 767   768 ... 1023
 //   thread   0 ... 255   0 ... 255     0 ... 255     0 ... 255
-//   load j   0           1             2             0
-//   pass     0           0             0             1
+//   load j   0           1             2             3
+//   pass     0           0             0             0
 //
-// All loads of a pass are issued before the first is used: 2 x 3 of the residual and 3 of the weights, which
+// All loads of a pass are issued before the first is used: 2 x 4 of the residual and 4 of the weights, which
 // are already in `weights` for pass 0.
 template <class Args>
 __device__ void load_normed(const Args& a, const NormWeights& weights, uint8_t* shared) {

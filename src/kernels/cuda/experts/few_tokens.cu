@@ -132,27 +132,23 @@ __device__ inline void exchange_h(const Args& a, Shared& s, uint8_t* act) {
   if constexpr (kDense) dense_down.multiply(a, s, dense);
 }
 
-// Fetches the beginning of this CTA's piece of the weights that a linear layer reads next into the L2; for
-// one warp. linear_few's blocks, one per SM, read equal pieces.
+// Fetches the beginning of this CTA's piece of the weights that a linear layer reads next into the L2, if
+// that is most of the piece: with less of it, steps did not become shorter. For one warp. linear_few's
+// blocks, one per SM, read equal pieces.
 __device__ inline void prefetch_next(const Args& a) {
   constexpr int kStep = 4096;
   if (a.moe.next.data == nullptr) return;
   const int64_t piece_bytes = a.moe.next.num_bytes / gridDim.x / 16 * 16;
+  if (piece_bytes > few::kPrefetchBytes * 8 / 5) return;
   const int num_bytes = static_cast<int>(min(piece_bytes, int64_t{few::kPrefetchBytes}));
   const auto* const piece = static_cast<const uint8_t*>(a.moe.next.data) + blockIdx.x * piece_bytes;
   for (int at = static_cast<int>(threadIdx.x) % 32 * kStep; at + kStep <= num_bytes; at += 32 * kStep)
     ptx::bulk_prefetch_l2(piece + at, kStep);
 }
 
-// Returns for how many threads an SM's registers must suffice: more than there are, so that a CTA of up to 96
-// registers per thread starts beside one of norm_route's blocks (two warps of 64 on a quarter of an SM). The
-// other instances would spill.
-constexpr int room_for_threads(bool fp8, bool dense) { return fp8 || dense ? few::kThreads : 640; }
-
 // kDense: with a bf16 shared expert.
 template <class W, int kDepth, bool kDense>
-__global__ void __launch_bounds__(room_for_threads(W::kFp8, kDense), 1)
-    few_tokens_kernel(const __grid_constant__ Args a) {
+__global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __grid_constant__ Args a) {
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   uint8_t* act = memory + shared_bytes(W::kFp8, kDense);
