@@ -251,6 +251,7 @@ TEST_P(DeviceLayerTest, ASharedExpertOfEitherPrecisionIsAdded) {
   for (const bool fp4 : {false, true})
     for (const int64_t tokens : {9, 1030})
       for (const bool has_gate : {false, true}) {
+        if (tokens > 1000 && fp4 != has_gate) continue;  // slow
         LayerCase c({128, 64, 4, 2}, format(), ActivationKind::kSilu);
         const MlpCase mlp(fp4_format(), fp4, 128, 96);
         const std::vector<bf16> gate = to_bf16(c.random.normal(128, 0.3f));

@@ -84,16 +84,16 @@ TEST_P(LinearFewTiles, EveryNumberOfRows) {
 }
 TEST_P(LinearFewTiles, EveryDepth) {
   const int64_t block = fp4_block(GetParam());
-  for (const int64_t k : {block, 2 * block, int64_t{64}, 64 + block, int64_t{128}, int64_t{192}, int64_t{448},
-                          int64_t{512}, int64_t{576}, 1024 + block})
+  for (const int64_t k : {block, 2 * block, 64 + block, int64_t{192}, int64_t{448}, int64_t{576}})
     check(least_n() + 700, k, {1, 16});
+  check(least_n() + 700, 1024 + block, {1});
 }
-TEST_P(LinearFewTiles, HeadOfAModel) { check(31040, 2048, {1, 5}, false); }
+TEST_P(LinearFewTiles, HeadOfAModel) { check(31040, 2048, {2}, false); }
 
 TEST_P(LinearFewTiles, NormLinearIsNormThenLinear) {
-  for (const int64_t k : {int64_t{32}, int64_t{544}, int64_t{1056}, int64_t{2048}}) {
+  for (const int64_t k : {int64_t{32}, int64_t{544}, int64_t{2048}}) {
     TiledExpertsCase weights = matrix(least_n() + 100, k, true);
-    for (const int64_t t : {1, 2, 3, 4}) {
+    for (const int64_t t : {1, 4}) {
       const std::vector<float> residual = weights.random_floats(t * k), weight = weights.random_floats(k);
       std::vector<float> want, normed(static_cast<size_t>(k));
       for (int64_t token = 0; token < t; ++token) {
