@@ -132,7 +132,7 @@ struct EngineConfig {
   // computes, so the output is no longer the model's; < 0: drafts are compared
   double speculative_synthetic_acceptance = -1;
   // GPU, with a draft model that takes features: accept drafts on the device, so that the next step is
-  // enqueued before the host knows them. Without a flag; tests set it, and it is off until they have run.
+  // enqueued before the host knows them. Without a flag: it gains little (docs/decisions.md).
   bool speculative_accepts_on_device = false;
 
   // Seconds; 0: no limit. A request past its limit ends with kUnavailable if queued, kDeadline if running.
