@@ -6,7 +6,9 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import unittest
@@ -24,14 +26,19 @@ MPIRUN = shutil.which("mpirun")
 needs_mpi = unittest.skipUnless(MPIRUN, "mpirun is not installed: NOT TESTED")
 
 
+def launched(processes, command):
+    """The command in `processes` processes under mpirun; one process runs without mpirun."""
+    if processes == 1:
+        return command
+    return [MPIRUN, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(processes), *command]
+
+
 class Ranks(Serve):
     """Serve in `processes` processes under mpirun; one process runs without mpirun."""
 
     def __init__(self, processes, *flags):
         super().__init__(BINARY, MODEL, *LIMITS, "--comm-timeout", str(DEADLINE), "--threads", "4", *flags)
-        if processes > 1:
-            self.command = [MPIRUN, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np",
-                            str(processes), *self.command]
+        self.command = launched(processes, self.command)
         self.processes = processes
 
     def __exit__(self, *_):
@@ -126,6 +133,21 @@ class Parallel(unittest.TestCase):
     @needs_mpi
     def test_two_processes_with_a_draft_model(self):
         self.check(2, (*DP, "--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", MODEL))
+
+    @needs_mpi
+    def test_logits_of_two_processes_are_those_of_one(self):
+        with tempfile.TemporaryDirectory() as folder:
+            ids, outputs = os.path.join(folder, "ids.json"), []
+            with open(ids, "w", encoding="utf-8") as file:
+                json.dump(list(range(1, 40)), file)
+            for processes in (1, 2):
+                output = os.path.join(folder, f"{processes}.safetensors")
+                command = [BINARY, "logits", MODEL, "--device", "cpu", *DP, "--input-ids", ids, "--output", output]
+                done = subprocess.run(launched(processes, command), capture_output=True, text=True)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                with open(output, "rb") as file:
+                    outputs.append(file.read())
+            self.assertEqual(*outputs)
 
     @needs_mpi
     def test_ranks_in_several_processes_do_not_report_experts(self):

@@ -1,10 +1,12 @@
 // fp4moe logits: runs given token ids as one prompt and writes every position's logits to a safetensors file.
 #include <algorithm>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
 #include "engine/ranks/rank_group.h"
 #include "engine/startup/memory_plan.h"
 #include "io/checkpoint/safetensors.h"
@@ -46,13 +48,14 @@ Result<std::vector<float>> run_steps(RankGroup& ranks, std::span<const int32_t> 
   std::iota(pages.begin(), pages.end(), 0);
   std::vector<float> logits(static_cast<size_t>(t * v));
   std::vector<Batch> groups(static_cast<size_t>(ranks.num_groups()));  // all but the first are idle
+  const int32_t slot = ranks.num_slots() > 0 ? 1 : 0;                  // 0: a model without states
   for (int64_t first = 0; first < t; first += chunk) {
     const int64_t num_rows = std::min(chunk, t - first);
     std::vector<int64_t> positions(static_cast<size_t>(num_rows)), rows(positions.size());
     std::iota(positions.begin(), positions.end(), first);
     std::iota(rows.begin(), rows.end(), 0);
     const SequenceRows sequence{
-        .num_rows = num_rows, .first_position = first, .page_table = pages, .slot = 1};
+        .num_rows = num_rows, .first_position = first, .page_table = pages, .slot = slot};
     groups[0] = {ids.subspan(static_cast<size_t>(first), rows.size()), positions, {&sequence, 1}, rows};
     FP4MOE_RETURN_IF_ERROR(ranks.execute_step(groups));
     std::copy_n(ranks.logits(), num_rows * v, logits.begin() + first * v);
@@ -113,6 +116,9 @@ void add_logits(CLI::App& app, int& exit_code) {
       ->required()
       ->type_name("FILE");
   subcommand->callback([flags, &exit_code] {
+    set_log_sink([](LogLevel level, const std::string& line) {
+      if (level == LogLevel::kError) std::fprintf(stderr, "error: %s\n", line.c_str());
+    });
     if (const Status status = run_logits(*flags); !status.ok()) exit_code = report_error(status);
   });
 }
