@@ -1,13 +1,16 @@
-"""Two processes with a GPU each: their logits have the bits of one process with two GPUs, over NVLink and over NCCL's
-sockets, and a killed process ends the job by name.
+"""Two processes with a GPU each: with the deterministic flag, their logits have the bits of one process with two GPUs,
+over NVLink and over NCCL's sockets; without it, whose kernels of sums and norms differ, they are near them. A killed
+process ends the job by name.
 
   gpu_processes_test.py BINARY MODELS_FOLDER [flags of unittest]
 
 The exit status is 77 unless there are two usable GPUs, and mpirun.
 """
+import array
 import contextlib
 import http.client
 import json
+import math
 import os
 import shutil
 import signal
@@ -33,6 +36,8 @@ PROCESS = ["sh", "-c", 'CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK exec "$
 LAYOUTS = [["--tp", "2", "--ep-size", "1"], ["--tp", "2", "--ep-size", "2"],
            ["--tp", "2", "--moe-a2a-backend", "deepep"], ["--tp", "2", "--moe-a2a-backend", "flashinfer"],
            ["--tp", "2", "--tp-reduce-dtype", "bfloat16"]]
+DETERMINISTIC = ["--enable-deterministic-inference"]
+NEAR = 5e-3  # relative L2 difference of logits
 GROUPS = [["--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", a2a] for a2a in ("none", "deepep", "flashinfer")]
 
 
@@ -58,6 +63,12 @@ def logits(model, flags, launcher=()):
             data = file.read()
     length, = struct.unpack("<Q", data[:8])
     return data[8 + length:]
+
+
+def relative_l2(actual, expected):
+    """The relative difference of two byte strings of float32."""
+    pairs = list(zip(array.array("f", actual), array.array("f", expected), strict=True))
+    return math.sqrt(sum((a - b) ** 2 for a, b in pairs) / sum(b * b for _, b in pairs))
 
 
 def generate(url, prompt, tokens):
@@ -100,17 +111,31 @@ class Processes(Serve):
 
 
 class GpuProcesses(unittest.TestCase):
-    def test_logits_have_the_bits_of_one_process(self):
+    def check_logits(self, model, flags, env, expected):
+        """expected: one process's logits for each list of further flags."""
+        for more, values in zip(([], DETERMINISTIC), expected):
+            actual = logits(model, [*flags, *more], mpirun(env))
+            if more:
+                self.assertEqual(actual, values)
+                continue
+            difference = relative_l2(actual, values)
+            print(f"{model} {' '.join(flags)} {env}: {difference:.1e}")
+            self.assertLess(difference, NEAR)
+
+    def test_logits_are_those_of_one_process(self):
         for model in ("demo-gptoss-mxfp4", "demo-dsv3-nvfp4"):
             for flags in LAYOUTS:
-                expected = logits(model, flags)
+                # The deterministic flag sends no partial sums, so it refuses their type.
+                further = [[]] if "--tp-reduce-dtype" in flags else [[], DETERMINISTIC]
+                expected = [logits(model, [*flags, *more]) for more in further]
                 for env in ({}, SOCKETS):
                     with self.subTest(model=model, flags=flags, env=env):
-                        self.assertEqual(logits(model, flags, mpirun(env)), expected)
+                        self.check_logits(model, flags, env, expected)
 
     def test_texts_are_those_of_one_process(self):
         model, prompts = "demo-gptoss-mxfp4", ["a", "The answer is", "7 + 5 =", "1 2 3 4 5 6"]
-        for flags in (*LAYOUTS[:2], *(["--tp", "2", *group] for group in GROUPS)):
+        layouts = [[*layout, *DETERMINISTIC] for layout in LAYOUTS[:2]] + [["--tp", "2", *group] for group in GROUPS]
+        for flags in layouts:
             texts = []
             for serve in (Serve(BINARY, os.path.join(MODELS, model), "--device", "cuda", "--max-running-requests", "8",
                                 *flags), Processes(model, {}, *flags)):
