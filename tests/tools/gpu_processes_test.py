@@ -1,6 +1,6 @@
 """Two processes with a GPU each: with the deterministic flag, their logits have the bits of one process with two GPUs,
-over NVLink and over NCCL's sockets; without it, whose kernels of sums and norms differ, they are near them. A killed
-process ends the job by name.
+over NVLink and over NCCL's sockets; without it, the norms after sums run in other kernels, and logits are near them. A
+killed process ends the job by name.
 
   gpu_processes_test.py BINARY MODELS_FOLDER [flags of unittest]
 
