@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/gated_delta.h"
 
 namespace fp4moe::cuda {
@@ -14,11 +15,6 @@ namespace fp4moe::cuda {
 // chains of them overlap.
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1, 1 + expf(-x)); }
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1 + expf(-x)); }
-
-__device__ __forceinline__ float warp_sum(float x) {
-  for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
-  return x;
-}
 
 // Factors of a row, from the sums of the squares of q and k.
 __device__ __forceinline__ float factor_of_q(float squares, int dk) {

@@ -445,19 +445,19 @@ void launch_pair(const FewArgs& first, const FewArgs& second) {
 
 FewArgs few_args(const LinearArgs& l) {
   const bool is_fp8 = l.format == LinearFormat::kFp8;
-  return {.weight = is_fp8 ? l.fp8.codes : static_cast<const uint8_t*>(l.weight),
-          .fp8 = is_fp8 ? l.fp8 : Fp8LinearView(),
-          .bias = l.bias,
-          .x = static_cast<const bf16*>(l.x.data),
-          .residual = nullptr,
-          .norm_weight = nullptr,
-          .out = l.out,
-          .eps = 0,
-          .num_tokens = static_cast<int>(l.x.rows),
-          .n = static_cast<int>(l.n),
-          .k = static_cast<int>(l.x.cols),
-          .layout = {},
-          .accumulate = l.accumulate};
+  return {{.bias = l.bias,
+           .x = static_cast<const bf16*>(l.x.data),
+           .residual = nullptr,
+           .norm_weight = nullptr,
+           .out = l.out,
+           .eps = 0,
+           .num_tokens = static_cast<int>(l.x.rows),
+           .n = static_cast<int>(l.n),
+           .k = static_cast<int>(l.x.cols)},
+          is_fp8 ? l.fp8.codes : static_cast<const uint8_t*>(l.weight),
+          is_fp8 ? l.fp8 : Fp8LinearView(),
+          {},
+          l.accumulate};
 }
 
 }  // namespace

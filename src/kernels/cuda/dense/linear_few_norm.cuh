@@ -13,9 +13,8 @@ namespace fp4moe::few_linear {
 constexpr int kMultiplyBarrier = 1;  // for the warps that multiply
 constexpr int kClearedBarrier = 2;   // for all warps
 
-struct FewArgs {
-  const uint8_t* weight;     // [n, k], bf16 or e4m3
-  Fp8LinearView fp8;         // FP8: the scales
+// What a linear layer for few tokens reads besides its weights, and writes.
+struct FewTokens {
   const float* bias;         // [n] or null
   const bf16* x;             // [num_tokens, k]; with a norm: null
   const float* residual;     // [num_tokens, k]: with a norm
@@ -23,6 +22,11 @@ struct FewArgs {
   float* out;                // [num_tokens, n]
   float eps;
   int num_tokens, n, k;
+};
+
+struct FewArgs : FewTokens {
+  const uint8_t* weight;  // [n, k], bf16 or e4m3
+  Fp8LinearView fp8;      // FP8: the scales
   FewLayout layout;
   bool accumulate;
 };

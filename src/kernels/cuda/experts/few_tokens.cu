@@ -136,11 +136,11 @@ __device__ inline void exchange_h(const Args& a, Shared& s, uint8_t* act) {
 // that is most of the piece: with less of it, steps did not become shorter. For one warp. linear_few's
 // blocks, one per SM, read equal pieces.
 __device__ inline void prefetch_next(const Args& a) {
-  constexpr int kStep = 4096;
+  constexpr int kStep = 4096, kMostBytes = 128 << 10;
   if (a.moe.next.data == nullptr) return;
   const int64_t piece_bytes = a.moe.next.num_bytes / gridDim.x / 16 * 16;
-  if (piece_bytes > few::kPrefetchBytes * 8 / 5) return;
-  const int num_bytes = static_cast<int>(min(piece_bytes, int64_t{few::kPrefetchBytes}));
+  if (piece_bytes > kMostBytes * 8 / 5) return;
+  const int num_bytes = static_cast<int>(min(piece_bytes, int64_t{kMostBytes}));
   const auto* const piece = static_cast<const uint8_t*>(a.moe.next.data) + blockIdx.x * piece_bytes;
   for (int at = static_cast<int>(threadIdx.x) % 32 * kStep; at + kStep <= num_bytes; at += 32 * kStep)
     ptx::bulk_prefetch_l2(piece + at, kStep);

@@ -38,8 +38,6 @@ struct Fp8Matrix {
   int64_t bytes = 0, factors_offset = 0;
 };
 
-constexpr int kPrefetchBytes = 128 << 10;  // of the weights that are read next, per CTA
-
 struct Args {
   DeviceMoeArgs moe;
   FewPlan plan;

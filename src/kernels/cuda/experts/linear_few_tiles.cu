@@ -69,16 +69,9 @@ constexpr Layout layout_of(Fp4Format format, int num_tokens, int k, int num_stag
   return layout;
 }
 
-struct Args {
+struct Args : few_linear::FewTokens {
   const uint8_t* tiles;
-  const float* scale;        // one value
-  const float* bias;         // [n] or null
-  const bf16* x;             // [num_tokens, k]; with a norm: null
-  const float* residual;     // [num_tokens, k]: with a norm
-  const float* norm_weight;  // [k]
-  float* out;                // [num_tokens, n]
-  float eps;
-  int num_tokens, n, k;
+  const float* scale;  // one value
   Layout layout;
 };
 
@@ -335,18 +328,18 @@ void linear_few_tiles(const TiledLinearArgs& args) {
   using namespace few_tiles;
   FP4MOE_CHECK(linear_few_tiles_fits(args), "linear_few_tiles with a size that does not fit");
   if (args.num_tokens == 0) return;
-  Args a{.tiles = args.matrix.down,
-         .scale = args.matrix.scales + 2,
-         .bias = args.matrix.down_bias,
-         .x = args.x,
-         .residual = nullptr,
-         .norm_weight = nullptr,
-         .out = args.out,
-         .eps = 0,
-         .num_tokens = static_cast<int>(args.num_tokens),
-         .n = static_cast<int>(args.matrix.hidden_size),
-         .k = static_cast<int>(args.matrix.intermediate_size),
-         .layout = {}};
+  Args a{{.bias = args.matrix.down_bias,
+          .x = args.x,
+          .residual = nullptr,
+          .norm_weight = nullptr,
+          .out = args.out,
+          .eps = 0,
+          .num_tokens = static_cast<int>(args.num_tokens),
+          .n = static_cast<int>(args.matrix.hidden_size),
+          .k = static_cast<int>(args.matrix.intermediate_size)},
+         args.matrix.down,
+         args.matrix.scales + 2,
+         {}};
   if (args.norm != nullptr) {
     a.residual = args.norm->x;
     a.norm_weight = args.norm->weight;
