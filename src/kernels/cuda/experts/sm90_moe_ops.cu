@@ -64,6 +64,7 @@ constexpr DeviceMoeOps kSm90Bf16MoeOps = {.name = "sm90_bf16",
                                           .tactics = kBf16Tactics,
                                           .default_tactic = [](const DeviceMoeArgs&) -> size_t { return 0; },
                                           .route = cuda_route,
+                                          .route_fuses_norm = cuda_route_fuses_norm,
                                           .quantize = cuda_quantize_act};
 
 }  // namespace
