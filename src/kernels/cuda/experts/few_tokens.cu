@@ -79,16 +79,18 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
                                  Ring<W, kDepth>& ring) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const Part part(a, s.num_experts, down, warp);
-  const int per_strip = part.phase.steps(), end = is_helper ? part.begin : part.end;
+  const int per_strip = part.phase.steps();
+  const int end = is_helper ? part.begin : part.end;
   bool must_pass = true;  // this warp has not passed the barrier yet
   for (int at = part.begin;;) {
     const bool is_done = at >= end;
-    const int first = at % per_strip, strip_begin = at - first, steps = min(per_strip - first, end - at);
+    const int strip_at = at / part.phase.by_steps, strip_begin = strip_at * per_strip,
+              first = at - strip_begin, steps = min(per_strip - first, end - at);
     if (is_done && !must_pass) break;
     few::Strip<W> strip;
     float sum[4] = {};
     if (!is_done) {
-      strip = few::Strip<W>(a, s, part, down, part.first_strip + strip_begin / per_strip, act);
+      strip = few::Strip<W>(a, s, part, down, part.first_strip + strip_at, act);
       add_steps(s, ring, strip, first, steps, sum);
       at += steps;
       if (first != 0) {
@@ -181,6 +183,7 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
     if constexpr (W::kFp8) few::quantise_x<W::kFormat>(a, few::fp8_of(s), act);
   }
   __syncthreads();
+  few::Outputs outputs(a);
 #pragma unroll 1
   for (int phase = 0; phase < 2; ++phase) {
     if (is_helper && phase == 0)
@@ -191,7 +194,7 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
     ptx::grid_dependents_launch();  // if triggered at the start, a model's step would take 2.5 % longer
     exchange_h<W, kDense>(a, s, act);
   }
-  few::combine(a, s);
+  few::combine(a, s, outputs);
 }
 
 // ---- host ----------------------------------------------------------------------------------------

@@ -120,8 +120,8 @@ struct RowsOfH {
   int first = 0, last = 0;
   __device__ RowsOfH(const Shared& s, const Part& down) {
     if (down.first_strip == down.last_strip) return;
-    first = s.first_row[down.first_strip / down.phase.strips];
-    last = s.first_row[(down.last_strip - 1) / down.phase.strips + 1];
+    first = s.first_row[down.first_strip / down.phase.by_strips];
+    last = s.first_row[(down.last_strip - 1) / down.phase.by_strips + 1];
   }
 };
 
@@ -219,8 +219,8 @@ struct WeightStream {
     const Part part(a, routing.num_experts(), down, threadIdx.x / 32);
     left = part.end - part.begin;
     if (left == 0) return;
-    const int strip = part.begin / part.phase.steps(), k = part.begin - strip * part.phase.steps();
-    rank = (part.first_strip + strip) / part.phase.strips;
+    const int strip = part.begin / part.phase.by_steps, k = part.begin - strip * part.phase.steps();
+    rank = (part.first_strip + strip) / part.phase.by_strips;
     in_expert = part.first_strip + strip - rank * part.phase.strips;
     find_expert();
     begin_strip(k);

@@ -24,12 +24,12 @@ struct Strip {
   __device__ __forceinline__ Strip(const Args& a, const Shared& s, const Part& part, bool down, int strip,
                                    const uint8_t* act) {
     const TiledExperts& experts = a.moe.experts;
-    const int lane = threadIdx.x % 32, g = lane / 4, rank = strip / part.phase.strips;
-    in_expert = strip % part.phase.strips;
+    const int lane = threadIdx.x % 32, g = lane / 4, rank = strip / part.phase.by_strips;
+    in_expert = strip - rank * part.phase.strips;
     first_row = s.first_row[rank], columns = s.first_row[rank + 1] - first_row;
     const auto place_of = [&](int column) {
       const int row = first_row + column;
-      return down ? row - s.first_row[part.first_strip / part.phase.strips] : s.token_of_row[row];
+      return down ? row - s.first_row[part.first_strip / part.phase.by_strips] : s.token_of_row[row];
     };
     const auto address_of = [&](int place, int half) {
       return ptx::shared_address(act) + place * part.phase.steps() * kFewRowStepBytes +
@@ -165,15 +165,32 @@ __device__ inline void weigh_shared(const Args& a, Shared& s) {
   if (lane == 0) s.weight_of_slot[(t + 1) * a.token_slots - 1] = 1 / (1 + expf(-sum));
 }
 
-// Writes `out`, two columns of a token per thread, as soon as the y words of these columns are valid. Called
-// by all threads.
-__device__ inline void combine(const Args& a, const Shared& s) {
+// The outputs that a thread combines, two columns of a token each: `first` and every kThreads-th one after
+// it, below `end`. Made before the sums are there.
+struct Outputs {
+  int first, end;
+  float2 before = {0, 0};  // the first one's old values, if they are added to
+
+  __device__ explicit Outputs(const Args& a) {
+    const int total = static_cast<int>(a.moe.num_tokens * a.moe.experts.hidden_size / 2);
+    first = few_cut(total, blockIdx.x, a.plan.by_ctas) + static_cast<int>(threadIdx.x);
+    end = few_cut(total, blockIdx.x + 1, a.plan.by_ctas);
+    if (first < end) before = old_values(a, first);
+  }
+  __device__ static float2 old_values(const Args& a, int i) {
+    if (a.moe.out == nullptr || !a.moe.accumulate) return {0, 0};
+    return reinterpret_cast<const float2*>(a.moe.out)[i];
+  }
+};
+
+// Writes `out` as soon as the y words of the outputs' columns are valid. Called by all threads.
+__device__ inline void combine(const Args& a, const Shared& s, const Outputs& outputs) {
   const DeviceMoeArgs& m = a.moe;
   constexpr int kAtOnce = 12;  // experts whose words are loaded at once
   const int h = static_cast<int>(m.experts.hidden_size), topk = a.token_slots;
-  const int total = static_cast<int>(m.num_tokens) * (h / 2);
-  const int end = few_cut(total, blockIdx.x + 1, a.plan.num_ctas);
-  for (int i = few_cut(total, blockIdx.x, a.plan.num_ctas) + threadIdx.x; i < end; i += kThreads) {
+  float2 before = outputs.before;
+  for (int i = outputs.first; i < outputs.end; i += kThreads) {
+    if (i != outputs.first) before = Outputs::old_values(a, i);
     const int t = i / (h / 2), col = i % (h / 2) * 2;
     const int64_t at = static_cast<int64_t>(t) * h + col;
     float2 sum = {0, 0};
@@ -194,12 +211,8 @@ __device__ inline void combine(const Args& a, const Shared& s) {
       }
     }
     if (m.out != nullptr) {
-      auto* out = reinterpret_cast<float2*>(m.out + at);
-      if (m.accumulate) {
-        const float2 before = *out;
-        sum.x += before.x, sum.y += before.y;
-      }
-      *out = sum;
+      if (m.accumulate) sum.x += before.x, sum.y += before.y;
+      *reinterpret_cast<float2*>(m.out + at) = sum;
     }
     if (m.out_bf16 != nullptr) *reinterpret_cast<uint32_t*>(m.out_bf16 + at) = ptx::bf16_pair(sum.x, sum.y);
   }

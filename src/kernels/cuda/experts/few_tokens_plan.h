@@ -26,17 +26,37 @@ struct FewCounters {
   uint64_t arrivals;  // number of CTA arrivals in all calls so far
 };
 
-// Start of part `part` of `total` items that are cut evenly into `parts`; a part ends where the next one
-// starts.
+// A divisor that is known at launch, as a multiplication: a GPU's division takes about 100 cycles. Exact
+// while dividend * (divisor - 1) < 2^32.
+struct FewDivisor {
+  uint32_t divisor = 1, inverse = 0;  // inverse: 2^32 / divisor, rounded up; 0 for the divisor 1
+
+  constexpr FewDivisor() = default;
+  constexpr explicit FewDivisor(int d)
+      : divisor(static_cast<uint32_t>(d)),
+        inverse(d == 1 ? 0 : static_cast<uint32_t>(((uint64_t{1} << 32) + divisor - 1) / divisor)) {}
+  friend constexpr int operator/(int n, const FewDivisor& d) {
+    const auto dividend = static_cast<uint32_t>(n);
+    return static_cast<int>(d.inverse == 0 ? dividend : uint64_t{dividend} * d.inverse >> 32);
+  }
+};
+
+// Start of part `part` of `total` items that are cut evenly into `parts` (an integer or a FewDivisor); a part
+// ends where the next one starts.
 constexpr int few_cut(int total, int part, int parts) {
   return static_cast<int>(static_cast<uint32_t>(total) * static_cast<uint32_t>(part) /
                           static_cast<uint32_t>(parts));
 }
+constexpr int few_cut(int total, int part, const FewDivisor& parts) { return total * part / parts; }
 
 struct FewPhase {
   int strips = 0;  // in one expert's matrix
   int k_tiles = 0;
+  FewDivisor by_strips, by_steps;
 
+  constexpr FewPhase() = default;
+  constexpr FewPhase(int num_strips, int num_k_tiles)
+      : strips(num_strips), k_tiles(num_k_tiles), by_strips(num_strips), by_steps(steps()) {}
   constexpr int steps() const { return (k_tiles + kFewStepTiles - 1) / kFewStepTiles; }
   constexpr int row_words() const { return steps() * (kFewRowStepBytes / 4); }  // of a row of h in memory
 };
@@ -44,6 +64,7 @@ struct FewPhase {
 struct FewPlan {
   FewPhase up, down;
   int num_ctas = 0;
+  FewDivisor by_ctas;
   int depth = 0;      // of each warp's ring, in steps
   int act_bytes = 0;  // shared memory for x, then for h
 };
@@ -75,7 +96,7 @@ constexpr FewPlan few_plan(const TiledExperts& e, int64_t num_tokens, int64_t to
   const int up_rows = is_gated(e.activation.kind) ? 2 * i : i;
   p.up = {4 * static_cast<int>(num_tiles(up_rows)), static_cast<int>(num_tiles(h))};
   p.down = {4 * static_cast<int>(num_tiles(h)), static_cast<int>(num_tiles(i))};
-  p.num_ctas = num_ctas;
+  p.num_ctas = num_ctas, p.by_ctas = FewDivisor(num_ctas);
   const int64_t h_rows = num_tokens * (topk < 2 ? topk : 2);
   const int64_t x_bytes = num_tokens * p.up.steps() * kFewRowStepBytes;
   const int64_t h_bytes = h_rows * p.down.steps() * kFewRowStepBytes;

@@ -149,8 +149,8 @@ struct Part {
 
   __device__ Part(const Args& a, int num_experts, bool down, int warp)
       : phase(down ? a.plan.down : a.plan.up),
-        first_strip(few_cut(num_experts * phase.strips, blockIdx.x, a.plan.num_ctas)),
-        last_strip(few_cut(num_experts * phase.strips, blockIdx.x + 1, a.plan.num_ctas)),
+        first_strip(few_cut(num_experts * phase.strips, blockIdx.x, a.plan.by_ctas)),
+        last_strip(few_cut(num_experts * phase.strips, blockIdx.x + 1, a.plan.by_ctas)),
         begin(start(warp)),
         end(start(warp + 1)) {}
   // Returns the index of a warp's first step.

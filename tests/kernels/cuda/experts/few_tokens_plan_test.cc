@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <set>
 
 namespace fp4moe {
@@ -19,6 +21,28 @@ TEST(FewCutTest, PartsAreEqualToOne) {
         EXPECT_LE(size, (total + parts - 1) / parts);
       }
     }
+}
+
+TEST(FewDivisorTest, EqualsADivision) {
+  for (int d : {1, 2, 3, 4, 15, 16, 45, 128, 131, 132, 133, 360, 448, 1024, 4095, 65535}) {
+    const FewDivisor by(d);
+    const int64_t most =
+        std::min<int64_t>(d == 1 ? INT32_MAX : ((int64_t{1} << 32) - 1) / (d - 1), INT32_MAX);
+    for (int64_t multiple = 0; multiple <= most; multiple += std::max<int64_t>(d, most / 5000 / d * d))
+      for (int64_t n : {multiple - 1, multiple, multiple + 1, multiple + d - 1})
+        if (n >= 0 && n <= most) {
+          ASSERT_EQ(static_cast<int>(n) / by, n / d) << n << " / " << d;
+        }
+    ASSERT_EQ(static_cast<int>(most) / by, most / d) << d;
+  }
+}
+
+// All cuts of a layer's strips and outputs, with the largest sizes.
+TEST(FewDivisorTest, CutsAsADivisionDoes) {
+  for (int ctas : {64, 114, 132, 160})
+    for (int total : {1, 131, 64 * 4 * 448, 8 * 16384 / 2})
+      for (int part = 0; part <= ctas; ++part)
+        ASSERT_EQ(few_cut(total, part, FewDivisor(ctas)), few_cut(total, part, ctas));
 }
 
 // A CTA in few_tokens.cu has room for the rows of at most two experts.
