@@ -177,23 +177,24 @@ __device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first
     const int t = i / rows, r = i % rows;
     float sum = 0;
 #pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) sum += sums[(warp * a.num_tokens + t) * kGroupRows + r];
+    for (int warp = 0; warp < kWarps; ++warp)
+      sum += sums[(warp * a.num_tokens + t) * a.layout.group_rows + r];
     if (kNorm) sum *= inverse_rms(a, shared, t);
     sum = kWeights == FewWeights::kFp8Rows ? fmaf(addend.scale, sum, addend.bias) : sum + addend.bias;
     a.out[static_cast<int64_t>(t) * a.n + first + r] = sum + addend.before;
   }
 }
 
-// Puts a warp's sums for a tile into `sums` [T][kGroupRows], beginning at row `row` of the group.
+// Puts a warp's sums for a tile into `sums` [T][group_rows], beginning at row `row` of the group.
 template <bool kTwoHalves>
-__device__ __forceinline__ void keep_sums(const float (&c)[2][2][4], int num_tokens, int row, float* sums) {
+__device__ __forceinline__ void keep_sums(const FewArgs& a, const float (&c)[2][2][4], int row, float* sums) {
   const int g = static_cast<int>(threadIdx.x) % 32 / 4, q = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int half = 0; half < (kTwoHalves ? 2 : 1); ++half)
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      if (const int t = half * 8 + q * 2 + i % 2; t < num_tokens)
-        sums[t * kGroupRows + row + g + i / 2 * kStageRows] = c[half][0][i] + c[half][1][i];
+      if (const int t = half * 8 + q * 2 + i % 2; t < a.num_tokens)
+        sums[t * a.layout.group_rows + row + g + i / 2 * kStageRows] = c[half][0][i] + c[half][1][i];
 }
 
 template <bool kTwoHalves, bool kNorm, FewWeights kWeights>
@@ -203,10 +204,10 @@ __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, 
   const uint8_t *x = shared + a.layout.x + min(g, a.num_tokens - 1) * a.layout.x_pitch + x_at * 2,
                 *x_high = shared + a.layout.x + min(g + 8, a.num_tokens - 1) * a.layout.x_pitch + x_at * 2;
   const uint8_t* weights = shared + g * a.layout.stage_pitch + at * elem_bytes_of(kWeights);
-  float* sums = reinterpret_cast<float*>(shared + a.layout.sums) + warp * a.num_tokens * kGroupRows;
+  float* sums = reinterpret_cast<float*>(shared + a.layout.sums) + warp * a.num_tokens * a.layout.group_rows;
   const int num_pairs = a.layout.padded_chunk / kPairK;
-  for (int first = share.begin; first < share.end; first += kGroupRows) {
-    const int rows = min(kGroupRows, share.end - first);
+  for (int first = share.begin; first < share.end; first += a.layout.group_rows) {
+    const int rows = min(a.layout.group_rows, share.end - first);
     if (first != share.begin) addend = addend_of<kWeights>(a, first, rows, static_cast<int>(threadIdx.x));
     for (int row = 0; row < rows; row += kTileRows) {
       const bool has_high = rows - row > kStageRows;
@@ -235,7 +236,7 @@ __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, 
         }
         ring.advance();
       }
-      keep_sums<kTwoHalves>(c, a.num_tokens, row, sums);
+      keep_sums<kTwoHalves>(a, c, row, sums);
     }
     ptx::named_barrier(kMultiplyBarrier, kThreads);
     write_outputs<kNorm, kWeights>(a, shared, first, rows, addend);
@@ -291,7 +292,7 @@ __device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, 
   if (copies) return copy_weights<kWeights>(a, shared, share, ring);
 
   prefetch_bias(a, share);
-  const int rows = min(kGroupRows, share.end - share.begin);
+  const int rows = min(a.layout.group_rows, share.end - share.begin);
   if constexpr (kNorm) {
     const NormWeights weights(a);
     ptx::grid_dependency_wait();

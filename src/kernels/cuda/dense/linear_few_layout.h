@@ -2,6 +2,8 @@
 // device. elem_bytes: of a weight, 2 (bf16) or 1 (FP8).
 #pragma once
 
+#include "kernels/cuda/dense/linear_few.h"
+
 namespace fp4moe::few_linear {
 
 constexpr int kWarps = 8;  // warps that multiply; one more warp copies
@@ -9,11 +11,11 @@ constexpr int kThreads = kWarps * 32;
 constexpr int kBlockThreads = kThreads + 32;
 constexpr int kStageRows = 8;  // weight rows per stage; two stages are the 16 rows of a tile
 constexpr int kTileRows = 2 * kStageRows;
-constexpr int kGroupTiles = 3;  // tiles whose sums are kept until they are added over the warps
-constexpr int kGroupRows = kGroupTiles * kTileRows;
 constexpr int kMaxChunkBytes = 3072;  // of a row, per stage
 constexpr int kMaxStages = 16, kGoodStages = 4, kMinStages = 2;
 constexpr int kMaxTokens = 16;
+// Rows whose sums are kept until they are added over the warps.
+constexpr int group_rows_of(int num_tokens) { return (num_tokens <= kFewLoneTokens ? 6 : 3) * kTileRows; }
 constexpr int kStepK = kWarps * 32, kPairK = 2 * kStepK;  // k's for all warps at once, and for two such steps
 
 constexpr int padded_to(int k, int multiple) { return (k + multiple - 1) / multiple * multiple; }
@@ -36,12 +38,12 @@ constexpr int chunk_of(int k, int elem_bytes) {
 //
 //   0         weights, [num_stages][kStageRows][stage_pitch]: a chunk of each row
 //   x         tokens, [T][x_pitch], bf16
-//   sums      [kWarps][T][kGroupRows], f32
+//   sums      [kWarps][T][group_rows], f32
 //   squares   [kWarps][kMaxTokens], f32: with the norm
 //   barriers  full and empty, [kMaxStages] each, and the barrier for x
 struct FewLayout {
   int num_stages, num_chunks, chunk, last_chunk, padded_chunk, padded_k, stage_pitch, stage_bytes, x, x_pitch,
-      sums, squares, barriers, end;
+      group_rows, sums, squares, barriers, end;
 };
 
 constexpr FewLayout few_layout(int num_tokens, int k, int elem_bytes, int num_stages) {
@@ -56,8 +58,9 @@ constexpr FewLayout few_layout(int num_tokens, int k, int elem_bytes, int num_st
   layout.stage_bytes = kStageRows * layout.stage_pitch;
   layout.x = num_stages * layout.stage_bytes;
   layout.x_pitch = pitch_of(padded_to(layout.padded_k, 64), 2);
+  layout.group_rows = group_rows_of(num_tokens);
   layout.sums = layout.x + num_tokens * layout.x_pitch;
-  layout.squares = layout.sums + kWarps * num_tokens * kGroupRows * 4;
+  layout.squares = layout.sums + kWarps * num_tokens * layout.group_rows * 4;
   layout.barriers = layout.squares + kWarps * kMaxTokens * 4;
   layout.end = layout.barriers + (2 * kMaxStages + 1) * 8;
   return layout;
