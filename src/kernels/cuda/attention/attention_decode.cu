@@ -373,8 +373,9 @@ __global__ void __launch_bounds__(W * 32, W == 8     ? 2
   }
   const int2 keys = {p.window > 0 ? max(0, last - p.window + 1) : 0, last};
   const int num_blocks = keys.y / P::kBlockKeys - keys.x / P::kBlockKeys + 1;
-  // More warps than blocks of keys, if there are thread blocks for them, which share the outputs.
-  const int splits = min(static_cast<int>(gridDim.x), num_blocks);
+  // More warps than blocks of keys, if there are thread blocks for them, which share the outputs. Large heads
+  // have so many outputs that blocks without keys share them, too.
+  const int splits = D > 128 ? static_cast<int>(gridDim.x) : min(static_cast<int>(gridDim.x), num_blocks);
   if (static_cast<int>(blockIdx.x) >= splits) return;  // cluster barriers count exited blocks as arrived
   ptx::cluster_arrive_relaxed();
   Warp<D> w;
