@@ -164,10 +164,9 @@ __device__ __forceinline__ float bias_of(const NormRouteArgs& a, int e) {
   return a.bias != nullptr ? __ldg(a.bias + e) : 0;
 }
 
-// Counts a token's chosen expert.
-__device__ __forceinline__ void count_choice(const NormRouteArgs& a, int64_t t, int id) {
-  const ExpertCountArgs& count = a.out.count;
-  if (id >= 0 && count.counts != nullptr && t < *count.num_rows) add_count(count.counts, id, 1);
+// Returns the number of tokens whose experts are counted.
+__device__ __forceinline__ int counted_tokens(const NormRouteArgs& a) {
+  return a.out.count.counts != nullptr ? __ldcg(a.out.count.num_rows) : 0;
 }
 
 // ---- few tokens ------------------------------------------------------------------------------------------
@@ -194,9 +193,11 @@ __device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64
   const ChoiceMemory choice(a.rule, memory);
 #pragma unroll 1  // the same instructions
   for (bool is_real : {false, true}) {
+    int counted = 0;  // loaded before the logits have come
     if (is_real) {
       ptx::grid_dependency_wait();
       ptx::grid_dependents_launch();
+      counted = counted_tokens(a);
     }
     for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kThreads)
       choice.put(a.rule, e, is_real ? take_word(a.words + t * a.num_experts + e) : 0);
@@ -204,7 +205,7 @@ __device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64
     if (threadIdx.x < 32) {
       const Choices out = is_real ? a.out : Choices{no_ids, no_weights, {}};
       const int id = choose_of(a.rule, choice, out, is_real ? t : 0);
-      if (is_real) count_choice(a, t, id);
+      if (id >= 0 && t < counted) add_count(a.out.count.counts, id, 1);
     }
     __syncthreads();
   }
@@ -312,6 +313,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   Columns<kBlockVectors> norm_weight, x;
   norm_weight.load(a.norm_weight, part);
   ptx::grid_dependency_wait();
+  const int counted = counted_tokens(a);
   x.load(a.x + int64_t{t} * a.hidden_size, part);
   const float square = warp_total(square_and_weigh(norm_weight, x));
   if (half == 0 && lane == 0) squares[warp] = square;
@@ -341,10 +343,11 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
       a.logits[int64_t{t} * a.num_experts + e] = logits[e];
     }
     __syncthreads();
-    if (warp == kParts)
-      count_choice(
-          a, t,
-          choose_by_warp(a.rule, logits, reinterpret_cast<uint32_t*>(logits + a.num_experts), a.out, t));
+    if (warp == kParts) {
+      uint32_t* const room = reinterpret_cast<uint32_t*>(logits + a.num_experts);
+      const int id = choose_by_warp(a.rule, logits, room, a.out, t);
+      if (id >= 0 && t < counted) add_count(a.out.count.counts, id, 1);
+    }
   }
   if (half == 0 && block == blocks - 1)
     Columns<kBlockVectors>::each(part, [&](int i, int v) { write_vector(a, t, v, x.values[i], inverse); });
