@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/trial.h"
 #include "device/device_memory.h"
 #include "device/side_stream.h"
 #include "device/stream.h"
@@ -352,8 +351,7 @@ class DeviceLinear final : public Fp4Linear {
     if (accumulate) dense_.add({y, out, x.rows * n}, pool);
   }
   bool forward_normed_fp4(const RmsNormArgs& norm, float* out) const override {
-    return takes_norm_ && norm.out_f32 == nullptr &&
-           run_few({weights_.tiles(), nullptr, &norm, norm.out_act.rows, out});
+    return norm.out_f32 == nullptr && run_few({weights_.tiles(), nullptr, &norm, norm.out_act.rows, out});
   }
 
  private:
@@ -366,7 +364,7 @@ class DeviceLinear final : public Fp4Linear {
   const DenseOps& dense_;
   const DeviceMoeOps& ops_;
   DeviceExperts weights_;
-  const bool has_few_, takes_norm_ = is_on_trial("gpu-fp4-norms");
+  const bool has_few_;
 };
 
 // Timed tactics are for the routed experts' sizes and do not apply to an MLP; the single tactic of
