@@ -45,6 +45,37 @@ void bench_linear(Stream& stream, LinearFormat format, int64_t t, int64_t n, int
               2e-6 * static_cast<double>(t * n * k) / us);
 }
 
+// norm_linear with one layer, bf16 or FP8 with a scale per row, as before attention or a delta net.
+void bench_norm_linear(Stream& stream, LinearFormat format, int64_t t, int64_t n, int64_t k) {
+  const DenseOps& ops = *cuda_dense_ops();
+  ThreadPool pool(1);
+  const bool is_fp8 = format == LinearFormat::kFp8;
+  const int64_t weight_bytes = n * k * (is_fp8 ? 1 : 2),
+                copies = std::max<int64_t>(2, kColdBytes / weight_bytes + 1);
+  const Buffer weights = device_buffer(weight_bytes * copies), x = device_buffer(t * k * 4),
+               norm = device_buffer(k * 4), act = device_buffer(t * k * 2), out = device_buffer(t * n * 4),
+               scales = device_buffer(n * 4);
+  sm90_peak_ops()->fill_normal(weights.as<bf16>(), weight_bytes * copies / 2, 1);  // any codes are as fast
+  const ActRows normed{act.as<bf16>(), DType::kBF16, t, k};
+  const double us = median_us(stream, 24, [&](int64_t i) {
+    const uint8_t* weight = weights.data() + i % copies * weight_bytes;
+    ops.norm_linear(
+        {.norm = {.x = x.as<float>(), .weight = norm.as<float>(), .eps = 1e-6f, .out_act = normed},
+         .linear = {.x = normed,
+                    .weight = is_fp8 ? nullptr : weight,
+                    .bias = nullptr,
+                    .out = out.as<float>(),
+                    .n = n,
+                    .accumulate = false,
+                    .format = format,
+                    .fp8 = is_fp8 ? Fp8LinearView{weight, scales.as<float>(), 1, k} : Fp8LinearView()}},
+        pool);
+  });
+  std::printf("norm + linear %s %6lld x %-5lld T=%-2lld %9.2f us %6.0f GB/s\n", is_fp8 ? "fp8 " : "bf16",
+              static_cast<long long>(n), static_cast<long long>(k), static_cast<long long>(t), us,
+              static_cast<double>(weight_bytes) / us * 1e-3);
+}
+
 struct SamplingCase {
   const char* name;
   SampleRowParams params;
@@ -90,6 +121,10 @@ void run() {
   struct Shape {
     int64_t n, k;
   };
+  for (const Shape& s : {Shape{12288, 2048}, {9216, 2048}, {5120, 2880}})
+    for (const int64_t t : {1, 4})
+      for (const LinearFormat format : {LinearFormat::kBf16, LinearFormat::kFp8})
+        bench_norm_linear(stream, format, t, s.n, s.k);
   for (const Shape& s : {Shape{5120, 2880},
                          {2880, 4096},
                          {201088, 2880},
