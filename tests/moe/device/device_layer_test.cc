@@ -203,9 +203,10 @@ class DeviceLayerTest
 };
 
 TEST_P(DeviceLayerTest, AgreesWithTheOracle) {
-  for (const LayerSize size : {LayerSize{64, 96, 5, 2}, {160, 32, 8, 4}, {288, 160, 3, 1}, {512, 256, 32, 8}})
+  for (const LayerSize size :
+       {LayerSize{64, 96, 5, 2}, {160, 32, 8, 4}, {288, 160, 3, 1}, {512, 256, 32, 8}}) {
+    LayerCase c(size, format(), ActivationKind::kSwigluOai);
     for (const int64_t tokens : {1, 3, 7, 33, 130}) {
-      LayerCase c(size, format(), ActivationKind::kSwigluOai);
       const std::vector<float> x = c.tokens(tokens);
       // With more than 20 rows per expert, the sums are those of the FP8 matrix unit.
       const bool wide = tokens * size.top_k > 20 * size.num_experts && std::string(numerics().name) == "w4a8";
@@ -213,6 +214,7 @@ TEST_P(DeviceLayerTest, AgreesWithTheOracle) {
                                      wide ? kWideFp8 : numerics().budget))
           << size.hidden << " x " << size.intermediate << ", tokens " << tokens;
     }
+  }
 }
 
 TEST_P(DeviceLayerTest, EveryActivation) {
@@ -296,19 +298,20 @@ TEST_P(DeviceLayerTest, ASharedExpertInTheLaunchOfTheOthersIsAdded) {
   } const cases[] = {{{512, 256, 32, 8}, 256, true, false}, {{512, 256, 32, 8}, 256, true, true},
                      {{512, 256, 32, 8}, 256, false, true}, {{160, 96, 16, 4}, 32, false, false},
                      {{96, 160, 16, 4}, 160, false, true},  {{2048, 512, 16, 8}, 512, false, true}};
-  for (const auto& [size, width, is_fp4, has_gate] : cases)
+  for (const auto& [size, width, is_fp4, has_gate] : cases) {
+    LayerCase c(size, format(), ActivationKind::kSilu);
+    const MlpCase mlp(fp4_format(), is_fp4, size.hidden, width);
+    const std::vector<bf16> gate = to_bf16(c.random.normal(size.hidden, 0.3f));
+    const SharedExpertWeights shared{mlp.view, has_gate ? gate.data() : nullptr};
     for (const int tokens : {0, 1, 3, 7, 8, 40}) {
       if (size.hidden > 1000 && tokens != 3) continue;  // slow
-      LayerCase c(size, format(), ActivationKind::kSilu);
-      const MlpCase mlp(fp4_format(), is_fp4, size.hidden, width);
-      const std::vector<bf16> gate = to_bf16(c.random.normal(size.hidden, 0.3f));
-      const SharedExpertWeights shared{mlp.view, has_gate ? gate.data() : nullptr};
       const std::vector<float> x = c.tokens(tokens), gpu = on_gpu(c, x, &shared);
       SCOPED_TRACE(std::to_string(size.hidden) + " x " + std::to_string(width) + (is_fp4 ? " FP4" : " bf16") +
                    (has_gate ? ", gate, " : ", ") + std::to_string(tokens) + " tokens");
       EXPECT_TRUE(within_relative_l2(gpu, on_cpu(c, x, &shared), numerics().budget));
       EXPECT_EQ(same_bits(gpu, on_gpu(c, x, nullptr)), tokens == 0);
     }
+  }
 }
 
 // The shared expert runs beside the routed experts if the stream has a side stream and it is too wide for
