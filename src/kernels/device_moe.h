@@ -130,8 +130,9 @@ struct DeviceMoeArgs {
   SharedSlot shared;
   float* out = nullptr;  // [T, H] f32, or null
   bool accumulate = false;
-  bf16* out_bf16 = nullptr;  // [T, H], or null
-  AddedRows added;           // as in MoeCombineArgs; only without `exchange`
+  bf16* out_bf16 = nullptr;          // [T, H], or null
+  const SumsToSend* send = nullptr;  // instead of both outputs, if the tactic sends_sums
+  AddedRows added;                   // as in MoeCombineArgs; only without `exchange`
   // Weights that a linear layer reads next. With few tokens, a part of them is fetched into the L2 as soon as
   // the experts' weights are on their way.
   WeightBytes next;
@@ -155,6 +156,7 @@ struct DeviceMoeTactic {
   bool (*fits)(const DeviceMoeArgs&);
   void (*layer)(const DeviceMoeArgs&);  // precondition: fits()
   int64_t (*workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
+  bool sends_sums = false;  // whether layer() allows DeviceMoeArgs::send
 };
 
 struct DeviceRouterArgs;    // kernels/device_router.h

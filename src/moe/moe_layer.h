@@ -32,6 +32,9 @@ struct MoeForwardArgs {
   // GPU, several ranks: [T, H] f32 or null. If set, it receives this rank's part of the output, and the
   // residual is unchanged.
   float* partial = nullptr;
+  // GPU: if set, sends_sums() holds, and this rank's part of the output is sent to the ranks of its group
+  // instead of being added to the residual; `partial` is null.
+  const SumsToSend* send = nullptr;
   // GPU, if exchanges_rows(): sends rows to the ranks of their experts. `partial`, if set, then receives the
   // complete output of the rows that this rank dispatched, and zeros for all other rows.
   const DeviceExchange* exchange = nullptr;
@@ -60,6 +63,8 @@ class MoeLayer {
   // Whether forward_moe() runs MoeForwardArgs::norm together with the router for this many rows. If not, the
   // caller loses nothing by running the norm itself, together with what precedes it.
   virtual bool norms_with_router(int64_t num_rows) const = 0;
+  // Whether MoeForwardArgs::send is allowed for this many rows, without `exchange`.
+  virtual bool sends_sums(int64_t) const { return false; }
   // Null unless the plan places experts. A new layer has the trivial placement: its weights are all physical
   // experts, and the caller sets another one if they are in another order.
   virtual PlacedExperts* placed_experts() { return nullptr; }

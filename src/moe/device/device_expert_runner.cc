@@ -39,6 +39,7 @@ DeviceMoeArgs DeviceExpertRunner::layer_sizes(const DeviceSlots& slots) const {
           .first_expert = slots.first_expert,
           .num_routed_experts = slots.num_routed_experts,
           .shared = slots.shared,
+          .send = slots.send,
           .added = slots.added,
           .next = slots.next};
 }
@@ -60,6 +61,10 @@ bool DeviceExpertRunner::runs_shared(const DeviceSlots& slots) const {
   return tactic(sizes).fits(sizes);
 }
 
+bool DeviceExpertRunner::sends_sums(const DeviceSlots& slots) const {
+  return !is_w4a4() && tactic(layer_sizes(slots)).sends_sums;
+}
+
 // Returns the tactic timed as fastest if it fits these arguments, else the default tactic. A shared expert
 // does not change the choice.
 const DeviceMoeTactic& DeviceExpertRunner::tactic(DeviceMoeArgs args) const {
@@ -71,6 +76,7 @@ const DeviceMoeTactic& DeviceExpertRunner::tactic(DeviceMoeArgs args) const {
 
 void DeviceExpertRunner::run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights,
                                             float* out, bool accumulate, Arena& scratch) const {
+  FP4MOE_CHECK(slots.send == nullptr || (out == nullptr && sends_sums(slots)), "the layer cannot send sums");
   const TiledExperts& t = experts_.tiles();
   const int64_t mark = scratch.used_bytes();
   if (!is_w4a4()) {

@@ -11,6 +11,7 @@
 #include "device/side_stream.h"
 #include "device/stream.h"
 #include "kernels/device_a2a.h"
+#include "kernels/device_comm.h"
 #include "kernels/device_router.h"
 #include "moe/device/device_exchange.h"
 #include "moe/device/device_expert_runner.h"
@@ -173,6 +174,11 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   bool norms_with_router(int64_t num_rows) const override {
     return ops_.route_fuses_norm(router_.sizes(num_rows));
   }
+  bool sends_sums(int64_t num_rows) const override {
+    DeviceSlots slots = local_slots();
+    slots.num_tokens = num_rows;
+    return !shared_.exists() && num_rows <= kMaxSentRows && experts_.sends_sums(slots);
+  }
 
   Status forward_moe(const MoeForwardArgs& args, Transport&, Arena& scratch,
                      ThreadPool& pool) const override {
@@ -181,12 +187,15 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
       run_exchanged(args, routes, scratch, pool);
       return {};
     }
-    float* const sum = args.partial != nullptr ? args.partial : args.residual;
     DeviceSlots slots = local_slots();
     slots.ids = physical_ids(routes.ids, args.x.rows, scratch);
     slots.num_tokens = args.x.rows;
+    slots.send = args.send;
     slots.shared = shared_slot(args);
     slots.next = args.next;
+    float* const sum = args.send != nullptr      ? nullptr
+                       : args.partial != nullptr ? args.partial
+                                                 : args.residual;
     if (slots.shared.exists && experts_.runs_shared(slots)) {
       experts_.run_device_experts(args.x, slots, routes.weights, sum, /*accumulate=*/args.partial == nullptr,
                                   scratch);
