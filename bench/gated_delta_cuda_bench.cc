@@ -4,10 +4,12 @@
 // projections before the op write them. Prints a JSON object per line, as bench/gated_delta_peers.py does;
 // bytes: each input, output and state once.
 //
-//   gated_delta_cuda_bench [HBM_GBPS]     default: the rate of reads in this run
+//   gated_delta_cuda_bench [HBM_GBPS [decode]]     default: the rate of reads in this run (also if 0), and
+//                                                  all sizes, not only those of decode
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda_timing.h"
@@ -166,7 +168,7 @@ void bench(Stream& stream, const DeltaLayer& layer, const DeltaSize& size, doubl
   }
 }
 
-void run(double gbps) {
+void run(double gbps, bool only_decode) {
   FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
   const DeviceScope gpu(*must(DeviceContext::of(0)));
   Stream stream = must(Stream::make());
@@ -177,7 +179,8 @@ void run(double gbps) {
        {Heads{"35B", kKeyHeads, 32}, {"397B", kKeyHeads, 64}, {"397B tp 8", kKeyHeads / 8, 8}}) {
     const int64_t state_bytes = int64_t{heads.value_heads} * kHeadDim * kHeadDim * 4;
     const DeltaLayer layer(heads, 8192, std::max<int64_t>(512, kColdBytes / state_bytes));
-    for (int64_t sequences : {1, 4, 16, 64, 256}) bench(stream, layer, {sequences, 1}, gbps);
+    for (int64_t sequences : {1, 4, 8, 12, 16, 32, 64, 128, 256}) bench(stream, layer, {sequences, 1}, gbps);
+    if (only_decode) continue;
     for (int64_t sequences : {1, 16, 64}) bench(stream, layer, {sequences, 1 + kDrafts, true}, gbps);
     for (int64_t rows : {16, 32, 64, 128, 512, 2048, 8192}) bench(stream, layer, {1, rows}, gbps);
     bench(stream, layer, {8, 1024}, gbps);
@@ -188,4 +191,6 @@ void run(double gbps) {
 }  // namespace
 }  // namespace fp4moe
 
-int main(int argc, char** argv) { fp4moe::run(argc > 1 ? std::atof(argv[1]) : 0); }
+int main(int argc, char** argv) {
+  fp4moe::run(argc > 1 ? std::atof(argv[1]) : 0, argc > 2 && std::string_view(argv[2]) == "decode");
+}

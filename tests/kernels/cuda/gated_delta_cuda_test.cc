@@ -79,6 +79,52 @@ TEST_F(GatedDeltaCuda, StepsHaveTheSameBitsForEveryNumberOfSequences) {
   }
 }
 
+// Steps of decode: batches of all sequences, and the same rows one by one. Some sequences have no rows in a
+// step, and some start anew.
+struct Steps {
+  std::vector<std::vector<SequenceRows>> together, apart;
+  int64_t num_rows = 0;
+
+  explicit Steps(int64_t num_sequences) {
+    constexpr int64_t kSteps = 4;
+    std::vector<int64_t> positions(static_cast<size_t>(num_sequences), 0);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      together.emplace_back();
+      for (int64_t i = 0; i < num_sequences; ++i) {
+        int64_t& position = positions[static_cast<size_t>(i)];
+        if ((i + step) % 7 == 0) position = 0;
+        together.back().push_back({.first_row = num_rows,
+                                   .num_rows = (i + step) % 5 == 0 ? 0 : 1,
+                                   .first_position = position,
+                                   .slot = static_cast<int32_t>(i + 1)});
+        if (together.back().back().num_rows == 0) continue;
+        apart.push_back({together.back().back()});
+        ++num_rows, ++position;
+      }
+    }
+  }
+};
+
+// Up to 8 sequences: fewer key heads of sequences than SMs, with a head in one block if it has others beside
+// it. 40: more, so that an SM has several, one after the other.
+TEST_F(GatedDeltaCuda, StepsOfManySequencesHaveTheSameBits) {
+  ops_ = cuda_invariant_dense_ops();
+  for (const int64_t n : {5, 7, 40}) {
+    const Steps steps(n);
+    const int64_t padding = n < 40 ? 1 : 9;
+    for (const Dims& dims : {Dims{16, 32, 128, 128}, Dims{24, 24, 128, 128}, Dims{4, 32, 128, 128}}) {
+      const DeltaCase c(dims, steps.num_rows);
+      const std::string what = std::to_string(n) + " sequences, " + std::to_string(dims.key_heads) + " and " +
+                               std::to_string(dims.value_heads) + " heads";
+      const Outputs of_all = run(c, steps.together, n + 1, DType::kF32, 0);
+      EXPECT_EQ(of_all, run(c, steps.apart, n + 1, DType::kF32, 0)) << what;
+      EXPECT_EQ(of_all, run(c, steps.together, n + 1, DType::kF32, padding, /*records=*/true)) << what;
+      expect_near(of_all.out, expected(c, steps.together, n + 1).out, 2e-5, what);
+      ASSERT_FALSE(HasFailure()) << what;
+    }
+  }
+}
+
 // Heads that run in chunks if a sequence has enough rows.
 constexpr Dims kChunkDims[] = {{1, 1, 128, 128}, {1, 2, 128, 128}, {2, 6, 128, 128}, {1, 8, 128, 128}};
 

@@ -54,6 +54,8 @@ class StateColumn {
   // state: the head's, at the column, [dk, dv]; num_rows: of this thread, from row first on.
   __device__ StateColumn(float* state, int dv, int first, int num_rows)
       : state_(state), dv_(dv), first_(first), num_rows_(num_rows) {}
+  // kRows rows, which are only loaded from copies, and stored to them.
+  __device__ StateColumn(int dv, int first) : StateColumn(nullptr, dv, first, kRows) {}
   __device__ void load(bool is_new) {
     const float* at = first();
 #pragma unroll
@@ -64,6 +66,15 @@ class StateColumn {
 #pragma unroll
     for (int i = 0; i < kRows; ++i, at += dv_)
       if (i < num_rows_) __stcs(at, s_[i]);
+  }
+  // The same from and to a copy of this thread's rows, [kRows, dv] at the column.
+  __device__ void load_copy(const float* rows, bool is_new) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) s_[i] = is_new ? 0 : rows[i * dv_];
+  }
+  __device__ void store_copy(float* rows) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) rows[i * dv_] = s_[i];
   }
   // k^T S over the rows; k: of the head.
   __device__ float dot(const float* k) const {

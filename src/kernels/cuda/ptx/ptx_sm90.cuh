@@ -71,6 +71,25 @@ __device__ __forceinline__ void bulk_load_once(void* dst, const void* src, uint3
       : "memory");
 }
 
+// Starts a bulk copy from shared memory, whose last writers have called fence_proxy_async(). A commit makes
+// this thread's copies since the last commit a group; the waits end when the sources of all but the last
+// kPending groups have been read, or when all copies are complete.
+__device__ __forceinline__ void bulk_store(void* dst, const void* src, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst),
+               "r"(shared_address(src)), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void bulk_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+__device__ __forceinline__ void bulk_store_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 // Starts a copy of the tile at (col, row) of the matrix that `map` (a tensor_map(), in constant or parameter
 // memory) describes. `bar` gets the bytes of a whole tile.
 __device__ __forceinline__ void tensor_load(void* dst, const void* map, int col, int row, uint64_t* bar) {
