@@ -101,7 +101,8 @@ TEST(StepLoopNodes, DraftsOfTheDecodeEngineChangeNothing) {
   shape.drafts = {.max_tokens = 3, .min_match = 1, .max_match = 4};
   Nodes nodes(shape, with_grammars({}), logits);
   TestLoop one(logits, with_grammars({}));
-  int64_t num_correct = 0;
+  // With a grammar, a draft is dropped if its mask is late, which depends on the machine's load.
+  int64_t num_correct[2] = {};  // without and with a grammar
   for (const int64_t num_tokens : {1, 4, 5, 37})
     for (const int64_t num_answer : {1, 2, 40})
       for (const bool has_grammar : {false, true}) {
@@ -116,9 +117,10 @@ TEST(StepLoopNodes, DraftsOfTheDecodeEngineChangeNothing) {
         EXPECT_EQ(got.wait().token_ids, want.token_ids) << num_tokens << " " << num_answer;
         ASSERT_NE(got.wait().last.routed_experts, nullptr);
         EXPECT_EQ(*got.wait().last.routed_experts, *want.last.routed_experts);
-        num_correct += got.wait().last.spec_num_correct_drafts;
+        num_correct[has_grammar] += got.wait().last.spec_num_correct_drafts;
       }
-  EXPECT_GT(num_correct, 100);
+  EXPECT_GT(num_correct[0], 80);
+  EXPECT_GT(num_correct[1], 0);
   EXPECT_TRUE(nodes.prefill_is_empty());
   EXPECT_TRUE(nodes.decode_is_empty());
 }
