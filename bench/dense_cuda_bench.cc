@@ -16,64 +16,74 @@ namespace {
 
 constexpr int64_t kColdBytes = 200'000'000;
 
+// The weights of a linear layer [N, K], bf16 or FP8 with a scale per row, more often than the L2 holds.
+class ColdWeights {
+ public:
+  ColdWeights(LinearFormat format, int64_t n, int64_t k)
+      : format_(format),
+        n_(n),
+        k_(k),
+        copies_(std::max<int64_t>(2, kColdBytes / num_bytes() + 1)),
+        weights_(device_buffer(num_bytes() * copies_)),
+        scales_(device_buffer(n * 4)) {
+    sm90_peak_ops()->fill_normal(weights_.as<bf16>(), num_bytes() * copies_ / 2, 1);  // any codes are as fast
+  }
+
+  bool is_fp8() const { return format_ == LinearFormat::kFp8; }
+  const char* name() const { return is_fp8() ? "fp8 " : "bf16"; }
+  int64_t num_bytes() const { return n_ * k_ * (is_fp8() ? 1 : 2); }
+  // The arguments of call number i.
+  LinearArgs args(int64_t i, const ActRows& x, float* out) const {
+    const uint8_t* weight = weights_.data() + i % copies_ * num_bytes();
+    return {.x = x,
+            .weight = is_fp8() ? nullptr : weight,
+            .bias = nullptr,
+            .out = out,
+            .n = n_,
+            .accumulate = false,
+            .format = format_,
+            .fp8 = is_fp8() ? Fp8LinearView{weight, scales_.as<float>(), 1, k_} : Fp8LinearView()};
+  }
+
+ private:
+  LinearFormat format_;
+  int64_t n_, k_, copies_;
+  Buffer weights_, scales_;
+};
+
 void bench_linear(Stream& stream, LinearFormat format, int64_t t, int64_t n, int64_t k) {
   const DenseOps& ops = *cuda_dense_ops();
   ThreadPool pool(1);
-  const bool is_fp8 = format == LinearFormat::kFp8;
-  const int64_t weight_bytes = n * k * (is_fp8 ? 1 : 2),
-                copies = std::max<int64_t>(2, kColdBytes / weight_bytes + 1);
-  const Buffer weights = device_buffer(weight_bytes * copies), x = device_buffer(t * k * 2),
-               out = device_buffer(t * n * 4), scales = device_buffer(n * 4);
-  sm90_peak_ops()->fill_normal(weights.as<bf16>(), weight_bytes * copies / 2, 1);  // any codes are as fast
+  const ColdWeights weights(format, n, k);
+  const Buffer x = device_buffer(t * k * 2), out = device_buffer(t * n * 4);
   sm90_peak_ops()->fill_normal(x.as<bf16>(), t * k, 2);
-  const int num_calls = weight_bytes > kColdBytes ? 4 : t >= 512 ? 6 : 24;
+  const int num_calls = weights.num_bytes() > kColdBytes ? 4 : t >= 512 ? 6 : 24;
   const double us = median_us(stream, num_calls, [&](int64_t i) {
-    const uint8_t* weight = weights.data() + i % copies * weight_bytes;
-    ops.linear({.x = {x.as<bf16>(), DType::kBF16, t, k},
-                .weight = is_fp8 ? nullptr : weight,
-                .bias = nullptr,
-                .out = out.as<float>(),
-                .n = n,
-                .accumulate = false,
-                .format = format,
-                .fp8 = is_fp8 ? Fp8LinearView{weight, scales.as<float>(), 1, k} : Fp8LinearView()},
-               pool);
+    ops.linear(weights.args(i, {x.as<bf16>(), DType::kBF16, t, k}, out.as<float>()), pool);
   });
-  std::printf("linear %s %6lld x %-5lld T=%-5lld %9.2f us %6.0f GB/s %6.0f TFLOP/s\n",
-              is_fp8 ? "fp8 " : "bf16", static_cast<long long>(n), static_cast<long long>(k),
-              static_cast<long long>(t), us, static_cast<double>(weight_bytes) / us * 1e-3,
+  std::printf("linear %s %6lld x %-5lld T=%-5lld %9.2f us %6.0f GB/s %6.0f TFLOP/s\n", weights.name(),
+              static_cast<long long>(n), static_cast<long long>(k), static_cast<long long>(t), us,
+              static_cast<double>(weights.num_bytes()) / us * 1e-3,
               2e-6 * static_cast<double>(t * n * k) / us);
 }
 
-// norm_linear with one layer, bf16 or FP8 with a scale per row, as before attention or a delta net.
+// norm_linear with one layer, as before attention or a delta net.
 void bench_norm_linear(Stream& stream, LinearFormat format, int64_t t, int64_t n, int64_t k) {
   const DenseOps& ops = *cuda_dense_ops();
   ThreadPool pool(1);
-  const bool is_fp8 = format == LinearFormat::kFp8;
-  const int64_t weight_bytes = n * k * (is_fp8 ? 1 : 2),
-                copies = std::max<int64_t>(2, kColdBytes / weight_bytes + 1);
-  const Buffer weights = device_buffer(weight_bytes * copies), x = device_buffer(t * k * 4),
-               norm = device_buffer(k * 4), act = device_buffer(t * k * 2), out = device_buffer(t * n * 4),
-               scales = device_buffer(n * 4);
-  sm90_peak_ops()->fill_normal(weights.as<bf16>(), weight_bytes * copies / 2, 1);  // any codes are as fast
+  const ColdWeights weights(format, n, k);
+  const Buffer x = device_buffer(t * k * 4), norm = device_buffer(k * 4), act = device_buffer(t * k * 2),
+               out = device_buffer(t * n * 4);
   const ActRows normed{act.as<bf16>(), DType::kBF16, t, k};
   const double us = median_us(stream, 24, [&](int64_t i) {
-    const uint8_t* weight = weights.data() + i % copies * weight_bytes;
     ops.norm_linear(
         {.norm = {.x = x.as<float>(), .weight = norm.as<float>(), .eps = 1e-6f, .out_act = normed},
-         .linear = {.x = normed,
-                    .weight = is_fp8 ? nullptr : weight,
-                    .bias = nullptr,
-                    .out = out.as<float>(),
-                    .n = n,
-                    .accumulate = false,
-                    .format = format,
-                    .fp8 = is_fp8 ? Fp8LinearView{weight, scales.as<float>(), 1, k} : Fp8LinearView()}},
+         .linear = weights.args(i, normed, out.as<float>())},
         pool);
   });
-  std::printf("norm + linear %s %6lld x %-5lld T=%-2lld %9.2f us %6.0f GB/s\n", is_fp8 ? "fp8 " : "bf16",
+  std::printf("norm + linear %s %6lld x %-5lld T=%-2lld %9.2f us %6.0f GB/s\n", weights.name(),
               static_cast<long long>(n), static_cast<long long>(k), static_cast<long long>(t), us,
-              static_cast<double>(weight_bytes) / us * 1e-3);
+              static_cast<double>(weights.num_bytes()) / us * 1e-3);
 }
 
 struct SamplingCase {

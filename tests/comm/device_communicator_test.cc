@@ -286,10 +286,7 @@ TEST_P(DeviceRanks, GraphsReplayOperations) {
         }).value());
   });
   constexpr int kReplays = 25;
-  for (int i = 0; i < kReplays; ++i)
-    group.for_each([&](int r, DeviceCommunicator&) {
-      graphs[static_cast<size_t>(r)].launch(group.ranks[static_cast<size_t>(r)]->stream);
-    });
+  group.replay(graphs, kReplays);
   group.expect_ok();
   for (Sum* sum : {&small, &large}) {
     std::vector<float> expected = sum->before;
@@ -318,14 +315,7 @@ TEST_P(DeviceRanks, AMissingRankFailsTheGroupInTime) {
   });
   group.synchronize();
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-  int num_named = 0;
-  for (const auto& rank : group.ranks) {
-    const Status status = rank->group->failure();
-    if (status.ok()) continue;
-    EXPECT_EQ(status.code(), StatusCode::kDeadline);
-    num_named += status.message().find("for rank " + std::to_string(missing)) != std::string::npos;
-  }
-  EXPECT_GE(num_named, 1);
+  group.expect_deadline_naming("for rank " + std::to_string(missing));
   // The group has failed, so a new operation returns at once.
   const auto again = std::chrono::steady_clock::now();
   sum.enqueue(group);

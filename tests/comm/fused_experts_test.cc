@@ -131,10 +131,7 @@ TEST_P(FusedExperts, AlternateWithLinearLayersInAGraph) {
                      }).value());
   });
   constexpr int kReplays = 20;
-  for (int i = 0; i < kReplays; ++i)
-    group.for_each([&](int r, DeviceCommunicator&) {
-      graphs[static_cast<size_t>(r)].launch(group.ranks[static_cast<size_t>(r)]->stream);
-    });
+  group.replay(graphs, kReplays);
   for (int i = 0; i < 12 * kReplays; ++i) {
     enqueue(group, linear, Next::kRouter, /*fused=*/false);
     enqueue(group, experts, Next::kLinear, /*fused=*/false);

@@ -71,10 +71,7 @@ TEST_P(FusedSums, GraphsReplayThem) {
                      }).value());
   });
   constexpr int kReplays = 25;
-  for (int i = 0; i < kReplays; ++i)
-    group.for_each([&](int r, DeviceCommunicator&) {
-      graphs[static_cast<size_t>(r)].launch(group.ranks[static_cast<size_t>(r)]->stream);
-    });
+  group.replay(graphs, kReplays);
   for (int i = 0; i < kReplays; ++i)
     for (const Next next : {Next::kRouter, Next::kLinear}) enqueue(group, ranks, next, /*fused=*/false);
   group.expect_ok();
@@ -95,15 +92,8 @@ TEST_P(FusedSums, AMissingRankFailsTheGroupInTime) {
     for (int more = 0; more < 20; ++more) enqueue(group, ranks, next, /*fused=*/more % 3 != 0, missing);
     group.synchronize();
     EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
-    int num_named = 0;
-    for (const auto& rank : group.ranks) {
-      const Status status = rank->group->failure();
-      if (status.ok()) continue;
-      EXPECT_EQ(status.code(), StatusCode::kDeadline);
-      num_named += status.message().find("for rank " + std::to_string(missing) +
-                                         " in attention_out, layer 3, epoch 2") != std::string::npos;
-    }
-    EXPECT_GE(num_named, 1);
+    group.expect_deadline_naming("for rank " + std::to_string(missing) +
+                                 " in attention_out, layer 3, epoch 2");
     // The group has failed, so a new sum returns at once, also on the rank that was missing.
     const auto again = std::chrono::steady_clock::now();
     enqueue(group, ranks, next, /*fused=*/true);

@@ -18,6 +18,7 @@
 #include "comm/device_communicator.h"
 #include "device/device_info.h"
 #include "device/device_memory.h"
+#include "device/graph.h"
 
 namespace fp4moe {
 
@@ -78,6 +79,26 @@ struct TestGroup {
   }
   void synchronize() {
     for (const auto& rank : ranks) EXPECT_TRUE(rank->stream.synchronize().ok());
+  }
+  // Launches each rank's graph `times` times.
+  void replay(const std::vector<Graph>& graphs, int times) {
+    for (int i = 0; i < times; ++i)
+      for (size_t r = 0; r < ranks.size(); ++r) {
+        const StreamScope scope(ranks[r]->stream);
+        graphs[r].launch(ranks[r]->stream);
+      }
+  }
+  // Expects that a rank has missed a deadline with a message that contains `words`, and that no rank has
+  // failed for another reason.
+  void expect_deadline_naming(const std::string& words) const {
+    int num_named = 0;
+    for (const auto& rank : ranks) {
+      const Status status = rank->group->failure();
+      if (status.ok()) continue;
+      EXPECT_EQ(status.code(), StatusCode::kDeadline);
+      num_named += status.message().find(words) != std::string::npos;
+    }
+    EXPECT_GE(num_named, 1) << words;
   }
   void expect_ok() {
     synchronize();
