@@ -337,14 +337,14 @@ int block_shared_bytes(int num_experts) {
   return 4 * (kParts + (kParts + 1) * num_experts + choice_words(num_experts));
 }
 
-// Returns the kernel for parts of up to max_part vectors.
-void (*few_kernel(int max_part))(NormRouteArgs) {
-  return max_part <= 32 ? norm_route_kernel<1> : max_part <= 64 ? norm_route_kernel<2> : norm_route_kernel<4>;
-}
-void (*take_kernel(int max_part))(TakeRouteArgs) {
-  return max_part <= 32 ? take_route_kernel<1> : max_part <= 64 ? take_route_kernel<2> : take_route_kernel<4>;
-}
+// The kernels' kVectors for parts of up to max_part vectors.
 constexpr int vectors_per_lane(int max_part) { return max_part <= 32 ? 1 : max_part <= 64 ? 2 : 4; }
+void (*few_kernel(int vectors))(NormRouteArgs) {
+  return vectors == 1 ? norm_route_kernel<1> : vectors == 2 ? norm_route_kernel<2> : norm_route_kernel<4>;
+}
+void (*take_kernel(int vectors))(TakeRouteArgs) {
+  return vectors == 1 ? take_route_kernel<1> : vectors == 2 ? take_route_kernel<2> : take_route_kernel<4>;
+}
 size_t few_shared_bytes(const NormRouteArgs& a) {
   return static_cast<size_t>(std::max(kBlockExperts * a.hidden_size * 2, 4 * choice_words(a.num_experts)));
 }
@@ -400,16 +400,16 @@ void norm_route(const DeviceRouterArgs& args) {
                   a);
   }
   const int64_t workers = ceil_div(args.rule.num_experts, kBlockExperts);
-  const int part = max_part(a.hidden_size / kVector);
+  const int vectors = vectors_per_lane(max_part(a.hidden_size / kVector));
   LaunchShape shape{dim3(static_cast<unsigned>(1 + workers), static_cast<unsigned>(args.num_tokens)),
                     dim3(kThreads), few_shared_bytes(a)};
   const auto launch_few = [&](const char* name, auto* kernel, const auto& kernel_args) {
     prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block, .shares_sm = true});
     launch(name, kernel, shape, kernel_args);
   };
-  if (norm.take == nullptr) return launch_few("norm_route", few_kernel(part), a);
-  shape.shared_bytes += static_cast<size_t>(TakenRows::aside_bytes(vectors_per_lane(part)));
-  launch_few("norm_route_take", take_kernel(part), TakeRouteArgs{a, *norm.take});
+  if (norm.take == nullptr) return launch_few("norm_route", few_kernel(vectors), a);
+  shape.shared_bytes += static_cast<size_t>(TakenRows::aside_bytes(vectors));
+  launch_few("norm_route_take", take_kernel(vectors), TakeRouteArgs{a, *norm.take});
 }
 
 }  // namespace fp4moe
