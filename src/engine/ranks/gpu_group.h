@@ -15,7 +15,7 @@ namespace fp4moe {
 Result<std::unique_ptr<RankGroup>> make_gpu_group(const RankSetup& setup);
 
 // The same for a plan with several processes, each with one rank on its first visible GPU; all processes call
-// it. kUnsupported: NCCL cannot be used (Nccl::open()).
+// it. kUnsupported: NCCL cannot be used (Nccl::open()), or two processes see the same GPU first.
 Result<std::unique_ptr<RankGroup>> make_gpu_processes(const RankSetup& setup, const StepLimits& limits);
 
 }  // namespace fp4moe

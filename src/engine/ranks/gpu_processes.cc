@@ -15,6 +15,7 @@
 #include "comm/nccl_comm.h"
 #include "device/device.h"
 #include "device/device_context.h"
+#include "device/gpu_uuid.h"
 #include "engine/ranks/gpu_group.h"
 #include "engine/ranks/process_group.h"
 #include "engine/ranks/rank_config.h"
@@ -67,6 +68,14 @@ Result<std::unique_ptr<NcclComm>> open_nccl(const RankSetup& setup, const Nccl& 
        .on_failure = [job, rank](const Status& status) { job->endpoint(rank).fail(status); }});
 }
 
+// Two processes on one GPU would fail later, with an error of NCCL that does not name the cause.
+Status check_gpus(Communicator& all) {
+  FP4MOE_ASSIGN_OR_RETURN(const GpuUuid own, gpu_uuid(gpu_of_rank(0)));
+  std::vector<GpuUuid> uuids(static_cast<size_t>(all.size()));
+  FP4MOE_RETURN_IF_ERROR(all.exchange({"gpu_uuid"}, own.data(), sizeof own, uuids.data()));
+  return check_own_gpus(uuids);
+}
+
 // Processes may have memory for fewer pages, as ranks on CPUs.
 Status agree_on_sizes(Communicator& all, RankGroupOptions& options) {
   std::vector<KvCounts> counts(static_cast<size_t>(all.size()));
@@ -99,13 +108,14 @@ Result<std::unique_ptr<RankGroup>> make_gpu_processes(const RankSetup& setup, co
       open_job(setup, nccl, Communicator::heap_bytes(layout.tp, kAgreedBytes, kAgreedStaging)));
   const int rank = job->first_rank();
   Communicator all(job->endpoint(rank), 0, layout.tp, region, {.timeout = kNoDeadline});
-  RankGroupOptions options = setup.options;
-  FP4MOE_RETURN_IF_ERROR(agree_on_sizes(all, options));
   // The job fails before the communicator closes, which the other ranks would report instead.
   const auto fail = [&](const Status& status) {
     job->endpoint(rank).fail(status.with_context("rank " + std::to_string(rank)));
     return job->endpoint(rank).failure();
   };
+  if (const Status status = check_gpus(all); !status.ok()) return fail(status);
+  RankGroupOptions options = setup.options;
+  FP4MOE_RETURN_IF_ERROR(agree_on_sizes(all, options));
   Result<std::unique_ptr<NcclComm>> comm = open_nccl(setup, nccl, job);
   if (!comm.ok()) return fail(comm.status());
   const OtherProcesses others{**comm, [&all] { return all.barrier({"start"}); }};

@@ -1,0 +1,54 @@
+#include "device/gpu_uuid.h"
+
+#include <cstring>
+
+#ifdef FP4MOE_HAS_CUDA
+#include "device/cuda_error.h"
+#endif
+
+namespace fp4moe {
+
+std::string gpu_uuid_text(const GpuUuid& uuid) {
+  constexpr char kDigits[] = "0123456789abcdef";
+  std::string text = "GPU-";
+  for (size_t i = 0; i < uuid.size(); ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) text += '-';
+    text += kDigits[uuid[i] >> 4];
+    text += kDigits[uuid[i] & 15];
+  }
+  return text;
+}
+
+Status check_own_gpus(std::span<const GpuUuid> uuids) {
+  for (size_t second = 1; second < uuids.size(); ++second)
+    for (size_t first = 0; first < second; ++first)
+      if (uuids[first] == uuids[second])
+        return unsupported(
+            "ranks " + std::to_string(first) + " and " + std::to_string(second) + " have the same GPU, " +
+            gpu_uuid_text(uuids[first]) +
+            ", but each process needs its own (--fabric mpi); nearest legal choice: start each process with "
+            "CUDA_VISIBLE_DEVICES set to its number on the host, as docs/fabrics.md shows");
+  return {};
+}
+
+#ifdef FP4MOE_HAS_CUDA
+
+Result<GpuUuid> gpu_uuid(int ordinal) {
+  cudaDeviceProp properties{};
+  if (const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal); error != cudaSuccess) {
+    cudaGetLastError();
+    return cuda_failure("the UUID of GPU " + std::to_string(ordinal), error);
+  }
+  GpuUuid uuid;
+  static_assert(sizeof properties.uuid.bytes == sizeof uuid);
+  std::memcpy(uuid.data(), properties.uuid.bytes, sizeof uuid);
+  return uuid;
+}
+
+#else
+
+Result<GpuUuid> gpu_uuid(int) { return unsupported("built without CUDA"); }
+
+#endif
+
+}  // namespace fp4moe
