@@ -304,17 +304,6 @@ Status test_experts(const Prepared& prepared) {
       .with_context("draft model");
 }
 
-Status check_disaggregation(const ModelPlan& plan) {
-  const std::string& mode = plan.flags.disaggregation_mode;
-  if (mode == "null") return {};
-  FP4MOE_RETURN_IF_ERROR(check_weight_version(plan.flags.weight_version));
-  if (local_ranks(plan) < plan.moe.problem().layout.tp)
-    return unsupported(
-        "--disaggregation-mode " + mode +
-        " does not support ranks in several processes; nearest legal choice: --fabric threads");
-  return {};
-}
-
 Result<std::unique_ptr<RankGroup>> make_ranks(const Prepared& prepared) {
   return RankGroup::make(prepared.checkpoint, prepared.config, prepared.plan, prepared.plan.flags,
                          prepared.options, prepared.draft ? &*prepared.draft : nullptr);
@@ -368,7 +357,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
   set_log_sink(flags.log_sink);
   FP4MOE_ASSIGN_OR_RETURN(Prepared prepared, prepare(flags));
   flags = prepared.plan.flags;
-  FP4MOE_RETURN_IF_ERROR(check_disaggregation(prepared.plan));
+  if (flags.disaggregation_mode != "null") FP4MOE_RETURN_IF_ERROR(check_weight_version(flags.weight_version));
   FP4MOE_ASSIGN_OR_RETURN(const NodeLinkOptions link, node_link_options(flags));
   if (flags.grammar_backend == "xgrammar" && !has_grammar_backend())
     return unsupported("--grammar-backend xgrammar: this build has no xgrammar; scripts/setup builds it");

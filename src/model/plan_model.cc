@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "comm/job.h"
 #include "device/peer_heap.h"
 #include "kernels/ops.h"
 #include "model/plan_placements.h"
@@ -197,11 +198,14 @@ Status check_gpu(const DeviceChoice& device) {
                      " cannot run a model, which needs 9.0 (H100, H200); nearest legal choice: --device cpu");
 }
 
-// Ranks on GPUs in several processes do not exchange drafts' ids.
+// Only one process can hand over pages, and ranks on GPUs in several processes do not exchange drafts' ids.
 Status check_processes(const EngineConfig& flags, const MoePlan& plan) {
-  if (plan.problem().device != DeviceKind::kCuda || !plan.spans_processes() ||
-      flags.speculative_algorithm == "none")
-    return {};
+  if (!plan.spans_processes() || launcher_info().num_processes == 1) return {};
+  if (flags.disaggregation_mode != "null")
+    return unsupported("--disaggregation-mode " + flags.disaggregation_mode +
+                       " does not support ranks in several processes (--fabric mpi); nearest legal choice: "
+                       "one process with --fabric threads");
+  if (plan.problem().device != DeviceKind::kCuda || flags.speculative_algorithm == "none") return {};
   return unsupported("--speculative-algorithm " + flags.speculative_algorithm +
                      " is not supported on GPUs in several processes (--fabric mpi); nearest legal choice: "
                      "--speculative-algorithm none");

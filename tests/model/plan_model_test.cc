@@ -34,6 +34,42 @@ TEST(PlanModel, DefaultsRunOnTheCpuInBf16) {
   EXPECT_EQ(plan->moe.scheme(), Scheme::kW4A16);
 }
 
+// GPUs in several processes run the model, but not with drafts, nor as a node of disaggregated serving.
+TEST(PlanModel, FeaturesThatProcessesDoNotHaveAreRefused) {
+  const AbsentGpu gpu = absent_gpu("h200", 0).value();
+  const auto refusal = [&](const EngineConfig& flags, bool on_gpu = true) {
+    return plan_model(gpt_oss(), flags, on_gpu ? std::optional(gpu) : std::nullopt).status().message();
+  };
+  EngineConfig flags, drafts, node;
+  flags.tp_size = 2;
+  flags.device = "cuda";
+  drafts = node = flags;
+  node.disaggregation_mode = "prefill";
+  EXPECT_EQ(refusal(node), "");
+  setenv("OMPI_COMM_WORLD_RANK", "1", 1);
+  setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
+  EXPECT_EQ(refusal(flags), "");
+  for (const char* algorithm : {"NGRAM", "NEXTN", "EAGLE3", "STANDALONE"}) {
+    drafts.speculative_algorithm = algorithm;
+    drafts.speculative_draft_model_path = drafts.speculative_algorithm.size() < 6 ? "" : "DRAFT";
+    EXPECT_EQ(refusal(drafts), "--speculative-algorithm " + drafts.speculative_algorithm +
+                                   " is not supported on GPUs in several processes (--fabric mpi); nearest "
+                                   "legal choice: --speculative-algorithm none");
+  }
+  for (const char* device : {"cuda", "cpu"}) {
+    node.device = device;
+    EXPECT_EQ(refusal(node, node.device == "cuda"),
+              "--disaggregation-mode prefill does not support ranks in several processes (--fabric mpi); "
+              "nearest legal choice: one process with --fabric threads");
+  }
+  drafts.speculative_algorithm = "NGRAM";
+  drafts.speculative_draft_model_path.clear();
+  drafts.device = "cpu";
+  EXPECT_EQ(refusal(drafts, false), "");
+  unsetenv("OMPI_COMM_WORLD_RANK");
+  unsetenv("OMPI_COMM_WORLD_SIZE");
+}
+
 // What models with recurrent layers do not have yet is refused by name.
 TEST(PlanModel, StatesAreRefusedWhereTheyAreNotSupported) {
   ModelConfig config = gpt_oss();

@@ -4,7 +4,7 @@ killed process ends the job by name.
 
   gpu_processes_test.py BINARY MODELS_FOLDER [flags of unittest]
 
-The exit status is 77 unless there are two usable GPUs, and mpirun.
+The exit status is 77 unless there are two usable GPUs, mpirun, and the MPI plug-in next to the binary.
 """
 import array
 import contextlib
@@ -31,8 +31,9 @@ BINARY, MODELS = sys.argv[1:3]
 DEADLINE = 5.0  # seconds that a rank waits for another
 IDS = [(37 * i + 11) % 500 for i in range(96)]
 SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
-# A process sees one GPU; the refusal of such processes is lifted.
+# A process sees one GPU: its own, or one that all processes see.
 PROCESS = ["sh", "-c", 'CUDA_VISIBLE_DEVICES=$OMPI_COMM_WORLD_LOCAL_RANK exec "$0" "$@"']
+SAME_GPU = ["sh", "-c", 'CUDA_VISIBLE_DEVICES=0 exec "$0" "$@"']
 LAYOUTS = [["--tp", "2", "--ep-size", "1"], ["--tp", "2", "--ep-size", "2"],
            ["--tp", "2", "--moe-a2a-backend", "deepep"], ["--tp", "2", "--moe-a2a-backend", "flashinfer"],
            ["--tp", "2", "--tp-reduce-dtype", "bfloat16"]]
@@ -41,11 +42,11 @@ NEAR = 5e-3  # relative L2 difference of logits
 GROUPS = [["--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", a2a] for a2a in ("none", "deepep", "flashinfer")]
 
 
-def mpirun(env):
+def mpirun(env, process=PROCESS):
     words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
-    for name, value in {"FP4MOE_TRIAL": "gpu-processes", **env}.items():
+    for name, value in env.items():
         words += ["-x", f"{name}={value}"]
-    return words + PROCESS
+    return words + process
 
 
 def logits(model, flags, launcher=()):
@@ -71,12 +72,16 @@ def relative_l2(actual, expected):
     return math.sqrt(sum((a - b) ** 2 for a, b in pairs) / sum(b * b for _, b in pairs))
 
 
-def generate(url, prompt, tokens):
-    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}}
+def post(url, path, body):
     with contextlib.closing(http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)) as connection:
-        connection.request("POST", "/generate", json.dumps(body))
+        connection.request("POST", path, json.dumps(body))
         answer = connection.getresponse()
         return answer.status, json.loads(answer.read())
+
+
+def generate(url, prompt, tokens, **more):
+    body = {"text": prompt, "sampling_params": {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}, **more}
+    return post(url, "/generate", body)
 
 
 def keep_busy(url):
@@ -145,6 +150,30 @@ class GpuProcesses(unittest.TestCase):
             with self.subTest(flags=flags):
                 self.assertEqual(texts[1], texts[0])
 
+    def test_unsupported_flags_are_refused_by_name(self):
+        model = "demo-gptoss-mxfp4"
+        for flags, process, part in (
+                (["--tp", "2"], SAME_GPU, "ranks 0 and 1 have the same GPU"),
+                (["--tp", "4"], PROCESS, "legal choice: --tp 2"),
+                (["--tp", "2", "--speculative-algorithm", "NGRAM"], PROCESS, "choice: --speculative-algorithm none"),
+                (["--tp", "2", "--moe-a2a-backend", "deepep", "--enable-eplb"], PROCESS, "legal choice: one process"),
+                (["--tp", "2", *GROUPS[0]], PROCESS, "legal choice: --dp 1")):
+            with self.subTest(flags=flags), self.assertRaises(AssertionError) as raised:
+                logits(model, flags, mpirun({}, process))
+            self.assertIn(part, str(raised.exception))
+
+    def test_unsupported_requests_are_refused_and_the_server_goes_on(self):
+        model = "demo-gptoss-mxfp4"
+        with Processes(model, {}, "--tp", "2") as serve:
+            status, answer = post(serve.url, "/update_weights_from_disk", {"model_path": os.path.join(MODELS, model)})
+            self.assertEqual(status, 400, answer)
+            self.assertIn("legal choice: restart the server", json.dumps(answer))
+            status, answer = generate(serve.url, "a", 4, return_routed_experts=True)
+            self.assertEqual(status, 400, answer)
+            self.assertIn("--fabric mpi", json.dumps(answer))
+            self.assertEqual(generate(serve.url, "a", 4)[0], 200)
+        self.assertEqual(serve.exit_code, 0, serve.lines)
+
     def test_a_killed_process_ends_the_job_by_name(self):
         for killed in (0, 1):
             for env in ({}, SOCKETS):
@@ -167,7 +196,8 @@ class GpuProcesses(unittest.TestCase):
 
 if __name__ == "__main__":
     exit_without_gpu(BINARY, os.path.join(MODELS, "demo-gptoss-mxfp4"))
-    if num_gpus() < 2 or shutil.which("mpirun") is None:
-        print("SKIPPED: this test needs two GPUs and mpirun")
+    plugin = os.path.join(os.path.dirname(BINARY), "libfp4moe_mpi.so")
+    if num_gpus() < 2 or shutil.which("mpirun") is None or not os.path.exists(plugin):
+        print("SKIPPED: this test needs two GPUs, mpirun and libfp4moe_mpi.so")
         sys.exit(77)
     unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)

@@ -280,7 +280,7 @@ Result<std::unique_ptr<RankGroup>> make_group(RankSetup setup, const StepLimits&
 // Returns why ranks on GPUs do not reload weights; empty if they do.
 std::string no_reload_on_gpus(const ModelPlan& plan) {
   const bool has_processes = local_ranks(plan) < plan.moe.problem().layout.tp;
-  return has_processes ? "in several processes (--fabric mpi)" : "";
+  return has_processes ? "in several processes (--fabric mpi); nearest legal choice: restart the server" : "";
 }
 
 }  // namespace

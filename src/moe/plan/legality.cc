@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "base/trial.h"
 #include "comm/fabric.h"
 #include "comm/job.h"
 
@@ -107,18 +106,17 @@ Status check_gpu_ranks(const MoeProblem& p, const MoeChoice& c) {
 }
 
 Status check_gpu_processes(const MoeProblem& p, const MoeChoice& c) {
+  const LauncherInfo launcher = launcher_info();
   if (p.device != DeviceKind::kCuda || c.tp == 1 || resolve_fabric(c.fabric, c.tp) != "mpi") return {};
-  if (!is_on_trial("gpu-processes"))
-    return refuse("fabric=mpi", "is not supported on device=cuda, where one process drives all GPUs",
-                  "--fabric threads");
-  if (const int processes = launcher_info().num_processes; processes != c.tp)
+  if (!launcher.launched) return {};  // make_fabric() refuses this
+  if (const int processes = launcher.num_processes; processes != c.tp)
     return refuse(
         value("tp", c.tp) + " with fabric=mpi",
         "needs as many processes on device=cuda, but the launcher started " + std::to_string(processes),
-        "--tp " + std::to_string(processes));
+        processes == 1 ? "--fabric threads" : "--tp " + std::to_string(processes));
   if (c.num_redundant > 0 || c.places_experts)
     return refuse("placing experts by load", "is not supported on GPUs in several processes (fabric=mpi)",
-                  "--fabric threads");
+                  "one process with --fabric threads");
   return {};
 }
 
@@ -145,7 +143,9 @@ constexpr LegalityRule kRules[] = {
     {"ep_divides_experts", "experts that are not a multiple of ep", check_ep_divides_experts},
     {"shard_blocks", "tensor-parallel experts with fewer scale blocks of I than ranks", check_shard_blocks},
     {"gpu_ranks", "several ranks on GPUs other than Hopper", check_gpu_ranks},
-    {"gpu_processes", "MPI on GPUs", check_gpu_processes},
+    {"gpu_processes",
+     "ranks on GPUs over MPI that do not each have a process, or whose experts are placed by load",
+     check_gpu_processes},
     {"gpu_checksum", "checksums of a2a rows on GPUs", check_gpu_checksum},
     {"dense_quant", "q8 dense layers on a GPU", check_dense_quant},
     {"deepep_mode", "deepep_mode normal", check_deepep_mode},

@@ -171,7 +171,6 @@ TEST(CommMemoryOfGpus, ADraftModelWithoutExpertsExchangesNothing) {
 // Ranks in several processes have separate regions, with room for what each other rank sends.
 TEST(CommMemoryOfGpus, RegionsOfSeveralProcessesAreStaged) {
   const ModelConfig config = config_of({.like = "gpt-oss-20b"});
-  setenv("FP4MOE_TRIAL", "gpu-processes", 1);
   setenv("OMPI_COMM_WORLD_RANK", "0", 1);
   for (const Layout& layout : kLayouts) {
     setenv("OMPI_COMM_WORLD_SIZE", std::to_string(layout.tp).c_str(), 1);
@@ -199,7 +198,7 @@ TEST(CommMemoryOfGpus, RegionsOfSeveralProcessesAreStaged) {
           << layout.text();
     }
   }
-  for (const char* name : {"FP4MOE_TRIAL", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}) unsetenv(name);
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"}) unsetenv(name);
 }
 
 TEST(CommMemoryOfGpus, ABudgetThatIsTooSmallNamesTheModel) {

@@ -371,34 +371,44 @@ TEST(PlanRefusalTest, Q8DenseLayersOnAGpu) {
       "choice: --dense-quant fp8");
 }
 
-// Under a launcher, --fabric auto means mpi too.
+// Under a launcher, --fabric auto means mpi. Each process has one rank.
 TEST(PlanRefusalTest, GpuRanksInSeveralProcesses) {
   MoeProblem p = problem();
   p.device = DeviceKind::kCuda;
   p.compute_capability = 90;
-  const std::string expected =
-      "fabric=mpi is not supported on device=cuda, where one process drives all GPUs; nearest legal choice: "
-      "--fabric threads";
-  EXPECT_EQ(refusal(p, {.fabric = "mpi", .tp = 2}), expected);
-  EXPECT_TRUE(plan_moe(p, {.tp = 2}).ok());
+  EXPECT_EQ(refusal(p, {.fabric = "mpi", .tp = 2}),
+            "fabric=mpi needs mpirun or srun, and neither started this process; nearest legal choice: "
+            "--fabric threads");
+  ASSERT_TRUE(plan_moe(p, {.tp = 2}).ok());
+  EXPECT_FALSE(plan_moe(p, {.tp = 2})->spans_processes());
   setenv("OMPI_COMM_WORLD_RANK", "0", 1);
+  setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
+  EXPECT_EQ(refusal(p, {.fabric = "mpi", .tp = 2}),
+            "tp=2 with fabric=mpi needs as many processes on device=cuda, but the launcher started 1; "
+            "nearest legal "
+            "choice: --fabric threads");
   setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
-  EXPECT_EQ(refusal(p, {.tp = 2}), expected);
-  setenv("FP4MOE_TRIAL", "gpu-processes", 1);
-  const Result<MoePlan> plan = plan_moe(p, {.tp = 2});
-  ASSERT_TRUE(plan.ok()) << plan.status().to_string();
-  EXPECT_TRUE(plan->spans_processes());
-  EXPECT_NE(summary(*plan).find("fabric mpi, rows and sums over NCCL, tp=2"), std::string::npos)
-      << summary(*plan);
+  for (const char* fabric : {"auto", "mpi"}) {
+    const Result<MoePlan> plan = plan_moe(p, {.fabric = fabric, .tp = 2});
+    ASSERT_TRUE(plan.ok()) << plan.status().to_string();
+    EXPECT_TRUE(plan->spans_processes());
+    EXPECT_NE(summary(*plan).find("fabric mpi, rows and sums over NCCL, tp=2"), std::string::npos)
+        << summary(*plan);
+  }
   EXPECT_EQ(
       refusal(p, {.tp = 4}),
       "tp=4 with fabric=mpi needs as many processes on device=cuda, but the launcher started 2; nearest "
       "legal choice: --tp 2");
-  EXPECT_EQ(
-      refusal(p, {.a2a = "deepep", .tp = 2, .places_experts = true}),
+  const std::string placed =
       "placing experts by load is not supported on GPUs in several processes (fabric=mpi); nearest legal "
-      "choice: --fabric threads");
-  unsetenv("FP4MOE_TRIAL");
+      "choice: one process with --fabric threads";
+  EXPECT_EQ(refusal(p, {.a2a = "deepep", .tp = 2, .places_experts = true}), placed);
+  EXPECT_EQ(refusal(p, {.a2a = "deepep", .tp = 2, .num_redundant = 2}), placed);
+  EXPECT_EQ(refusal(p, {.fabric = "threads", .tp = 2}),
+            "fabric=threads runs in one process, but the launcher started 2; nearest legal choice: --fabric "
+            "mpi");
+  p.compute_capability = 80;
+  EXPECT_EQ(refusal(p, {.tp = 2}), "tp=2 needs GPUs of compute capability 9.0; nearest legal choice: --tp 1");
   unsetenv("OMPI_COMM_WORLD_RANK");
   unsetenv("OMPI_COMM_WORLD_SIZE");
 }
