@@ -1,7 +1,8 @@
 """Chats with every drafter of speculative decoding have the texts of plain decoding, greedy and sampled, with 1 and 32
-requests at once and on four ranks; the trained drafters are often right.
+requests at once and on four ranks; the trained drafters are often right. On a GPU, this is so with
+--enable-deterministic-inference; without it, the test prints how many texts differ and expects the questions' answers.
 
-    python3 speculative_serve_test.py FP4MOE_BINARY MODELS_FOLDER [QUESTIONS_PER_FORM]
+    python3 speculative_serve_test.py FP4MOE_BINARY MODELS_FOLDER [QUESTIONS_PER_FORM [cuda]]
 """
 import concurrent.futures
 import http.client
@@ -12,27 +13,34 @@ import sys
 import unittest
 from urllib.parse import urlsplit
 
-from serve_process import Serve, metrics
+from serve_process import Serve, exit_without_gpu, metrics
 
 BINARY, MODELS = sys.argv[1:3]
 NUM_QUESTIONS = int(sys.argv[3]) if len(sys.argv) > 3 else 8
+ON_GPU = "cuda" in sys.argv[4:]
+DETERMINISTIC = ["--enable-deterministic-inference"]
+# Flags with which all texts are the same.
+EQUAL = [["--device", "cuda", *DETERMINISTIC]] if ON_GPU else [["--threads", "4"], ["--threads", "4", "--tp", "4"]]
 FORMS = (("gsm8k", "gsm8k_form.jsonl"), ("gpqa", "gpqa_form.csv"))
 LEAST_ACCEPTED = 2.5  # tokens per verify of a trained drafter with three drafts
+LEAST_SCORE = 0.98
 
 
 def path(*names):
     return os.path.join(MODELS, *names)
 
 
-def questions(url):
-    """Returns the texts of the questions of both forms, as `fp4moe eval` asks them."""
-    asked = []
+def evals(url, threads=8):
+    """Returns the scores of both forms and the texts of their questions, as `fp4moe eval` asks them."""
+    scores, asked = [], []
     for name, data in FORMS:
         out = subprocess.run([BINARY, "eval", "--base-url", url, "--eval-name", name, "--data-path", path("evals", data),
-                              "--num-examples", str(NUM_QUESTIONS), "--max-tokens", "256", "--json"],
-                             check=True, capture_output=True, text=True).stdout
-        asked += [answer["question"] for answer in json.loads(out)["rounds"][0]["answers"]]
-    return asked
+                              "--num-examples", str(NUM_QUESTIONS), "--max-tokens", "256", "--num-threads", str(threads),
+                              "--json"], check=True, capture_output=True, text=True).stdout
+        result = json.loads(out)["rounds"][0]
+        scores.append(result["score"])
+        asked += [answer["question"] for answer in result["answers"]]
+    return scores, asked
 
 
 def chat(url, question, temperature, seed):
@@ -52,19 +60,30 @@ def chats(url, asked, temperature, threads):
 class Speculation(unittest.TestCase):
     def check(self, model, drafters):
         """drafters: algorithm -> (flags, least tokens per verify)."""
-        for ranks in ([], ["--tp", "4"]):
-            serve = [BINARY, path(model), "--max-running-requests", "32", "--threads", "4", *ranks]
+        for flags in EQUAL:
+            serve = [BINARY, path(model), "--max-running-requests", "32", *flags]
             with Serve(*serve) as plain:
-                asked = questions(plain.url)
+                _, asked = evals(plain.url)
                 texts = {t: chats(plain.url, asked, t, 32) for t in (0, 0.7, 2)}
             self.assertEqual(len(asked), 2 * NUM_QUESTIONS)
-            for algorithm, (flags, least) in drafters.items():
-                drafting = ["--speculative-algorithm", algorithm, *flags]
-                with self.subTest(drafting + ranks):
-                    length = self.compare(serve + drafting, asked, texts)
-                    self.assertGreaterEqual(length, least)
-                    if not ranks:
+            for algorithm, (drafter, least) in drafters.items():
+                drafting = ["--speculative-algorithm", algorithm, *drafter]
+                with self.subTest(drafting + flags):
+                    self.assertGreaterEqual(self.compare(serve + drafting, asked, texts), least)
+                    if flags == EQUAL[0]:
                         self.compare([*serve, *drafting, "--speculative-adaptive"], asked, texts)
+        if ON_GPU:
+            self.check_scores([BINARY, path(model), "--max-running-requests", "32", "--device", "cuda"], drafters, asked)
+
+    def check_scores(self, serve, drafters, asked):
+        with Serve(*serve) as plain:
+            texts = chats(plain.url, asked, 0.7, 32)
+        for algorithm, (drafter, _) in drafters.items():
+            with self.subTest(algorithm), Serve(*serve, "--speculative-algorithm", algorithm, *drafter) as drafted:
+                differing = sum(a != b for a, b in zip(chats(drafted.url, asked, 0.7, 32), texts, strict=True))
+                scores = evals(drafted.url)[0] + evals(drafted.url, threads=1)[0]
+                print(f"{algorithm}: {differing} of {len(asked)} texts differ; scores {scores}")
+                self.assertGreaterEqual(min(scores), LEAST_SCORE)
 
     def compare(self, serve, asked, texts):
         """Returns the tokens per verify at the temperatures 0 and 0.7."""
@@ -87,4 +106,6 @@ class Speculation(unittest.TestCase):
 
 
 if __name__ == "__main__":
+    if ON_GPU:
+        exit_without_gpu(BINARY, path("demo-gptoss-mxfp4"))
     unittest.main(argv=sys.argv[:1], verbosity=2)
