@@ -10,6 +10,7 @@
 #include "device/device_info.h"
 #include "device/device_memory.h"
 #include "device/pinned_memory.h"
+#include "kernels/device_moe.h"
 
 namespace fp4moe {
 namespace {
@@ -147,18 +148,30 @@ bool DeviceCommunicator::sends_sums(int64_t rows, int64_t cols) const {
          fits_sent_rows(group_.layout, rows, cols);
 }
 
+// Communicators of one region and stream follow each other, so the tags are those of the whole process.
 SumsToSend DeviceCommunicator::sums_to_send() const {
+  static std::atomic<uint32_t> num_sums = 0;
   check_stream();
-  return {view()};
+  return {view(), num_sums.fetch_add(1, std::memory_order_relaxed) % kMostTags + 1};
 }
 
-SumsToTake DeviceCommunicator::sums_to_take(const CommOp& op, float* out) const {
+SumsToTake DeviceCommunicator::sums_to_take(const SumsToSend& sent, const CommOp& op, float* out) const {
   check_stream();
-  return {view(), op, out};
+  return {sent.group, op, out, sent.tag};
 }
 
 void DeviceCommunicator::add_all_reduced_norm(const CommOp& op, const float* partial, float* out,
                                               const RmsNormArgs& norm) const {
+  add_normed(op, partial, nullptr, out, norm);
+}
+void DeviceCommunicator::add_all_reduced_norm(const CommOp& op, const MoeCombineArgs& experts, float* out,
+                                              const RmsNormArgs& norm) const {
+  add_normed(op, nullptr, &experts, out, norm);
+}
+
+// One of `partial` and `experts` is null.
+void DeviceCommunicator::add_normed(const CommOp& op, const float* partial, const MoeCombineArgs* experts,
+                                    float* out, const RmsNormArgs& norm) const {
   check_stream();
   const CommGroup group = view();
   const int64_t rows = norm.out_act.rows, cols = norm.out_act.cols;
@@ -170,13 +183,20 @@ void DeviceCommunicator::add_all_reduced_norm(const CommOp& op, const float* par
     part.out_act.rows = std::min(most, rows - first);
     if (part.out_act.data != nullptr) part.out_act.data = static_cast<bf16*>(part.out_act.data) + at;
     if (part.out_f32 != nullptr) part.out_f32 += at;
+    MoeCombineArgs tokens;
+    if (experts != nullptr) {
+      tokens = *experts;
+      tokens.row_of_slot += first * tokens.topk;
+      if (tokens.weights != nullptr) tokens.weights += first * tokens.topk;
+    }
     ops_->all_reduce_norm({.sum = {.group = group,
                                    .op = op,
-                                   .partial = partial + at,
+                                   .partial = partial == nullptr ? nullptr : partial + at,
                                    .out = out + at,
                                    .n = part.out_act.rows * cols,
                                    .bf16_partials = bf16_partials_},
-                           .norm = part});
+                           .norm = part,
+                           .experts = experts == nullptr ? nullptr : &tokens});
   }
 }
 

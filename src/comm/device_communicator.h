@@ -66,6 +66,9 @@ class DeviceCommunicator {
   // norm.x is `out` [T, H]. Only for sizes with fuses_norm().
   void add_all_reduced_norm(const CommOp& op, const float* partial, float* out,
                             const RmsNormArgs& norm) const;
+  // The same if the partial sums are those of moe_combine(): bf16 rows, nothing added.
+  void add_all_reduced_norm(const CommOp& op, const MoeCombineArgs& experts, float* out,
+                            const RmsNormArgs& norm) const;
   bool fuses_norm(int64_t rows, int64_t cols) const;
   // Whether rows [rows, cols] can be summed by the kernels before and after the sum (SumsToSend). The same on
   // all ranks.
@@ -73,7 +76,7 @@ class DeviceCommunicator {
   // The arguments of those kernels; `out` is SumsToTake::out. The two kernels follow each other on the
   // communicator's stream, without an operation of the group between them.
   SumsToSend sums_to_send() const;
-  SumsToTake sums_to_take(const CommOp& op, float* out) const;
+  SumsToTake sums_to_take(const SumsToSend& sent, const CommOp& op, float* out) const;
   // Gathers `rows` rows. Rank r has the columns [first[r], first[r + 1]), given in bytes that are multiples
   // of 4. `mine` is [rows, first[rank + 1] - first[rank]], `out` [rows, first[size]], in device memory.
   void gather_columns(const CommOp& op, const void* mine, int64_t rows, std::span<const int64_t> first,
@@ -117,6 +120,8 @@ class DeviceCommunicator {
   void check_stream() const;
   CommGroup view() const;  // the group, or a group of one during a rehearsal
   bool takes_two_shots(int64_t n) const;
+  void add_normed(const CommOp& op, const float* partial, const MoeCombineArgs* experts, float* out,
+                  const RmsNormArgs& norm) const;
 
   const DeviceCommOps* ops_ = nullptr;
   int first_rank_ = 0;

@@ -14,6 +14,8 @@
 
 namespace fp4moe {
 
+struct MoeCombineArgs;  // kernels/device_moe.h
+
 constexpr int kMaxGroupRanks = 16;
 constexpr int kMaxCommBlocks = 512;  // of one launch
 
@@ -33,7 +35,8 @@ struct CommState {
   uint32_t poison;       // not 0: the group has failed, and operations do nothing
   uint32_t num_entered;  // blocks of the current operation that have read `epoch`
   uint32_t num_failed;   // waits that have passed their deadline; the first one writes the verdict
-  uint32_t sent_buffer;  // of CommLayout::sent: the one for the next fused sum; peers do not write it
+  uint32_t sent_buffer;  // of CommLayout::sent: the one for the next fused sum
+  uint32_t announced;    // the fused sum that is being sent: kSentBuffers + 1 times its tag, plus its buffer
 };
 
 // Byte offsets in a rank's region, the same on all ranks; multiples of 128. If ranks do not share memory
@@ -117,6 +120,9 @@ constexpr int64_t kMaxNormedCols = 8192;
 struct AllReduceNormArgs {
   AllReduceArgs sum;  // n is T * H, with H a multiple of 4, at most kMaxNormedCols; not two_shot
   RmsNormArgs norm;   // norm.x is sum.out
+  // If set, the rank's partial sums are those of moe_combine(): bf16 rows, nothing added. sum.partial is
+  // not read.
+  const MoeCombineArgs* experts = nullptr;
 };
 
 // A fused sum: the kernel that computes a rank's partial sums of a few rows stores them at all ranks, and the
@@ -126,13 +132,16 @@ struct AllReduceNormArgs {
 constexpr int64_t kMaxSentRows = 4;
 struct SumsToSend {  // an argument of the first kernel: its output goes to the ranks instead of to `out`
   CommGroup group;
+  uint32_t tag = 0;  // of this sum, from 1 to kMostTags; the next sum's is another
 };
+constexpr uint32_t kMostTags = 1 << 28;
 // An argument of the second kernel. The input of its norm is, for each row, norm.x plus the sum over ranks,
 // in rank order, of the partial sums.
 struct SumsToTake {
   CommGroup group;
   CommOp op;
   float* out = nullptr;  // [T, H]: receives the norm's input; must not overlap norm.x
+  uint32_t tag = 0;      // SumsToSend::tag
 };
 // Returns whether rows [T, H] can be summed in this way.
 constexpr bool fits_sent_rows(const CommLayout& layout, int64_t rows, int64_t cols) {

@@ -132,7 +132,10 @@ struct DeviceMoeArgs {
   bool accumulate = false;
   bf16* out_bf16 = nullptr;          // [T, H], or null
   const SumsToSend* send = nullptr;  // instead of both outputs, if the tactic sends_sums
-  AddedRows added;                   // as in MoeCombineArgs; only without `exchange`
+  // Instead of both outputs, if the tactic leaves_rows: receives the arguments, all but the outputs, that
+  // combine the experts' rows. They are in the workspace.
+  MoeCombineArgs* uncombined = nullptr;
+  AddedRows added;  // as in MoeCombineArgs; only without `exchange`
   // Weights that a linear layer reads next. With few tokens, a part of them is fetched into the L2 as soon as
   // the experts' weights are on their way.
   WeightBytes next;
@@ -156,7 +159,8 @@ struct DeviceMoeTactic {
   bool (*fits)(const DeviceMoeArgs&);
   void (*layer)(const DeviceMoeArgs&);  // precondition: fits()
   int64_t (*workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
-  bool sends_sums = false;  // whether layer() allows DeviceMoeArgs::send
+  bool sends_sums = false;   // whether layer() allows DeviceMoeArgs::send
+  bool leaves_rows = false;  // whether layer() allows DeviceMoeArgs::uncombined
 };
 
 struct DeviceRouterArgs;    // kernels/device_router.h

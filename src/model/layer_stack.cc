@@ -290,8 +290,9 @@ Status LayerStack::attention_output(int64_t layer, int64_t num_rows, ThreadPool&
   if (gathers()) return gathered_attention_output(layer, heads, pool);
   const OpName op = {"attention_out", static_cast<int>(layer), 0};
   if (sends_attention_output(layer, num_rows)) {
-    w.attention_out.send_linear(heads, options_.rank.device_group->sums_to_send(), pool);
-    begin_take(op);
+    const SumsToSend send = options_.rank.device_group->sums_to_send();
+    w.attention_out.send_linear(heads, send, pool);
+    begin_take(send, op);
     return {};
   }
   float* partial = scratch_.take<float>(num_rows * config_.hidden_size);

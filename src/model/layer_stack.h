@@ -113,8 +113,8 @@ class LayerStack {
   bool sends_sums(int64_t num_rows) const;
   bool sends_attention_output(int64_t layer, int64_t num_rows) const;
   bool sends_experts(int64_t layer, int64_t num_rows) const;
-  void begin_take(const OpName& op);  // the next norm_args() take the sum `op`
-  void end_take();                    // the kernel that takes it has been enqueued
+  void begin_take(const SumsToSend& sent, const OpName& op);  // the next norm_args() take the sum `op`
+  void end_take();                                            // the kernel that takes it has been enqueued
   void keep_logit_rows(const Batch& batch, bool has_attention, ThreadPool& pool);
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
   // The norm that follows the layer and that add_partial() may run.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "kernels/device_moe.h"
 #include "model/layer_stack.h"
 
 namespace fp4moe {
@@ -41,14 +42,24 @@ Status LayerStack::summed_experts(MoeForwardArgs& args, ThreadPool& pool) {
     args.send = &send;
     FP4MOE_RETURN_IF_ERROR(moe.forward_moe(args, *transport_, scratch_, pool));
     end_take();
-    begin_take(op);
+    begin_take(send, op);
     return {};
   }
-  args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
+  const DeviceCommunicator* const group = options_.rank.device_group;
+  MoeCombineArgs rows;
+  if (group != nullptr && !exchange_ && group->fuses_norm(num_rows, config_.hidden_size) &&
+      moe.leaves_rows(num_rows) && norm_after(args.layer, num_rows))
+    args.uncombined = &rows;
+  else
+    args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
   FP4MOE_RETURN_IF_ERROR(moe.forward_moe(args, *transport_, scratch_, pool));
   end_take();
   const std::optional<RmsNormArgs> next = norm_after(args.layer, num_rows);
-  return add_partial(op, args.partial, num_rows, next ? &*next : nullptr, pool);
+  if (args.uncombined == nullptr)
+    return add_partial(op, args.partial, num_rows, next ? &*next : nullptr, pool);
+  group->add_all_reduced_norm({op.op, op.layer}, rows, rows_.residual, *next);
+  is_normed_ = true;
+  return {};
 }
 
 bool LayerStack::sends_sums(int64_t num_rows) const {
@@ -70,9 +81,9 @@ bool LayerStack::sends_experts(int64_t layer, int64_t num_rows) const {
          layers_[i + 1].attention->takes_sums(num_rows);
 }
 
-void LayerStack::begin_take(const OpName& op) {
+void LayerStack::begin_take(const SumsToSend& sent, const OpName& op) {
   is_normed_ = false;
-  taken_ = options_.rank.device_group->sums_to_take({op.op, op.layer}, spare_residual_);
+  taken_ = options_.rank.device_group->sums_to_take(sent, {op.op, op.layer}, spare_residual_);
 }
 
 void LayerStack::end_take() {

@@ -17,7 +17,8 @@
 
 namespace fp4moe {
 
-class DeviceExchange;  // moe/device/device_exchange.h
+class DeviceExchange;   // moe/device/device_exchange.h
+struct MoeCombineArgs;  // kernels/device_moe.h
 
 struct MoeForwardArgs {
   int layer = 0;
@@ -35,6 +36,9 @@ struct MoeForwardArgs {
   // GPU: if set, sends_sums() holds, and this rank's part of the output is sent to the ranks of its group
   // instead of being added to the residual; `partial` is null.
   const SumsToSend* send = nullptr;
+  // GPU: if set, leaves_rows() holds, and it receives the rows of this rank's experts, which the caller
+  // combines before it takes scratch memory; `partial` is null.
+  MoeCombineArgs* uncombined = nullptr;
   // GPU, if exchanges_rows(): sends rows to the ranks of their experts. `partial`, if set, then receives the
   // complete output of the rows that this rank dispatched, and zeros for all other rows.
   const DeviceExchange* exchange = nullptr;
@@ -65,6 +69,8 @@ class MoeLayer {
   virtual bool norms_with_router(int64_t num_rows) const = 0;
   // Whether MoeForwardArgs::send is allowed for this many rows, without `exchange`.
   virtual bool sends_sums(int64_t) const { return false; }
+  // The same for MoeForwardArgs::uncombined.
+  virtual bool leaves_rows(int64_t) const { return false; }
   // Null unless the plan places experts. A new layer has the trivial placement: its weights are all physical
   // experts, and the caller sets another one if they are in another order.
   virtual PlacedExperts* placed_experts() { return nullptr; }

@@ -19,6 +19,7 @@
 #include "comm/gpu_ranks.h"
 #include "device/graph.h"
 #include "formats/bf16.h"
+#include "kernels/device_moe.h"
 #include "kernels/ops.h"
 #include "support/compare.h"
 
@@ -169,6 +170,70 @@ TEST_P(DeviceRanks, FusedNormsHaveTheBitsOfSeparateOnes) {
         EXPECT_EQ(from_device<uint16_t>(act[0][i]), from_device<uint16_t>(act[1][i])) << what;
         EXPECT_TRUE(same_bits(from_device<float>(f32[0][i]), from_device<float>(f32[1][i]))) << what;
       });
+    }
+  }
+}
+
+// A sum of experts' rows, which the sum's kernel weighs and adds, against moe_combine() and the sum. Slots
+// without a row, rows without weights, pieces, and more rows than blocks.
+TEST_P(DeviceRanks, FusedNormsCombineTheRowsOfExperts) {
+  constexpr int64_t kTopk = 5;
+  for (const bool bf16_partials : {false, true}) {
+    TestGroup group(GetParam(), {0, 128 << 10, 128});
+    if (bf16_partials) group.for_each([](int, DeviceCommunicator& rank) { rank.send_bf16_partials(); });
+    constexpr std::pair<int64_t, int64_t> kSizes[] = {{1, 2880}, {9, 40}, {2, 8192}, {11, 2880}, {700, 64}};
+    for (const auto& [rows, cols] : kSizes) {
+      std::mt19937 random(static_cast<uint32_t>(rows * cols));
+      std::vector<int32_t> row_of_slot(static_cast<size_t>(rows * kTopk));
+      for (size_t i = 0; i < row_of_slot.size(); ++i)
+        row_of_slot[i] = random() % 4 == 0 ? -1 : static_cast<int32_t>(random() % row_of_slot.size());
+      struct Memory {
+        Buffer y, row_of_slot, weights, partial, out[2], act[2], norm_weight;
+      };
+      std::vector<Memory> memory;
+      group.for_each([&](int r, DeviceCommunicator&) {
+        const auto seed = static_cast<uint64_t>(r);
+        std::vector<bf16> y;
+        for (const float v : random_floats(rows * kTopk * cols, 11 + seed)) y.push_back(float_to_bf16(v));
+        Memory m{on_device(y),
+                 on_device(row_of_slot),
+                 on_device(random_floats(rows * kTopk, 12 + seed)),
+                 on_device(random_floats(rows * cols, 13)),
+                 {},
+                 {},
+                 on_device(random_floats(cols, 14))};
+        for (int k = 0; k < 2; ++k) {
+          m.out[k] = on_device(random_floats(rows * cols, 15));
+          m.act[k] = on_device(std::vector<uint16_t>(static_cast<size_t>(rows * cols), 0xabab));
+        }
+        memory.push_back(std::move(m));
+      });
+      group.for_each([&](int r, DeviceCommunicator& rank) {
+        const Memory& m = memory[static_cast<size_t>(r)];
+        MoeCombineArgs combine{.y_bf16 = m.y.as<bf16>(),
+                               .row_of_slot = m.row_of_slot.as<int32_t>(),
+                               .weights = rows == 9 ? nullptr : m.weights.as<float>(),
+                               .num_tokens = rows,
+                               .topk = kTopk,
+                               .hidden_size = cols};
+        const auto norm = [&](int k) {
+          return RmsNormArgs{.x = m.out[k].as<float>(),
+                             .weight = m.norm_weight.as<float>(),
+                             .eps = 1e-5f,
+                             .out_act = {m.act[k].data(), DType::kBF16, rows, cols}};
+        };
+        rank.add_all_reduced_norm({"fused", 1}, combine, m.out[0].as<float>(), norm(0));
+        combine.out = m.partial.as<float>();
+        sm90_moe_ops()->combine(combine);
+        rank.add_all_reduced_norm({"separate", 2}, combine.out, m.out[1].as<float>(), norm(1));
+      });
+      group.expect_ok();
+      const std::string what = std::to_string(rows) + " x " + std::to_string(cols);
+      for (const Memory& m : memory) {
+        EXPECT_TRUE(same_bits(from_device<float>(m.out[0]), from_device<float>(m.out[1]))) << what;
+        EXPECT_EQ(from_device<uint16_t>(m.act[0]), from_device<uint16_t>(m.act[1])) << what;
+        EXPECT_FALSE(same_bits(from_device<float>(m.out[0]), random_floats(rows * cols, 15))) << what;
+      }
     }
   }
 }

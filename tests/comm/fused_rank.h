@@ -94,7 +94,7 @@ class FusedRank {
   void run_fused(const DeviceCommunicator& group, const CommOp& op, Next next) {
     const SumsToSend send = group.sums_to_send();
     producer_(&send, nullptr);
-    const SumsToTake take = group.sums_to_take(op, residual_[1 - current_].as<float>());
+    const SumsToTake take = group.sums_to_take(send, op, residual_[1 - current_].as<float>());
     consume(next, residual_[current_], &take, outputs_[0]);
     current_ = 1 - current_;
   }

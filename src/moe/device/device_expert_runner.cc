@@ -40,6 +40,7 @@ DeviceMoeArgs DeviceExpertRunner::layer_sizes(const DeviceSlots& slots) const {
           .num_routed_experts = slots.num_routed_experts,
           .shared = slots.shared,
           .send = slots.send,
+          .uncombined = slots.uncombined,
           .added = slots.added,
           .next = slots.next};
 }
@@ -65,6 +66,10 @@ bool DeviceExpertRunner::sends_sums(const DeviceSlots& slots) const {
   return !is_w4a4() && tactic(layer_sizes(slots)).sends_sums;
 }
 
+bool DeviceExpertRunner::leaves_rows(const DeviceSlots& slots) const {
+  return !is_w4a4() && tactic(layer_sizes(slots)).leaves_rows;
+}
+
 // Returns the tactic timed as fastest if it fits these arguments, else the default tactic. A shared expert
 // does not change the choice.
 const DeviceMoeTactic& DeviceExpertRunner::tactic(DeviceMoeArgs args) const {
@@ -77,6 +82,8 @@ const DeviceMoeTactic& DeviceExpertRunner::tactic(DeviceMoeArgs args) const {
 void DeviceExpertRunner::run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights,
                                             float* out, bool accumulate, Arena& scratch) const {
   FP4MOE_CHECK(slots.send == nullptr || (out == nullptr && sends_sums(slots)), "the layer cannot send sums");
+  FP4MOE_CHECK(slots.uncombined == nullptr || (out == nullptr && leaves_rows(slots)),
+               "the layer combines its rows itself");
   const TiledExperts& t = experts_.tiles();
   const int64_t mark = scratch.used_bytes();
   if (!is_w4a4()) {

@@ -34,6 +34,8 @@ class DeviceExpertRunner {
   bool runs_shared(const DeviceSlots& slots) const;
   // Whether slots.send is allowed for slots of these sizes.
   bool sends_sums(const DeviceSlots& slots) const;
+  // The same for slots.uncombined, which then names scratch memory that is no longer taken.
+  bool leaves_rows(const DeviceSlots& slots) const;
   // Waits for a round's rows, runs the experts on them (slots.ids and num_tokens are taken from the round),
   // and combines the results into out (DeviceExchange::combine). Takes up to scratch_bytes() and
   // lane_batch_bytes() for the batch, plus returned_sums_bytes(), from scratch.

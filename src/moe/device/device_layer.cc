@@ -180,6 +180,12 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
     return !shared_.exists() && num_rows <= kMaxSentRows && experts_.sends_sums(slots);
   }
 
+  bool leaves_rows(int64_t num_rows) const override {
+    DeviceSlots slots = local_slots();
+    slots.num_tokens = num_rows;
+    return !shared_.exists() && num_rows > 0 && experts_.leaves_rows(slots);
+  }
+
   Status forward_moe(const MoeForwardArgs& args, Transport&, Arena& scratch,
                      ThreadPool& pool) const override {
     const Routes routes = router_.route(ops_, args, scratch);
@@ -191,11 +197,12 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
     slots.ids = physical_ids(routes.ids, args.x.rows, scratch);
     slots.num_tokens = args.x.rows;
     slots.send = args.send;
+    slots.uncombined = args.uncombined;
     slots.shared = shared_slot(args);
     slots.next = args.next;
-    float* const sum = args.send != nullptr      ? nullptr
-                       : args.partial != nullptr ? args.partial
-                                                 : args.residual;
+    float* const sum = args.send != nullptr || args.uncombined != nullptr ? nullptr
+                       : args.partial != nullptr                          ? args.partial
+                                                                          : args.residual;
     if (slots.shared.exists && experts_.runs_shared(slots)) {
       experts_.run_device_experts(args.x, slots, routes.weights, sum, /*accumulate=*/args.partial == nullptr,
                                   scratch);

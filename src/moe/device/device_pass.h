@@ -19,6 +19,7 @@ struct DeviceSlots {
   AddedRows added;                   // added to the output
   WeightBytes next;                  // see DeviceMoeArgs
   const SumsToSend* send = nullptr;  // see DeviceMoeArgs
+  MoeCombineArgs* uncombined = nullptr;
   int64_t num_slots() const { return num_tokens * topk; }
 };
 

@@ -2,12 +2,13 @@
 //
 // Computes:  out [T, H] += sum over ranks r, in order, of partial_r [T, H], f32, each rounded to bf16 first
 //            if it is sent as bf16; y = out / sqrt(mean(out^2) + eps) * weight, as bf16 and/or f32.
+//            partial_r can be the weighted sums of its experts' rows (MoeCombineArgs).
 // Shapes:    H a multiple of 4, up to kMaxNormedCols; any T whose words fit in the heap.
 // Bytes:     w T H to each of R - 1 peers, with w = 4 or 2; T H (4 + 4 + 4 + 2 and/or 4) of local memory.
 // Flops:     (R + 4) T H.
 // Bound:     the links for large T; for small T, the latency of a store, of a poll at the receiver and of a
 //            block's sum.
-// Numerics:  those of all_reduce.cu and rms_norm.cu, with the same bits.
+// Numerics:  those of moe_combine.cu, all_reduce.cu and rms_norm.cu, with the same bits.
 #include <algorithm>
 #include <string>
 
@@ -17,6 +18,7 @@
 #include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
+#include "kernels/device_moe.h"
 
 namespace fp4moe::cuda {
 namespace {
@@ -27,10 +29,19 @@ constexpr unsigned kMaxClusterBlocks = 8;
 constexpr int kClusterThreads = 256;                                 // at most, of a block of a cluster
 constexpr int kMaxVectors = kMaxNormedCols / (4 * kMaxNormThreads);  // of four elements, per thread
 
+// Rows whose weighted sums are the partial sums: MoeCombineArgs.
+struct ExpertRows {
+  const bf16* y = nullptr;
+  const int32_t* row_of_slot = nullptr;
+  const float* weights = nullptr;
+  int topk = 0;
+};
+
 struct NormArgs {
   CommGroup group;
   CommOp op;
   const float* partial;
+  ExpertRows experts;  // instead of partial, if y is not null
   float* out;
   const float* weight;
   bf16* act;   // or null
@@ -98,6 +109,28 @@ struct RowPart {
   }
 };
 
+// The same as moe_combine.cu.
+template <int kVectors>
+__device__ __forceinline__ RowPart<kVectors> weighted_sum(const ExpertRows& experts, int64_t token,
+                                                          int64_t cols, const RowThread<kVectors>& thread) {
+  const int32_t* const rows = experts.row_of_slot + token * experts.topk;
+  const float* const weights = experts.weights == nullptr ? nullptr : experts.weights + token * experts.topk;
+  RowPart<kVectors> sum{};
+#pragma unroll 4
+  for (int k = 0; k < experts.topk; ++k) {
+    const int64_t row = __ldcg(rows + k);
+    const float weight = row < 0 ? 0 : weights == nullptr ? 1 : __ldcg(weights + k);
+    thread.for_vectors([&](int j, int i) {
+      uint2 bits{};
+      if (row >= 0) bits = __ldcg(reinterpret_cast<const uint2*>(experts.y + row * cols) + i);
+      const float4 y = Bf16Words::values(bits);
+      float4& s = sum.v[j];
+      s = {fmaf(weight, y.x, s.x), fmaf(weight, y.y, s.y), fmaf(weight, y.z, s.z), fmaf(weight, y.w, s.w)};
+    });
+  }
+  return sum;
+}
+
 // Returns the row that `peer` stores at `from`, and marks its words as unsent again.
 template <class Format, int kVectors>
 __device__ __forceinline__ RowPart<kVectors> take_row(const Operation& o, int peer,
@@ -153,27 +186,31 @@ __device__ __forceinline__ void add_and_norm(const NormArgs& a) {
   const auto row_at = [&](int rank, int source, int64_t row) {
     return words_at<Words>(o, rank, source) + row * thread.vectors;
   };
+  // Returns this rank's row as it was sent to the peers.
   const auto send = [&](int64_t row) {
-    if (row >= a.rows) return;
-    const RowPart mine = RowPart::load(a.partial + row * a.cols, thread);
+    RowPart mine{};
+    if (row >= a.rows) return mine;
+    mine = a.experts.y != nullptr ? weighted_sum(a.experts, row, a.cols, thread)
+                                  : RowPart::load(a.partial + row * a.cols, thread);
 #pragma unroll 1
     for (int r = 0; r < size; ++r)
       if (r != me)
         thread.for_vectors([&](int j, int i) { store_words(row_at(r, me, row) + i, Format::of(mine.v[j])); });
+    for (float4& v : mine.v) v = Format::values(Format::of(v));
+    return mine;
   };
   const int64_t step = kIsCluster ? ptx::cluster_count() : gridDim.x,
                 begin = kIsCluster ? ptx::cluster_id() : blockIdx.x;
-  send(begin);
+  RowPart mine = send(begin);
   if constexpr (kIsCluster) ptx::cluster_wait();
   for (int64_t row = begin, i = 0; row < a.rows; row += step, ++i) {
-    send(row + step);  // the links carry it during the sum
+    const RowPart next = send(row + step);  // the links carry it during the sum
     const int64_t first = row * a.cols;
-    RowPart residual = RowPart::load(a.out + first, thread), mine = RowPart::load(a.partial + first, thread);
-    for (float4& v : mine.v) v = Format::values(Format::of(v));
-    RowPart sum{};
+    RowPart residual = RowPart::load(a.out + first, thread), sum{};
 #pragma unroll 1
     for (int r = 0; r < size; ++r) sum += r == me ? mine : take_row<Format>(o, r, row_at(me, r, row), thread);
     residual += sum;
+    mine = next;
     float squares = 0;
     for (const float4& v : residual.v) squares = sum_of_squares(squares, v);
     if constexpr (kIsCluster) {
@@ -234,6 +271,12 @@ int64_t resident_blocks(NormKernel kernel, unsigned threads, int max_blocks) {
   return int64_t{std::max(per_sm, 1)} * device_limits().num_sms;
 }
 
+ExpertRows expert_rows(const MoeCombineArgs* experts) {
+  if (experts == nullptr) return {};
+  FP4MOE_CHECK(experts->y_bf16 != nullptr && !experts->added.exist(), "only bf16 rows are summed here");
+  return {experts->y_bf16, experts->row_of_slot, experts->weights, static_cast<int>(experts->topk)};
+}
+
 }  // namespace
 
 void all_reduce_norm(const AllReduceNormArgs& args) {
@@ -254,8 +297,9 @@ void all_reduce_norm(const AllReduceNormArgs& args) {
       rows, 1, cluster > 1 ? rows : resident_blocks(kernel, threads, sum.group.max_blocks)));
   launch("all_reduce_norm", kernel,
          {.grid = dim3(clusters * cluster), .block = dim3(block_warps * 32), .cluster = cluster},
-         NormArgs{sum.group, sum.op, sum.partial, sum.out, norm.weight, static_cast<bf16*>(norm.out_act.data),
-                  norm.out_f32, rows, cols, norm.eps, static_cast<int>(threads)});
+         NormArgs{sum.group, sum.op, sum.partial, expert_rows(args.experts), sum.out, norm.weight,
+                  static_cast<bf16*>(norm.out_act.data), norm.out_f32, rows, cols, norm.eps,
+                  static_cast<int>(threads)});
 }
 
 }  // namespace fp4moe::cuda

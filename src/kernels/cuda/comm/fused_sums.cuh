@@ -9,9 +9,17 @@
 //     rank's previous taking kernel, which has ended.
 //   - No peer writes buffer n - 1 = n + 2 before it is clear: a peer sends sum n + 2 after it has taken this
 //     rank's words of sum n + 1, and this rank sends those after its taking kernel of sum n has ended.
-// "Ended" holds because every kernel waits for the previous ones of its stream (griddepcontrol.wait) before
-// it sends or takes, and the end of a kernel makes its stores visible to the next one.
+// "Ended" holds because the sending kernel waits for the previous ones of its stream (griddepcontrol.wait)
+// before it sends, and the end of a kernel makes its stores visible to the next one.
 // tests/comm/device_protocol_model_test.cc explores the orders of these steps.
+//
+// The taking kernel does not wait for the end of the sending kernel, which comes 1 to 2 us after the words.
+// Once it is past its own wait, the sending kernel announces the sum: all kernels before it have ended, so
+// the taking kernel may read what they wrote, and the buffer's words are either unsent or those of this sum.
+// Once a block of the taking kernel has all words of its own rank, the sending kernel has read its inputs,
+// and the block may write to memory that they share. It waits for the end of the sending kernel last, so that
+// the next kernel can rely on it. The announcement has a tag, by which a block that started very early sees
+// that it is not that of the sum before.
 //
 // The two kernels are one operation of the group. The sending kernel finds the epoch and the buffer as the
 // previous operation left them and changes neither; the taking kernel advances both. Other operations of the
@@ -50,6 +58,12 @@ class SumSender {
       : group_(sums.group), buffer_(buffer), poison_(0) {}
 
   __device__ __forceinline__ uint32_t buffer() const { return poison_ != 0 ? kFailed : buffer_; }
+  // Lets the taking kernel begin. One thread of the kernel calls it, after the grid dependency wait.
+  __device__ __forceinline__ void announce(uint32_t tag) const {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(&state_of(group_, group_.rank)->announced),
+                 "r"(tag * (kSentBuffers + 1) + buffer_)
+                 : "memory");
+  }
   __device__ __forceinline__ void send(int64_t element, float value) const {
     store(element, sendable(__float_as_uint(value)));
   }
@@ -81,20 +95,21 @@ struct TakingThread {
   int number, count;
 };
 
-// The taking half, for one block. All threads of the block that take rows make it after the grid dependency
-// wait; then take() (or clear_previous()), enter() and leave() are called in this order.
+// The taking half, for one block. All threads of the block that take rows make it; then take() (or
+// clear_previous()), enter() and leave() are called in this order.
 class SumTaker {
  public:
-  // Returns the buffer that the sum is likely to use: a loaded value, which saves the first take() a trip
-  // through the L2. Call it before the grid dependency wait; a previous sum may still be running.
-  static __device__ __forceinline__ uint32_t likely_buffer(const SumsToTake& sums) {
-    return load_sent_buffer(sums.group);
+  // Waits until the sending kernel is past its grid dependency wait, for which a kernel needs no deadline,
+  // and returns the sum's buffer.
+  static __device__ __forceinline__ uint32_t await_sender(const SumsToTake& sums) {
+    const uint32_t* const from = &state_of(sums.group, sums.group.rank)->announced;
+    uint32_t word;
+    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    while (word / (kSentBuffers + 1) != sums.tag);
+    return word % (kSentBuffers + 1);
   }
-  __device__ __forceinline__ SumTaker(const SumsToTake& sums, uint32_t likely, const TakingThread& thread)
-      : operation_(sums.group, sums.op, Entered{}),
-        buffer_(load_sent_buffer(sums.group)),
-        likely_(likely),
-        thread_(thread) {
+  __device__ __forceinline__ SumTaker(const SumsToTake& sums, const TakingThread& thread)
+      : buffer_(await_sender(sums)), operation_(sums.group, sums.op, Entered{}), thread_(thread) {
     ++operation_.epoch;
   }
 
@@ -110,13 +125,8 @@ class SumTaker {
       uint4 second[kCount] = {};
       const bool has_second = size > 1;
       const auto second_of = [&](int j) { return has_second ? vector_of(j) : -1; };
-      load<kCount>(likely_, 0, vector_of, words);
-      load<kCount>(likely_, 1, second_of, second);
-      if (likely_ != buffer_) {
-        likely_ = buffer_;
-        load<kCount>(buffer_, 0, vector_of, words);
-        load<kCount>(buffer_, 1, second_of, second);
-      }
+      load<kCount>(buffer_, 0, vector_of, words);
+      load<kCount>(buffer_, 1, second_of, second);
       clear_previous();
       add_words<kCount>(0, vector_of, words, sum);
       if (has_second) add_words<kCount>(1, vector_of, second, sum);
@@ -148,13 +158,15 @@ class SumTaker {
       ticket_ = atomicAdd(&state_of(operation_.group, operation_.group.rank)->num_entered, 1u);
   }
   // At the end of the kernel. The last of the `blocks` blocks that have entered ends the operation: all
-  // threads have read the epoch and the buffer.
+  // threads have read the epoch and the buffer. Waits for the sending kernel.
   __device__ __forceinline__ void leave(uint32_t blocks) const {
-    if (threadIdx.x != 0 || ticket_ != blocks - 1) return;
-    CommState* const state = state_of(operation_.group, operation_.group.rank);
-    state->num_entered = 0;
-    state->sent_buffer = buffer_ == kSentBuffers - 1 ? 0 : buffer_ + 1;
-    *reinterpret_cast<volatile uint32_t*>(&state->epoch) = operation_.epoch;
+    if (threadIdx.x == 0 && ticket_ == blocks - 1) {
+      CommState* const state = state_of(operation_.group, operation_.group.rank);
+      state->num_entered = 0;
+      state->sent_buffer = buffer_ == kSentBuffers - 1 ? 0 : buffer_ + 1;
+      *reinterpret_cast<volatile uint32_t*>(&state->epoch) = operation_.epoch;
+    }
+    ptx::grid_dependency_wait();
   }
 
  private:
@@ -190,8 +202,8 @@ class SumTaker {
     }
   }
 
-  Operation operation_;
-  uint32_t buffer_, likely_, ticket_ = ~0u;
+  uint32_t buffer_, ticket_ = ~0u;
+  Operation operation_;  // after buffer_, with which the state is stable
   TakingThread thread_;
 };
 

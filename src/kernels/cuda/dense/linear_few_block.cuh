@@ -219,9 +219,7 @@ __device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, 
     const Addend addend = first_addend();  // constants, because nothing is added to out's old value
     const cuda::TakingThread thread{static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x),
                                     static_cast<int>(gridDim.x) * kThreads};
-    const uint32_t likely = cuda::SumTaker::likely_buffer(sums);
-    ptx::grid_dependency_wait();
-    cuda::SumTaker taker(sums, likely, thread);
+    cuda::SumTaker taker(sums, thread);  // waits for the kernel before, but not for its end
     load_taken(a, weights, taker, sums.out, shared);
     taker.enter();
     multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, StoredOutput{a});

@@ -18,7 +18,9 @@ struct StoredOutput {
 // Make it before the sums are ready (cuda::SumSender).
 struct SentOutput {
   cuda::SumSender sender;
-  __device__ SentOutput(const FewArgs&, const SumsToSend& sums) : sender(sums) {}
+  __device__ SentOutput(const FewArgs&, const SumsToSend& sums) : sender(sums) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) sender.announce(sums.tag);
+  }
   __device__ void write(int64_t element, float value) const { sender.send(element, value); }
 };
 template <class Sums>

@@ -16,7 +16,8 @@ void gemms(const DeviceExpertArgs& a) {
 constexpr DeviceMoeTactic kTactics[] = {{.name = "sorted",
                                          .fits = sorted_layer_fits,
                                          .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, gemms); },
-                                         .workspace_bytes = sorted_layer_workspace_bytes}};
+                                         .workspace_bytes = sorted_layer_workspace_bytes,
+                                         .leaves_rows = true}};
 
 constexpr DeviceMoeOps kFallbackMoeOps = {.name = "cuda_mma",
                                           .tile_rows_alignment = 8,

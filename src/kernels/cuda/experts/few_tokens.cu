@@ -190,7 +190,11 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
   for (int phase = 0; phase < 2; ++phase) {
     if (is_helper && phase == 0) {
       few::clear_words(a, s, few::dense_row(s, kDense ? static_cast<int>(a.moe.num_tokens) : 0));
-      if (a.sends && threadIdx.x % 32 == 0) s.sent_buffer = cuda::SumSender(a.sums).buffer();
+      if (a.sends && threadIdx.x % 32 == 0) {
+        const cuda::SumSender sender(a.sums);
+        s.sent_buffer = sender.buffer();
+        if (blockIdx.x == 0) sender.announce(a.sums.tag);
+      }
     }
     if (is_helper && phase != 0) prefetch_next(a);
     run_phase(a, s, act, phase != 0, is_helper, ring);

@@ -139,10 +139,9 @@ constexpr DeviceMoeTactic kTactics[] = {
     {.name = "wide",
      .fits = sorted_layer_fits,
      .layer = wide_layer,
-     .workspace_bytes =
-         [](const TiledExperts& experts, int64_t max_tokens, int64_t topk) {
-           return WideSpace(experts, max_tokens * topk, nullptr).num_bytes;
-         }},
+     .workspace_bytes = [](const TiledExperts& experts, int64_t max_tokens,
+                           int64_t topk) { return WideSpace(experts, max_tokens * topk, nullptr).num_bytes; },
+     .leaves_rows = true},
     {.name = "few_tokens",
      .fits = [](const DeviceMoeArgs& a) { return few_tokens_fits(a, FewWeights::kFp8); },
      .layer = [](const DeviceMoeArgs& a) { few_tokens_layer(a, FewWeights::kFp8); },
@@ -152,9 +151,11 @@ constexpr DeviceMoeTactic kTactics[] = {
     {.name = "sorted",
      .fits = sorted_layer_fits,
      .layer = sorted_layer,
-     .workspace_bytes = [](const TiledExperts& experts, int64_t max_tokens, int64_t topk) {
-       return SortedSpace(experts, max_tokens, topk, nullptr).num_bytes;
-     }}};
+     .workspace_bytes =
+         [](const TiledExperts& experts, int64_t max_tokens, int64_t topk) {
+           return SortedSpace(experts, max_tokens, topk, nullptr).num_bytes;
+         },
+     .leaves_rows = true}};
 enum : size_t { kWide, kFewTokens, kSorted };
 
 // Measured on an H200: the FP8 matrix unit becomes the fastest at fewer rows than w4a16's wide tiles do.

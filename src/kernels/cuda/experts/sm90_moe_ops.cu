@@ -19,7 +19,8 @@ constexpr DeviceMoeTactic kTactics[] = {
     {.name = "sorted",
      .fits = sorted_layer_fits,
      .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, sm90_gate_up_down); },
-     .workspace_bytes = sorted_layer_workspace_bytes},
+     .workspace_bytes = sorted_layer_workspace_bytes,
+     .leaves_rows = true},
     {.name = "few_tokens",
      .fits = [](const DeviceMoeArgs& a) { return few_tokens_fits(a, FewWeights::kBf16); },
      .layer = [](const DeviceMoeArgs& a) { few_tokens_layer(a, FewWeights::kBf16); },
@@ -29,7 +30,8 @@ constexpr DeviceMoeTactic kTactics[] = {
     {.name = "wide",
      .fits = sorted_layer_fits,
      .layer = run_wide_layer,
-     .workspace_bytes = wide_layer_workspace_bytes}};
+     .workspace_bytes = wide_layer_workspace_bytes,
+     .leaves_rows = true}};
 enum : size_t { kSorted, kFewTokens, kWide };
 
 // The limit on rows was measured on an H200.
@@ -54,7 +56,8 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
 constexpr DeviceMoeTactic kBf16Tactics[] = {{.name = "wide",
                                              .fits = sorted_layer_fits,
                                              .layer = run_wide_layer,
-                                             .workspace_bytes = wide_layer_workspace_bytes}};
+                                             .workspace_bytes = wide_layer_workspace_bytes,
+                                             .leaves_rows = true}};
 
 constexpr DeviceMoeOps kSm90Bf16MoeOps = {.name = "sm90_bf16",
                                           .tile_rows_alignment = 8,

@@ -83,16 +83,18 @@ void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16
   if (y == args.out_bf16) return;
   if (args.exchange != nullptr)
     return cuda_a2a_ops()->combine(*args.exchange, {.y_bf16 = y, .row_of_slot = rows.row_of_slot}, args.out);
-  moe_combine({.y_bf16 = y,
-               .row_of_slot = rows.row_of_slot,
-               .weights = args.weights,
-               .num_tokens = args.num_tokens,
-               .topk = args.topk,
-               .hidden_size = args.experts.hidden_size,
-               .out = args.out,
-               .accumulate = args.accumulate,
-               .out_bf16 = args.out_bf16,
-               .added = args.added});
+  const MoeCombineArgs combine{.y_bf16 = y,
+                               .row_of_slot = rows.row_of_slot,
+                               .weights = args.weights,
+                               .num_tokens = args.num_tokens,
+                               .topk = args.topk,
+                               .hidden_size = args.experts.hidden_size,
+                               .out = args.out,
+                               .accumulate = args.accumulate,
+                               .out_bf16 = args.out_bf16,
+                               .added = args.added};
+  if (args.uncombined == nullptr) return moe_combine(combine);
+  *args.uncombined = combine;
 }
 
 int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk) {

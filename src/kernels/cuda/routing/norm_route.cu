@@ -144,7 +144,9 @@ __device__ __forceinline__ float take_word(RouterWord* from) {
 
 // The block that chooses: collects the logits from the others. Before the wait, its first warp chooses once
 // for nothing: the instructions, which a step's weights have replaced in all caches, are then there.
-__device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64_t t, uint32_t* memory) {
+template <class Rows, class... Sums>
+__device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64_t t, uint32_t* memory,
+                                                   const Sums&... taken) {
   __shared__ int32_t no_ids[kMaxDeviceTopk];
   __shared__ float no_weights[kMaxDeviceTopk];
   const ChoiceMemory choice(a.rule, memory);
@@ -152,7 +154,7 @@ __device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64
   for (bool is_real : {false, true}) {
     int counted = 0;  // loaded before the logits have come
     if (is_real) {
-      ptx::grid_dependency_wait();
+      Rows::await_inputs(taken...);
       ptx::grid_dependents_launch();
       counted = counted_tokens(a);
     }
@@ -189,7 +191,7 @@ template <int kVectors, class Rows, class... Sums>
 __device__ __forceinline__ void route_few(const NormRouteArgs& a, uint8_t* memory, const Sums&... taken) {
   __shared__ float squares[kParts], sums[kParts][kBlockExperts];
   const int t = static_cast<int>(blockIdx.y), worker = static_cast<int>(blockIdx.x) - 1;
-  if (worker < 0) return collect_and_choose(a, t, reinterpret_cast<uint32_t*>(memory));
+  if (worker < 0) return collect_and_choose<Rows>(a, t, reinterpret_cast<uint32_t*>(memory), taken...);
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int num_vectors = a.hidden_size / kVector, first = worker * kBlockExperts,
             count = min(kBlockExperts, a.num_experts - first);
@@ -201,12 +203,10 @@ __device__ __forceinline__ void route_few(const NormRouteArgs& a, uint8_t* memor
   Rows::put_aside(norm_weight, weights + kBlockExperts * num_vectors);
   const int e = first + static_cast<int>(threadIdx.x);  // of the first threads
   const float bias = threadIdx.x < count ? bias_of(a, e) : 0;
-  const uint32_t likely = Rows::likely_buffer(taken...);
-  ptx::grid_dependency_wait();
+  Rows rows(taken...);
+  rows.load(a, t, part, x);
   // Not launched sooner: the experts' blocks, which wait for whole SMs, would then run 15 % longer.
   ptx::grid_dependents_launch();
-  Rows rows(likely, taken...);
-  rows.load(a, t, part, x);
   Rows::bring_back(weights + kBlockExperts * num_vectors, norm_weight);
   const float square = square_and_weigh(norm_weight, x);
   ptx::cp_async_wait<0>();

@@ -56,12 +56,14 @@ struct Columns {
 
 // x for a block that multiplies: the rows of NormRouteArgs::x, or their sums with those of a group's ranks.
 struct PlainRows {
-  static __device__ __forceinline__ uint32_t likely_buffer() { return 0; }
+  // Waits until the inputs of a block that reads no rows are there.
+  static __device__ __forceinline__ void await_inputs() { ptx::grid_dependency_wait(); }
   template <int kVectors>
   static __device__ __forceinline__ void put_aside(const Columns<kVectors>&, void*) {}
   template <int kVectors>
   static __device__ __forceinline__ void bring_back(const void*, Columns<kVectors>&) {}
-  __device__ __forceinline__ explicit PlainRows(uint32_t) {}
+  // Waits for the preceding kernels.
+  __device__ __forceinline__ PlainRows() { ptx::grid_dependency_wait(); }
   template <int kVectors>
   __device__ __forceinline__ void load(const NormRouteArgs& a, int64_t t, const Part& part,
                                        Columns<kVectors>& x) {
@@ -73,11 +75,11 @@ struct PlainRows {
 
 class TakenRows {
  public:
-  static __device__ __forceinline__ uint32_t likely_buffer(const SumsToTake& sums) {
-    return cuda::SumTaker::likely_buffer(sums);
+  static __device__ __forceinline__ void await_inputs(const SumsToTake& sums) {
+    cuda::SumTaker::await_sender(sums);
   }
-  __device__ __forceinline__ TakenRows(uint32_t likely, const SumsToTake& sums)
-      : taker_(sums, likely, taking_thread()), out_(sums.out) {}
+  __device__ __forceinline__ explicit TakenRows(const SumsToTake& sums)
+      : taker_(sums, taking_thread()), out_(sums.out) {}
 
   // load() needs the registers of the norm's weights, which are meanwhile in shared memory: `aside` has
   // aside_bytes().
