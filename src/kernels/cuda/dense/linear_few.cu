@@ -10,7 +10,8 @@
 // Flops:     2 T N K, on mma.sync with the weights as its 16 rows and the tokens as its 8 columns.
 // Bound:     HBM. Each block streams its share of the rows through a ring of bulk copies, and starts before
 //            it waits for the kernel whose output it reads. A bulk copy costs the SM 44 ns whatever its size
-//            (512 B: 1.5 TB/s in all, 1 KiB: 3.1 TB/s), so a copy is up to 3 KB of a row.
+//            (512 B: 1.5 TB/s in all, 1 KiB: 3.1 TB/s), so a copy is up to 3 KB of a row. Until x is there,
+//            only kEarlyBytes are on their way at once.
 // Numerics:  exact products, f32 sums: two chains over a warp's k's (32 of every 256 of a chunk), the sum of
 //            both, then the 8 warps in order, then bias, then out's old value. A token has the same bits for
 //            every T. With the norm inside, x = bf16(residual * weight), and 1 / rms multiplies the sum. FP8
@@ -168,7 +169,7 @@ FewLayout layout_for(const FewArgs& a, const FewShape& shape, int blocks) {
   const int ring = num_stages(shape, stages);
   FP4MOE_CHECK(ring >= kMinStages, "linear_few with T=" + std::to_string(a.num_tokens) +
                                        " K=" + std::to_string(a.k) + " does not fit in shared memory");
-  return few_layout(a.num_tokens, a.k, shape.elem_bytes, ring);
+  return few_layout(a.num_tokens, a.k, shape.elem_bytes, ring, kEarlyBytes / smem_budget(shape).num_blocks);
 }
 
 // Launches the kernel with few.layout, which may be a part of its shared memory.

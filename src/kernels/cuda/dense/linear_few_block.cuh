@@ -21,9 +21,34 @@ struct Ring {
   }
 };
 
+// Paces the copies of weights until x is there (kEarlyBytes).
+class EarlyCopies {
+ public:
+  __device__ EarlyCopies(const FewArgs& a, const uint8_t* shared)
+      : is_loaded_(reinterpret_cast<const volatile int*>(shared + a.layout.loaded)),
+        most_(a.layout.early_stages) {}
+
+  // Waits until the copies into the ring's stage may be requested.
+  __device__ void wait(const Ring& ring) {
+    if (is_over_ || num_stages_++ < most_) return;
+    const bool is_wrapped = ring.stage < most_;
+    uint64_t* const full = &ring.full[is_wrapped ? ring.stage - most_ + ring.num_stages : ring.stage - most_];
+    do {
+      is_over_ = *is_loaded_ != 0;
+    } while (!is_over_ && !ptx::mbarrier_test(full, is_wrapped ? ring.parity ^ 1 : ring.parity));
+  }
+
+ private:
+  const volatile int* const is_loaded_;
+  const int most_;
+  int num_stages_ = 0;
+  bool is_over_ = false;
+};
+
 template <FewWeights kWeights>
 __device__ void copy_weights(const FewArgs& a, uint8_t* shared, const Share& share, Ring ring) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
+  EarlyCopies early(a, shared);
   for (int tile = share.begin; tile < share.end; tile += kTileRows) {
     const int halves = share.end - tile > kStageRows ? 2 : 1;
     for (int i = 0; i < a.layout.num_chunks * halves; ++i) {
@@ -32,6 +57,7 @@ __device__ void copy_weights(const FewArgs& a, uint8_t* shared, const Share& sha
       constexpr int kElem = elem_bytes_of(kWeights);
       const uint32_t row_bytes = static_cast<uint32_t>(min(a.layout.chunk, a.k - k) * kElem);
       ptx::mbarrier_wait(&ring.empty[ring.stage], ring.parity ^ 1);
+      early.wait(ring);
       if (lane == 0)
         ptx::mbarrier_arrive_expect_tx(&ring.full[ring.stage], static_cast<uint32_t>(rows) * row_bytes);
       __syncwarp();
@@ -168,13 +194,19 @@ __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, 
   }
 }
 
-__device__ void init_barriers(const FewArgs& a, const Ring& ring, uint64_t* x_barrier) {
+__device__ void init_barriers(const FewArgs& a, const Ring& ring, uint64_t* x_barrier, uint8_t* shared) {
   for (int i = 0; i < a.layout.num_stages; ++i) {
     ptx::mbarrier_init(&ring.full[i], 1);
     ptx::mbarrier_init(&ring.empty[i], kWarps);
   }
   ptx::mbarrier_init(x_barrier, 1);
   ptx::mbarrier_init_fence();
+  *reinterpret_cast<volatile int*>(shared + a.layout.loaded) = 0;
+}
+
+// Called by a thread that has passed the last barrier of loading x.
+__device__ __forceinline__ void end_early_copies(const FewArgs& a, uint8_t* shared) {
+  if (threadIdx.x == 0) *reinterpret_cast<volatile int*>(shared + a.layout.loaded) = 1;
 }
 
 // A block's warps over time; === is the wait for the kernel whose output is x:
@@ -199,7 +231,7 @@ __device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, 
   if (!copies)
     clear_padding<kWeights>(a, shared);
   else if (threadIdx.x == kThreads)
-    init_barriers(a, ring, x_barrier);
+    init_barriers(a, ring, x_barrier, shared);
   __syncwarp();
   // Copies overlap the cleared bytes only if the last chunk is shorter than the others; otherwise the copying
   // warp does not wait for the clearing.
@@ -221,6 +253,7 @@ __device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, 
                                     static_cast<int>(gridDim.x) * kThreads};
     cuda::SumTaker taker(sums, thread);  // waits for the kernel before, but not for its end
     load_taken(a, weights, taker, sums.out, shared);
+    end_early_copies(a, shared);
     taker.enter();
     multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, StoredOutput{a});
     taker.leave(gridDim.x);
@@ -229,12 +262,14 @@ __device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, 
     ptx::grid_dependency_wait();
     const Addend addend = first_addend();
     load_normed(a, weights, shared);
+    end_early_copies(a, shared);
     multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, StoredOutput{a});
   } else {
     ptx::grid_dependency_wait();
     const typename OutputOf<Sums>::Type output(a, sums);
     const Addend addend = first_addend();
     load_x(a, shared, x_barrier);
+    end_early_copies(a, shared);
     multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, output);
   }
 }

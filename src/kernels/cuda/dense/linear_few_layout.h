@@ -13,6 +13,9 @@ constexpr int kStageRows = 8;  // weight rows per stage; two stages are the 16 r
 constexpr int kTileRows = 2 * kStageRows;
 constexpr int kMaxChunkBytes = 3072;  // of a row, per stage
 constexpr int kMaxStages = 16, kGoodStages = 4, kMinStages = 2;
+// Bytes of weights that an SM requests at once before x is there. They keep the HBM busy; with more, the
+// loads of x, and those of the kernel before on the same SM, wait behind them.
+constexpr int kEarlyBytes = 52 << 10;
 constexpr int kMaxTokens = 16;
 // Rows whose sums are kept until they are added over the warps.
 constexpr int group_rows_of(int num_tokens) { return (num_tokens <= kFewLoneTokens ? 6 : 3) * kTileRows; }
@@ -41,12 +44,14 @@ constexpr int chunk_of(int k, int elem_bytes) {
 //   sums      [kWarps][T][group_rows], f32
 //   squares   [kWarps][kMaxTokens], f32: with the norm
 //   barriers  full and empty, [kMaxStages] each, and the barrier for x
+//   loaded    int32: not 0 once x is there
 struct FewLayout {
-  int num_stages, num_chunks, chunk, last_chunk, padded_chunk, padded_k, stage_pitch, stage_bytes, x, x_pitch,
-      group_rows, sums, squares, barriers, end;
+  int num_stages, early_stages, num_chunks, chunk, last_chunk, padded_chunk, padded_k, stage_pitch,
+      stage_bytes, x, x_pitch, group_rows, sums, squares, barriers, loaded, end;
 };
 
-constexpr FewLayout few_layout(int num_tokens, int k, int elem_bytes, int num_stages) {
+// early_bytes: a block's share of kEarlyBytes.
+constexpr FewLayout few_layout(int num_tokens, int k, int elem_bytes, int num_stages, int early_bytes = 0) {
   FewLayout layout{};
   layout.chunk = chunk_of(k, elem_bytes);
   layout.num_stages = num_stages;
@@ -56,13 +61,17 @@ constexpr FewLayout few_layout(int num_tokens, int k, int elem_bytes, int num_st
   layout.padded_k = (layout.num_chunks - 1) * layout.chunk + layout.padded_chunk;
   layout.stage_pitch = pitch_of(layout.padded_chunk, elem_bytes);
   layout.stage_bytes = kStageRows * layout.stage_pitch;
+  layout.early_stages = early_bytes / layout.stage_bytes;
+  if (layout.early_stages < 1) layout.early_stages = 1;
+  if (layout.early_stages > num_stages) layout.early_stages = num_stages;
   layout.x = num_stages * layout.stage_bytes;
   layout.x_pitch = pitch_of(padded_to(layout.padded_k, 64), 2);
   layout.group_rows = group_rows_of(num_tokens);
   layout.sums = layout.x + num_tokens * layout.x_pitch;
   layout.squares = layout.sums + kWarps * num_tokens * layout.group_rows * 4;
   layout.barriers = layout.squares + kWarps * kMaxTokens * 4;
-  layout.end = layout.barriers + (2 * kMaxStages + 1) * 8;
+  layout.loaded = layout.barriers + (2 * kMaxStages + 1) * 8;
+  layout.end = layout.loaded + 8;
   return layout;
 }
 
