@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "kernels/cuda/comm/comm_kernels.h"
 #include "kernels/cuda/comm/partials.cuh"
+#include "kernels/cuda/experts/slot_rows.cuh"
 #include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
@@ -32,9 +33,7 @@ constexpr int kMaxVectors = kMaxNormedCols / (4 * kMaxNormThreads);  // of four 
 // Rows whose weighted sums are the partial sums: MoeCombineArgs.
 struct ExpertRows {
   const bf16* y = nullptr;
-  const int32_t* row_of_slot = nullptr;
-  const float* weights = nullptr;
-  int topk = 0;
+  SlotRows slots{};
 };
 
 struct NormArgs {
@@ -109,17 +108,14 @@ struct RowPart {
   }
 };
 
-// The same as moe_combine.cu.
+// As moe_combine.cu adds them.
 template <int kVectors>
 __device__ __forceinline__ RowPart<kVectors> weighted_sum(const ExpertRows& experts, int64_t token,
                                                           int64_t cols, const RowThread<kVectors>& thread) {
-  const int32_t* const rows = experts.row_of_slot + token * experts.topk;
-  const float* const weights = experts.weights == nullptr ? nullptr : experts.weights + token * experts.topk;
   RowPart<kVectors> sum{};
 #pragma unroll 4
-  for (int k = 0; k < experts.topk; ++k) {
-    const int64_t row = __ldcg(rows + k);
-    const float weight = row < 0 ? 0 : weights == nullptr ? 1 : __ldcg(weights + k);
+  for (int k = 0; k < experts.slots.topk; ++k) {
+    const auto [row, weight] = experts.slots.slot(token, k);
     thread.for_vectors([&](int j, int i) {
       uint2 bits{};
       if (row >= 0) bits = __ldcg(reinterpret_cast<const uint2*>(experts.y + row * cols) + i);
@@ -274,7 +270,7 @@ int64_t resident_blocks(NormKernel kernel, unsigned threads, int max_blocks) {
 ExpertRows expert_rows(const MoeCombineArgs* experts) {
   if (experts == nullptr) return {};
   FP4MOE_CHECK(experts->y_bf16 != nullptr && !experts->added.exist(), "only bf16 rows are summed here");
-  return {experts->y_bf16, experts->row_of_slot, experts->weights, static_cast<int>(experts->topk)};
+  return {experts->y_bf16, {experts->row_of_slot, experts->weights, static_cast<int>(experts->topk)}};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 //           sigmoid_gate and add.
 #include "base/check.h"
 #include "kernels/cuda/experts/moe_sort.h"
+#include "kernels/cuda/experts/slot_rows.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 #include "kernels/cuda/ptx/row_gate.cuh"
@@ -37,15 +38,12 @@ __device__ __forceinline__ RowPiece load_y(const MoeCombineArgs& a, int64_t at, 
 // The weighted sum of a token's rows.
 template <bool kBf16>
 __device__ __forceinline__ RowPiece weighted_sum(const MoeCombineArgs& a, int64_t token, int64_t column) {
-  const int topk = static_cast<int>(a.topk);
-  const int32_t* rows = a.row_of_slot + token * topk;
-  const float* weights = a.weights == nullptr ? nullptr : a.weights + token * topk;
+  const cuda::SlotRows slots{a.row_of_slot, a.weights, static_cast<int>(a.topk)};
   RowPiece sum = {};
 #pragma unroll 4
-  for (int k = 0; k < topk; ++k) {
-    const int64_t row = rows[k];
+  for (int k = 0; k < slots.topk; ++k) {
+    const auto [row, weight] = slots.slot(token, k);
     RowPiece piece = {};
-    const float weight = row < 0 ? 0 : weights == nullptr ? 1 : weights[k];
     if (row >= 0) piece = load_y(a, row * a.hidden_size + column, kBf16);
     add_scaled(sum, weight, piece);
   }
