@@ -15,10 +15,10 @@
 #include "base/check.h"
 #include "kernels/cuda/comm/comm_kernels.h"
 #include "kernels/cuda/comm/partials.cuh"
-#include "kernels/cuda/experts/slot_rows.cuh"
 #include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
+#include "kernels/cuda/ptx/slot_rows.cuh"
 #include "kernels/device_moe.h"
 
 namespace fp4moe::cuda {

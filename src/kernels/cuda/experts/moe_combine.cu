@@ -10,11 +10,11 @@
 //           sigmoid_gate and add.
 #include "base/check.h"
 #include "kernels/cuda/experts/moe_sort.h"
-#include "kernels/cuda/experts/slot_rows.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 #include "kernels/cuda/ptx/row_gate.cuh"
 #include "kernels/cuda/ptx/row_piece.cuh"
+#include "kernels/cuda/ptx/slot_rows.cuh"
 
 namespace fp4moe {
 namespace {
