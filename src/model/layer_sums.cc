@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/trial.h"
 #include "kernels/device_moe.h"
 #include "model/layer_stack.h"
 
@@ -47,8 +48,9 @@ Status LayerStack::summed_experts(MoeForwardArgs& args, ThreadPool& pool) {
   }
   const DeviceCommunicator* const group = options_.rank.device_group;
   MoeCombineArgs rows;
-  if (group != nullptr && !exchange_ && group->fuses_norm(num_rows, config_.hidden_size) &&
-      moe.leaves_rows(num_rows) && norm_after(args.layer, num_rows))
+  if (is_on_trial("gpu-combined-sums") && group != nullptr && !exchange_ &&
+      group->fuses_norm(num_rows, config_.hidden_size) && moe.leaves_rows(num_rows) &&
+      norm_after(args.layer, num_rows))
     args.uncombined = &rows;
   else
     args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
