@@ -13,9 +13,8 @@
 namespace fp4moe {
 namespace {
 
-// Set before the first use of a GPU, which reads the first variable. Values from outside stay:
-// scripts/gpu_test
-// --gpus sets one with which the ranks are on different GPUs.
+// Set before the first use of a GPU, which reads the first variable. Values from outside stay: with the one
+// that scripts/gpu_test --gpus sets, the ranks are on different GPUs.
 const bool environment_is_set = [] {
   setenv("FP4MOE_RANKS_PER_GPU", "8", 0);
   setenv("FP4MOE_TRIAL", "gpu-combined-sums", 0);

@@ -385,8 +385,7 @@ TEST(PlanRefusalTest, GpuRanksInSeveralProcesses) {
   setenv("OMPI_COMM_WORLD_SIZE", "1", 1);
   EXPECT_EQ(refusal(p, {.fabric = "mpi", .tp = 2}),
             "tp=2 with fabric=mpi needs as many processes on device=cuda, but the launcher started 1; "
-            "nearest legal "
-            "choice: --fabric threads");
+            "nearest legal choice: --fabric threads");
   setenv("OMPI_COMM_WORLD_SIZE", "2", 1);
   for (const char* fabric : {"auto", "mpi"}) {
     const Result<MoePlan> plan = plan_moe(p, {.fabric = fabric, .tp = 2});

@@ -108,7 +108,7 @@ struct RowPart {
   }
 };
 
-// As moe_combine.cu adds them.
+// Returns the weighted sum of a token's rows, with the bits of moe_combine.cu.
 template <int kVectors>
 __device__ __forceinline__ RowPart<kVectors> weighted_sum(const ExpertRows& experts, int64_t token,
                                                           int64_t cols, const RowThread<kVectors>& thread) {

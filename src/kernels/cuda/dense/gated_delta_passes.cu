@@ -34,7 +34,7 @@ int64_t most_chunks(int64_t rows, int64_t num_sequences) {
 // The passes [first(i), first(i + 1)) of the chunks, of nearly the same size. If the longest sequence has
 // more than kMaxSinglePass chunks, a second pass hides more of the first and third kernel than another start
 // of the chain costs; several sequences' chains leave fewer SMs idle. Otherwise there are only as many passes
-// as the workspace asks for: in a small pass, the blocks of the first kernel fill the SMs unevenly.
+// as the workspace requires: in a small pass, the blocks of the first kernel fill the SMs unevenly.
 struct ChunkPasses {
   int64_t chunks, count;
   ChunkPasses(int64_t of, int64_t longest)

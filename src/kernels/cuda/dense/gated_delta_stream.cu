@@ -7,8 +7,9 @@
 //            q, k and v, and keep the slot's inputs; and four groups of two warps update, with a quarter of
 //            the state in registers, a thread for two columns.
 // Shapes:    as in gated_delta.cu, with dk = dv = 128 and a convolution over 4 rows.
-// Bytes:     8 Hv dk dv per sequence, and 28 (2 Hk dk + Hv dv) for the convolution: 12 of
-//            older inputs and 16 of taps, which the L2 keeps.
+// Bytes:     8 Hv dk dv per sequence, and 28 (2 Hk dk + Hv dv) for the convolution: 12 of older inputs and 16
+// of taps,
+//            which the L2 keeps.
 // Flops:     7 Hv dk dv per sequence.
 // Bound:     HBM: loads of two states are in flight, or have landed, while a third one is updated and stored.
 //            Copies have no cache policy: with one that lets the L2 replace states first, 64 and 256
