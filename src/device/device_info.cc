@@ -91,6 +91,8 @@ DeviceFacts read_facts(int ordinal) {
                   .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
                   .driver_version = facts.driver_version,
                   .runtime_version = facts.runtime_version};
+  static_assert(sizeof properties.uuid.bytes == sizeof facts.device.uuid);
+  std::memcpy(facts.device.uuid.data(), properties.uuid.bytes, sizeof properties.uuid.bytes);
   return facts;
 }
 

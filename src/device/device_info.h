@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <string>
 
+#include "device/gpu_uuid.h"
 #include "fp4moe/status.h"
 
 namespace fp4moe {
 
 struct DeviceInfo {
-  std::string name;                // "NVIDIA H200"
+  std::string name;  // "NVIDIA H200"
+  GpuUuid uuid{};
   int compute_capability = 0;      // 10 major + minor
   int num_sms = 0;                 // SMs that a rank may use: the GPU's, divided by ranks_per_gpu()
   int shared_bytes_per_block = 0;  // maximum, with opt-in

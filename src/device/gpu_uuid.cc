@@ -1,11 +1,5 @@
 #include "device/gpu_uuid.h"
 
-#include <cstring>
-
-#ifdef FP4MOE_HAS_CUDA
-#include "device/cuda_error.h"
-#endif
-
 namespace fp4moe {
 
 std::string gpu_uuid_text(const GpuUuid& uuid) {
@@ -30,25 +24,5 @@ Status check_own_gpus(std::span<const GpuUuid> uuids) {
             "CUDA_VISIBLE_DEVICES set to its number on the host, as docs/fabrics.md shows");
   return {};
 }
-
-#ifdef FP4MOE_HAS_CUDA
-
-Result<GpuUuid> gpu_uuid(int ordinal) {
-  cudaDeviceProp properties{};
-  if (const cudaError_t error = cudaGetDeviceProperties(&properties, ordinal); error != cudaSuccess) {
-    cudaGetLastError();
-    return cuda_failure("the UUID of GPU " + std::to_string(ordinal), error);
-  }
-  GpuUuid uuid;
-  static_assert(sizeof properties.uuid.bytes == sizeof uuid);
-  std::memcpy(uuid.data(), properties.uuid.bytes, sizeof uuid);
-  return uuid;
-}
-
-#else
-
-Result<GpuUuid> gpu_uuid(int) { return unsupported("built without CUDA"); }
-
-#endif
 
 }  // namespace fp4moe

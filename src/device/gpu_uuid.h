@@ -12,12 +12,10 @@ namespace fp4moe {
 
 using GpuUuid = std::array<uint8_t, 16>;
 
-// Returns the UUID of GPU `ordinal`. kUnsupported: the build has no CUDA; kInternal: a CUDA error.
-Result<GpuUuid> gpu_uuid(int ordinal);
 // Returns the UUID as nvidia-smi prints it: "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f".
 std::string gpu_uuid_text(const GpuUuid& uuid);
-// Refuses ranks, each in its own process, of which two have the same GPU (kUnsupported); uuids: [ranks]. A
-// pure function.
+// Returns kUnsupported if two ranks, each in a process of its own, have the same GPU. uuids: [ranks]. A pure
+// function.
 Status check_own_gpus(std::span<const GpuUuid> uuids);
 
 }  // namespace fp4moe

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/trial.h"
 #include "model/attention.h"
 #include "model/column_gather.h"
 #include "model/expert_mover.h"
@@ -147,10 +148,11 @@ class LayerStack {
   Activations act_{};
   Rows rows_{};  // of the current forward pass: act_.all, or act_.kept once only the logit rows are needed
   int64_t num_feature_rows_ = 0;
-  bool is_normed_ = false;                      // add_partial() has run the next norm too
-  std::optional<SumsToTake> taken_;             // between begin_take() and end_take()
-  float* spare_residual_ = nullptr;             // of the current forward pass
-  std::vector<SequenceRows> window_sequences_;  // of window_batch()
+  const bool combines_in_sums_ = is_on_trial("gpu-combined-sums");  // see summed_experts()
+  bool is_normed_ = false;                                          // add_partial() has run the next norm too
+  std::optional<SumsToTake> taken_;                                 // between begin_take() and end_take()
+  float* spare_residual_ = nullptr;                                 // of the current forward pass
+  std::vector<SequenceRows> window_sequences_;                      // of window_batch()
   Arena activations_, scratch_;
 };
 

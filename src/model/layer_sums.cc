@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/trial.h"
 #include "kernels/device_moe.h"
 #include "model/layer_stack.h"
 
@@ -46,11 +45,10 @@ Status LayerStack::summed_experts(MoeForwardArgs& args, ThreadPool& pool) {
     begin_take(send, op);
     return {};
   }
-  const DeviceCommunicator* const group = options_.rank.device_group;
+  const DeviceCommunicator& group = *options_.rank.device_group;
   MoeCombineArgs rows;
-  if (is_on_trial("gpu-combined-sums") && group != nullptr && !exchange_ &&
-      group->fuses_norm(num_rows, config_.hidden_size) && moe.leaves_rows(num_rows) &&
-      norm_after(args.layer, num_rows))
+  if (combines_in_sums_ && !exchange_ && group.fuses_norm(num_rows, config_.hidden_size) &&
+      moe.leaves_rows(num_rows) && norm_after(args.layer, num_rows))
     args.uncombined = &rows;
   else
     args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
@@ -59,7 +57,7 @@ Status LayerStack::summed_experts(MoeForwardArgs& args, ThreadPool& pool) {
   const std::optional<RmsNormArgs> next = norm_after(args.layer, num_rows);
   if (args.uncombined == nullptr)
     return add_partial(op, args.partial, num_rows, next ? &*next : nullptr, pool);
-  group->add_all_reduced_norm({op.op, op.layer}, rows, rows_.residual, *next);
+  group.add_all_reduced_norm({op.op, op.layer}, rows, rows_.residual, *next);
   is_normed_ = true;
   return {};
 }

@@ -18,9 +18,9 @@ from serve_process import Serve, exit_without_gpu, metrics
 BINARY, MODELS = sys.argv[1:3]
 NUM_QUESTIONS = int(sys.argv[3]) if len(sys.argv) > 3 else 8
 ON_GPU = "cuda" in sys.argv[4:]
-DETERMINISTIC = ["--enable-deterministic-inference"]
 # Flags with which all texts are the same.
-EQUAL = [["--device", "cuda", *DETERMINISTIC]] if ON_GPU else [["--threads", "4"], ["--threads", "4", "--tp", "4"]]
+EQUAL = [["--device", "cuda", "--enable-deterministic-inference"]] if ON_GPU else [["--threads", "4"],
+                                                                                  ["--threads", "4", "--tp", "4"]]
 FORMS = (("gsm8k", "gsm8k_form.jsonl"), ("gpqa", "gpqa_form.csv"))
 LEAST_ACCEPTED = 2.5  # tokens per verify of a trained drafter with three drafts
 LEAST_SCORE = 0.98

@@ -15,7 +15,7 @@
 #include "comm/nccl_comm.h"
 #include "device/device.h"
 #include "device/device_context.h"
-#include "device/gpu_uuid.h"
+#include "device/device_info.h"
 #include "engine/ranks/gpu_group.h"
 #include "engine/ranks/process_group.h"
 #include "engine/ranks/rank_config.h"
@@ -70,9 +70,9 @@ Result<std::unique_ptr<NcclComm>> open_nccl(const RankSetup& setup, const Nccl& 
 
 // Two processes on one GPU would fail later, with an error of NCCL that does not name the cause.
 Status check_gpus(Communicator& all) {
-  FP4MOE_ASSIGN_OR_RETURN(const GpuUuid own, gpu_uuid(gpu_of_rank(0)));
+  FP4MOE_ASSIGN_OR_RETURN(const DeviceInfo own, device_info(gpu_of_rank(0)));
   std::vector<GpuUuid> uuids(static_cast<size_t>(all.size()));
-  FP4MOE_RETURN_IF_ERROR(all.exchange({"gpu_uuid"}, own.data(), sizeof own, uuids.data()));
+  FP4MOE_RETURN_IF_ERROR(all.exchange({"gpu_uuid"}, own.uuid.data(), sizeof own.uuid, uuids.data()));
   return check_own_gpus(uuids);
 }
 

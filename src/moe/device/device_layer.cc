@@ -175,15 +175,11 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
     return ops_.route_fuses_norm(router_.sizes(num_rows));
   }
   bool sends_sums(int64_t num_rows) const override {
-    DeviceSlots slots = local_slots();
-    slots.num_tokens = num_rows;
-    return !shared_.exists() && num_rows <= kMaxSentRows && experts_.sends_sums(slots);
+    return !shared_.exists() && num_rows <= kMaxSentRows && experts_.sends_sums(local_slots(num_rows));
   }
 
   bool leaves_rows(int64_t num_rows) const override {
-    DeviceSlots slots = local_slots();
-    slots.num_tokens = num_rows;
-    return !shared_.exists() && num_rows > 0 && experts_.leaves_rows(slots);
+    return !shared_.exists() && num_rows > 0 && experts_.leaves_rows(local_slots(num_rows));
   }
 
   Status forward_moe(const MoeForwardArgs& args, Transport&, Arena& scratch,
@@ -193,9 +189,8 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
       run_exchanged(args, routes, scratch, pool);
       return {};
     }
-    DeviceSlots slots = local_slots();
+    DeviceSlots slots = local_slots(args.x.rows);
     slots.ids = physical_ids(routes.ids, args.x.rows, scratch);
-    slots.num_tokens = args.x.rows;
     slots.send = args.send;
     slots.uncombined = args.uncombined;
     slots.shared = shared_slot(args);
@@ -227,8 +222,10 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   }
 
  private:
-  DeviceSlots local_slots() const {
-    return {.topk = router_.rule.top_k,
+  // run_on_lanes() takes the number of tokens from the round.
+  DeviceSlots local_slots(int64_t num_tokens = 0) const {
+    return {.num_tokens = num_tokens,
+            .topk = router_.rule.top_k,
             .first_expert = plan_.problem().local_experts().first,
             .num_routed_experts = plan_.problem().num_physical()};
   }

@@ -29,6 +29,7 @@
 #pragma once
 
 #include "kernels/cuda/comm/group.cuh"
+#include "kernels/cuda/ptx/ptx_order.cuh"
 
 namespace fp4moe::cuda {
 
@@ -60,9 +61,7 @@ class SumSender {
   __device__ __forceinline__ uint32_t buffer() const { return poison_ != 0 ? kFailed : buffer_; }
   // Lets the taking kernel begin. One thread of the kernel calls it, after the grid dependency wait.
   __device__ __forceinline__ void announce(uint32_t tag) const {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(&state_of(group_, group_.rank)->announced),
-                 "r"(tag * (kSentBuffers + 1) + buffer_)
-                 : "memory");
+    ptx::store_release(&state_of(group_, group_.rank)->announced, tag * (kSentBuffers + 1) + buffer_);
   }
   __device__ __forceinline__ void send(int64_t element, float value) const {
     store(element, sendable(__float_as_uint(value)));
@@ -104,8 +103,9 @@ class SumTaker {
   static __device__ __forceinline__ uint32_t await_sender(const SumsToTake& sums) {
     const uint32_t* const from = &state_of(sums.group, sums.group.rank)->announced;
     uint32_t word;
-    do asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
-    while (word / (kSentBuffers + 1) != sums.tag);
+    do {
+      word = ptx::load_acquire(from);
+    } while (word / (kSentBuffers + 1) != sums.tag);
     return word % (kSentBuffers + 1);
   }
   __device__ __forceinline__ SumTaker(const SumsToTake& sums, const TakingThread& thread)

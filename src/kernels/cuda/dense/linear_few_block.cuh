@@ -145,10 +145,11 @@ __device__ __forceinline__ void multiply_chunk(Operands o, int num_pairs, const 
   }
 }
 
-// `output` is one of linear_few_outputs.cuh.
+// Called once x is there, which ends the EarlyCopies. `output` is one of linear_few_outputs.cuh.
 template <bool kTwoHalves, bool kNorm, FewWeights kWeights, class Output>
 __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, Addend addend, Ring ring,
                          const Output& output) {
+  if (threadIdx.x == 0) *reinterpret_cast<volatile int*>(shared + a.layout.loaded) = 1;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, at = warp * 32 + lane % 4 * 8, x_at = warp * 32 + first_column<kWeights>(lane % 4);
   const uint8_t *x = shared + a.layout.x + min(g, a.num_tokens - 1) * a.layout.x_pitch + x_at * 2,
@@ -204,11 +205,6 @@ __device__ void init_barriers(const FewArgs& a, const Ring& ring, uint64_t* x_ba
   *reinterpret_cast<volatile int*>(shared + a.layout.loaded) = 0;
 }
 
-// Called by a thread that has passed the last barrier of loading x.
-__device__ __forceinline__ void end_early_copies(const FewArgs& a, uint8_t* shared) {
-  if (threadIdx.x == 0) *reinterpret_cast<volatile int*>(shared + a.layout.loaded) = 1;
-}
-
 // A block's warps over time; === is the wait for the kernel whose output is x:
 //
 //   warps 0 ... 7                             warp 8
@@ -253,7 +249,6 @@ __device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, 
                                     static_cast<int>(gridDim.x) * kThreads};
     cuda::SumTaker taker(sums, thread);  // waits for the kernel before, but not for its end
     load_taken(a, weights, taker, sums.out, shared);
-    end_early_copies(a, shared);
     taker.enter();
     multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, StoredOutput{a});
     taker.leave(gridDim.x);
@@ -262,14 +257,12 @@ __device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, 
     ptx::grid_dependency_wait();
     const Addend addend = first_addend();
     load_normed(a, weights, shared);
-    end_early_copies(a, shared);
     multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, StoredOutput{a});
   } else {
     ptx::grid_dependency_wait();
     const typename OutputOf<Sums>::Type output(a, sums);
     const Addend addend = first_addend();
     load_x(a, shared, x_barrier);
-    end_early_copies(a, shared);
     multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, output);
   }
 }
