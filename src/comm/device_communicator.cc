@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "base/check.h"
-#include "device/device_info.h"
 #include "device/device_memory.h"
 #include "device/pinned_memory.h"
 #include "kernels/device_moe.h"
@@ -21,7 +20,7 @@ constexpr int64_t align128(int64_t bytes) { return (bytes + 127) / 128 * 128; }
 
 CommLayout DeviceRegion::layout(int num_ranks) const {
   return comm_layout(num_ranks, align128(word_bytes), align128(gather_bytes), align128(exchange_bytes),
-                     is_staged, align128(sent_bytes));
+                     is_staged);
 }
 
 int64_t DeviceRegion::num_bytes(int num_ranks) const { return layout(num_ranks).num_bytes; }
@@ -56,9 +55,8 @@ Result<std::unique_ptr<DeviceCommunicator>> DeviceCommunicator::make_staged(std:
                                                                             int first_rank, int num_ranks,
                                                                             int rank,
                                                                             const DeviceRegion& region) {
-  FP4MOE_CHECK(
-      rank >= 0 && rank < num_ranks && region.is_staged && region.offset == 0 && region.sent_bytes == 0,
-      "the group's rank or its region is invalid");
+  FP4MOE_CHECK(rank >= 0 && rank < num_ranks && region.is_staged && region.offset == 0,
+               "the group's rank or its region is invalid");
   FP4MOE_ASSIGN_OR_RETURN(auto made, make_unarmed(first_rank, num_ranks, rank, region));
   FP4MOE_ASSIGN_OR_RETURN(made->memory_, Buffer::make(region.num_bytes(num_ranks), device_memory()));
   std::fill_n(made->group_.regions, num_ranks, made->memory_.data());
@@ -140,24 +138,6 @@ bool DeviceCommunicator::takes_two_shots(int64_t n) const {
 bool DeviceCommunicator::fuses_norm(int64_t rows, int64_t cols) const {
   return shares_memory() && cols % 4 == 0 && cols <= kMaxNormedCols && !takes_two_shots(rows * cols) &&
          cols <= max_sum_elements(group_, bf16_partials_, false);
-}
-
-// If ranks share a GPU, the waiting blocks of one could leave no room for the sending kernel of another.
-bool DeviceCommunicator::sends_sums(int64_t rows, int64_t cols) const {
-  return shares_memory() && ranks_per_gpu() == 1 && !bf16_partials_ &&
-         fits_sent_rows(group_.layout, rows, cols);
-}
-
-// Communicators of one region and stream follow each other, so the tags are those of the whole process.
-SumsToSend DeviceCommunicator::sums_to_send() const {
-  static std::atomic<uint32_t> num_sums = 0;
-  check_stream();
-  return {view(), num_sums.fetch_add(1, std::memory_order_relaxed) % kMostTags + 1};
-}
-
-SumsToTake DeviceCommunicator::sums_to_take(const SumsToSend& sent, const CommOp& op, float* out) const {
-  check_stream();
-  return {sent.group, op, out, sent.tag};
 }
 
 void DeviceCommunicator::add_all_reduced_norm(const CommOp& op, const float* partial, float* out,

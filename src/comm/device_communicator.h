@@ -25,7 +25,6 @@ struct DeviceRegion {
   int64_t gather_bytes = 0;  // largest output of one gather; larger outputs are gathered some rows at a time
   int64_t exchange_bytes = 0;  // rows and results of a2a rounds
   bool is_staged = false;      // for make_staged()
-  int64_t sent_bytes = 0;      // largest operand of one fused sum; not if is_staged
 
   CommLayout layout(int num_ranks) const;
   int64_t num_bytes(int num_ranks) const;
@@ -70,13 +69,6 @@ class DeviceCommunicator {
   void add_all_reduced_norm(const CommOp& op, const MoeCombineArgs& experts, float* out,
                             const RmsNormArgs& norm) const;
   bool fuses_norm(int64_t rows, int64_t cols) const;
-  // Whether rows [rows, cols] can be summed by the kernels before and after the sum (SumsToSend). The same on
-  // all ranks.
-  bool sends_sums(int64_t rows, int64_t cols) const;
-  // The arguments of those kernels; `out` is SumsToTake::out. The two kernels follow each other on the
-  // communicator's stream, without an operation of the group between them.
-  SumsToSend sums_to_send() const;
-  SumsToTake sums_to_take(const SumsToSend& sent, const CommOp& op, float* out) const;
   // Gathers `rows` rows. Rank r has the columns [first[r], first[r + 1]), given in bytes that are multiples
   // of 4. `mine` is [rows, first[rank + 1] - first[rank]], `out` [rows, first[size]], in device memory.
   void gather_columns(const CommOp& op, const void* mine, int64_t rows, std::span<const int64_t> first,

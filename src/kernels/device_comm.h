@@ -35,8 +35,6 @@ struct CommState {
   uint32_t poison;       // not 0: the group has failed, and operations do nothing
   uint32_t num_entered;  // blocks of the current operation that have read `epoch`
   uint32_t num_failed;   // waits that have passed their deadline; the first one writes the verdict
-  uint32_t sent_buffer;  // of CommLayout::sent: the one for the next fused sum
-  uint32_t announced;    // the fused sum that is being sent: kSentBuffers + 1 times its tag, plus its buffer
 };
 
 // Byte offsets in a rank's region, the same on all ranks; multiples of 128. If ranks do not share memory
@@ -48,29 +46,21 @@ struct CommLayout {
   int64_t words = 0;     // [2][R][word_bytes]: operands of sums and choices of tokens, by parity and source;
                          // kUnsent: not yet arrived
   int64_t sums = 0;      // [2][R * word_bytes]: f32 sums from other ranks, by parity; kUnsent as in `words`
-  int64_t sent = 0;      // [kSentBuffers][R][sent_bytes]: operands of fused sums, by source; kUnsent as in
-                         // `words`
   int64_t gather = 0;    // [2][gather_bytes]: by parity
   int64_t exchange = 0;  // rows and results of a2a rounds (kernels/device_a2a.h)
-  int64_t word_bytes = 0, sent_bytes = 0, gather_bytes = 0, exchange_bytes = 0;
+  int64_t word_bytes = 0, gather_bytes = 0, exchange_bytes = 0;
   int64_t num_bytes = 0;  // of the whole region
 };
-constexpr int kSentBuffers = 3;  // used in turn
 // Returns the layout of a region. The byte counts are multiples of 128. The region has no `sums` if num_ranks
-// is 2: a sum over two ranks takes one exchange. is_staged: the ranks do not share memory; sent_bytes must be
-// 0.
+// is 2: a sum over two ranks takes one exchange. is_staged: the ranks do not share memory.
 constexpr CommLayout comm_layout(int num_ranks, int64_t word_bytes, int64_t gather_bytes,
-                                 int64_t exchange_bytes, bool is_staged = false, int64_t sent_bytes = 0) {
+                                 int64_t exchange_bytes, bool is_staged = false) {
   const int64_t buffers = is_staged ? 1 : 2;
-  CommLayout layout{.word_bytes = word_bytes,
-                    .sent_bytes = sent_bytes,
-                    .gather_bytes = gather_bytes,
-                    .exchange_bytes = exchange_bytes};
+  CommLayout layout{.word_bytes = word_bytes, .gather_bytes = gather_bytes, .exchange_bytes = exchange_bytes};
   layout.flags = 128;  // after the CommState
   layout.words = layout.flags + int64_t{num_ranks} * kMaxCommBlocks * int64_t{sizeof(uint32_t)};
   layout.sums = layout.words + buffers * num_ranks * word_bytes;
-  layout.sent = layout.sums + (num_ranks > 2 && !is_staged ? 2 * num_ranks * word_bytes : 0);
-  layout.gather = layout.sent + kSentBuffers * num_ranks * sent_bytes;
+  layout.gather = layout.sums + (num_ranks > 2 && !is_staged ? 2 * num_ranks * word_bytes : 0);
   layout.exchange = layout.gather + buffers * gather_bytes;
   layout.num_bytes = layout.exchange + exchange_bytes;
   return layout;
@@ -124,30 +114,6 @@ struct AllReduceNormArgs {
   // not read.
   const MoeCombineArgs* experts = nullptr;
 };
-
-// A fused sum: the kernel that computes a rank's partial sums of a few rows stores them at all ranks, and the
-// next kernel of the stream, which norms the result, waits for those of all ranks and adds them. The two
-// launches are one operation (kernels/cuda/comm/fused_sums.cuh). Ranks must share memory, and each must have
-// a GPU of its own: all blocks of the second kernel wait at the same time.
-constexpr int64_t kMaxSentRows = 4;
-struct SumsToSend {  // an argument of the first kernel: its output goes to the ranks instead of to `out`
-  CommGroup group;
-  uint32_t tag = 0;  // of this sum, from 1 to kMostTags; the next sum's is another
-};
-constexpr uint32_t kMostTags = 1 << 28;
-// An argument of the second kernel. The input of its norm is, for each row, norm.x plus the sum over ranks,
-// in rank order, of the partial sums.
-struct SumsToTake {
-  CommGroup group;
-  CommOp op;
-  float* out = nullptr;  // [T, H]: receives the norm's input; must not overlap norm.x
-  uint32_t tag = 0;      // SumsToSend::tag
-};
-// Returns whether rows [T, H] can be summed in this way.
-constexpr bool fits_sent_rows(const CommLayout& layout, int64_t rows, int64_t cols) {
-  return rows > 0 && rows <= kMaxSentRows && cols % 8 == 0 &&
-         rows * cols * int64_t{sizeof(float)} <= layout.sent_bytes;
-}
 
 // Columns of rows are distributed over the ranks: rank r has the bytes [first[r], first[r + 1]) of each row.
 struct GatherArgs {

@@ -130,8 +130,7 @@ struct DeviceMoeArgs {
   SharedSlot shared;
   float* out = nullptr;  // [T, H] f32, or null
   bool accumulate = false;
-  bf16* out_bf16 = nullptr;          // [T, H], or null
-  const SumsToSend* send = nullptr;  // instead of both outputs, if the tactic sends_sums
+  bf16* out_bf16 = nullptr;  // [T, H], or null
   // Instead of both outputs, if the tactic leaves_rows: receives the arguments, all but the outputs, that
   // combine the experts' rows. They are in the workspace.
   MoeCombineArgs* uncombined = nullptr;
@@ -159,7 +158,6 @@ struct DeviceMoeTactic {
   bool (*fits)(const DeviceMoeArgs&);
   void (*layer)(const DeviceMoeArgs&);  // precondition: fits()
   int64_t (*workspace_bytes)(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
-  bool sends_sums = false;   // whether layer() allows DeviceMoeArgs::send
   bool leaves_rows = false;  // whether layer() allows DeviceMoeArgs::uncombined
 };
 

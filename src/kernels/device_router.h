@@ -32,7 +32,7 @@ struct DeviceRouterArgs {                  // all in device memory; x and weight
   float* weights = nullptr;  // [T, K], written
   ExpertCountArgs count;
   // If set (Hopper only), this norm runs first and writes both outputs; its out_f32 is x. Null: x is already
-  // computed. norm->take is allowed if a norm runs in the router's launch and T <= kMaxSentRows.
+  // computed.
   const RmsNormArgs* norm = nullptr;
   bool batch_invariant = false;  // a token's logits have the same bits whatever T is
   // [kRouterFewTokens, E] or null: with them, a norm and several blocks per token run in one launch. Zero

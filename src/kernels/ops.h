@@ -25,9 +25,6 @@
 
 namespace fp4moe {
 
-struct SumsToSend;  // kernels/device_comm.h
-struct SumsToTake;  // kernels/device_comm.h
-
 struct LinearArgs {              // out = x W^T + bias (+ out)
   ActRows x;                     // [T, K]
   const void* weight = nullptr;  // [N, K] in the table's linear_layout; null with kFp8
@@ -37,7 +34,6 @@ struct LinearArgs {              // out = x W^T + bias (+ out)
   bool accumulate = false;                    // add the finished sum to out (residual)
   LinearFormat format = LinearFormat::kBf16;  // kFp8, or the format of the table's linear_layout
   Fp8LinearView fp8;  // with kFp8: the weight in the table's fp8_layout. y = sum_k x[k] * (code * scale)
-  const SumsToSend* send = nullptr;  // if set, sends_sums() holds, and `out` is not written
 };
 
 struct EmbedArgs {               // out[t] = table[id]; the caller has checked the ids against num_rows
@@ -57,7 +53,6 @@ struct RmsNormArgs {              // y = x / sqrt(mean(x^2) + eps) * weight, in 
   float* out_f32 = nullptr;  // [T, H] or null: the same values before rounding (the router's input)
   // An earlier operation has written out_act already; run_norm() (model/linear_layer.h) then does nothing.
   bool is_done = false;
-  const SumsToTake* take = nullptr;  // if set, x is only a part of the input; for ops that allow it
 };
 
 // A norm and the linear layers applied to its output: linear.x is norm.out_act, whose contents are
@@ -148,10 +143,6 @@ struct DenseOps {
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rms_norm)(const RmsNormArgs&, ThreadPool&);
   void (*norm_linear)(const NormLinearArgs&, ThreadPool&);
-  // Whether linear allows LinearArgs::send, or norm_linear allows RmsNormArgs::take, by the sizes and formats
-  // in args. Null: never.
-  bool (*sends_sums)(const LinearArgs&) = nullptr;
-  bool (*takes_sums)(const NormLinearArgs&) = nullptr;
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*kv_write)(const KvWriteArgs&, ThreadPool&);
   void (*attention)(const AttentionArgs&, ThreadPool&);

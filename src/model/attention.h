@@ -31,8 +31,6 @@ class Attention {
   virtual int64_t weight_bytes() const = 0;
   // The weights that forward_attention() reads first, for prefetches.
   virtual WeightBytes first_weights() const { return {}; }
-  // Whether AttentionInput::norm may have RmsNormArgs::take for this many rows.
-  virtual bool takes_sums(int64_t) const { return false; }
   // Maximum bytes that forward_attention() takes from its arena for up to max_tokens rows.
   virtual int64_t scratch_bytes(int64_t max_tokens) const = 0;
   // Appends the rows' keys and values to the pages and attends. `out` must not be in the arena's free part.

@@ -39,7 +39,6 @@ class GqaAttention final : public Attention {
 
   int64_t out_cols() const override { return q_cols(); }
   WeightBytes first_weights() const override { return w_.qkv.bytes(); }
-  bool takes_sums(int64_t num_rows) const override { return w_.qkv.n() > 0 && w_.qkv.takes_sums(num_rows); }
   int64_t weight_bytes() const override {
     return w_.qkv.weight_bytes() + w_.q.weight_bytes() + w_.k.weight_bytes() + w_.v.weight_bytes();
   }

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/weight_store.h"
 #include "device/stream.h"
+#include "kernels/device_moe.h"
 #include "model/decoder.h"
 #include "model/weight_loader.h"
 
@@ -101,16 +102,13 @@ Status LayerStack::allocate_scratch() {
   const int64_t total = 2 * Arena::padded(t * h * 4) + Arena::padded(t * h * act_bytes()) +
                         Arena::padded(t * attention_cols * act_bytes()) + Arena::padded(kept * h * 4) +
                         Arena::padded(kept * attention_cols * act_bytes());
-  const bool fuses_sums = sends_sums(1);
-  const int64_t features = Arena::padded(t * features_width() * 4) +
-                           (fuses_sums ? Arena::padded(kMaxSentRows * h * 4) : 0),
+  const int64_t features = Arena::padded(t * features_width() * 4),
                 experts = keeps_last_rows() ? Arena::padded(t * config_.top_k * 4) : 0;
   FP4MOE_ASSIGN_OR_RETURN(activations_, Arena::make(total + features + experts, ops_.memory()));
   act_.all = take_rows(t, attention_cols);
   act_.kept = take_rows(kept, attention_cols);
   act_.normed_f32 = activations_.take<float>(t * h);
   act_.normed = activations_.take<uint8_t>(t * h * act_bytes());
-  if (fuses_sums) act_.spare_residual = activations_.take<float>(kMaxSentRows * h);
   if (!options_.features.is_empty()) act_.features = activations_.take<float>(t * features_width());
   if (keeps_last_rows()) act_.last_experts = activations_.take<int32_t>(t * config_.top_k);
   FP4MOE_ASSIGN_OR_RETURN(scratch_, Arena::make(scratch, ops_.memory()));
@@ -144,8 +142,6 @@ Status LayerStack::forward_layers(const Batch& batch, KvCache& kv, float* logits
   const int64_t t = batch.num_rows();
   rows_ = act_.all;
   is_normed_ = false;
-  taken_.reset();
-  spare_residual_ = act_.spare_residual;
   num_feature_rows_ = t;
   if (!batch.state_copies.empty()) kv.state_cache().copy_slots(batch.state_copies);
   DeviceBatch device;
@@ -258,8 +254,7 @@ RmsNormArgs LayerStack::norm_args(const Buffer& weight, int64_t num_rows, float*
           static_cast<float>(config_.rms_norm_eps),
           act(act_.normed, num_rows, config_.hidden_size),
           out_f32,
-          is_normed_,
-          taken_ ? &*taken_ : nullptr};
+          is_normed_};
 }
 
 std::optional<RmsNormArgs> LayerStack::norm_after(int64_t layer, int64_t num_rows) const {
@@ -276,7 +271,6 @@ void LayerStack::norm(const Buffer& weight, int64_t num_rows, float* out_f32, Th
 void LayerStack::attention(const DecoderLayer& w, const AttentionInput& in, ThreadPool& pool) {
   scratch_.reset();
   w.attention->forward_attention(in, scratch_, pool);
-  end_take();
 }
 
 Status LayerStack::attention_output(int64_t layer, int64_t num_rows, ThreadPool& pool) {
@@ -288,15 +282,9 @@ Status LayerStack::attention_output(int64_t layer, int64_t num_rows, ThreadPool&
     return {};
   }
   if (gathers()) return gathered_attention_output(layer, heads, pool);
-  const OpName op = {"attention_out", static_cast<int>(layer), 0};
-  if (sends_attention_output(layer, num_rows)) {
-    const SumsToSend send = options_.rank.device_group->sums_to_send();
-    w.attention_out.send_linear(heads, send, pool);
-    begin_take(send, op);
-    return {};
-  }
   float* partial = scratch_.take<float>(num_rows * config_.hidden_size);
   w.attention_out.forward_linear(heads, partial, /*accumulate=*/false, scratch_, pool);
+  const OpName op = {"attention_out", static_cast<int>(layer), 0};
   if (w.moe && w.moe->norms_with_router(num_rows)) return add_partial(op, partial, num_rows, nullptr, pool);
   const RmsNormArgs next = norm_args(w.ffn_norm, num_rows, w.moe ? act_.normed_f32 : nullptr);
   return add_partial(op, partial, num_rows, &next, pool);
@@ -425,6 +413,50 @@ void LayerStack::gather_rows(const CommOp& op, const DeviceCommunicator& group, 
   const int64_t h = config_.hidden_size;
   group.gather_rows(op, rows + first[static_cast<size_t>(group.rank())] * h, h * int64_t{sizeof(float)},
                     first, rows);
+}
+
+// residual += the experts' output, summed over the group. If the kernel of the sum also runs the next norm,
+// it combines the experts' rows too.
+Status LayerStack::summed_experts(MoeForwardArgs& args, ThreadPool& pool) {
+  const MoeLayer& moe = *layers_[static_cast<size_t>(args.layer)].moe;
+  const int64_t num_rows = args.x.rows;
+  const DeviceCommunicator& group = *options_.rank.device_group;
+  const std::optional<RmsNormArgs> next = norm_after(args.layer, num_rows);
+  MoeCombineArgs rows;
+  if (combines_in_sums_ && next && !exchange_ && group.fuses_norm(num_rows, config_.hidden_size) && moe.leaves_rows(num_rows))
+    args.uncombined = &rows;
+  else
+    args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
+  FP4MOE_RETURN_IF_ERROR(moe.forward_moe(args, *transport_, scratch_, pool));
+  if (args.uncombined == nullptr)
+    return add_partial({"experts", args.layer, 0}, args.partial, num_rows, next ? &*next : nullptr, pool);
+  group.add_all_reduced_norm({"experts", args.layer}, rows, rows_.residual, *next);
+  is_normed_ = true;
+  return {};
+}
+
+// residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks. Unless it is null,
+// `next` is a norm of the residual, which has run if is_normed_.
+Status LayerStack::add_partial(const OpName& op, float* partial, int64_t num_rows, const RmsNormArgs* next,
+                               ThreadPool& pool) {
+  const int64_t h = config_.hidden_size;
+  is_normed_ = false;
+  if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr) {
+    if (next == nullptr || !group->fuses_norm(num_rows, h)) {
+      group->add_all_reduced({op.op, op.layer}, partial, rows_.residual, num_rows * h);
+      return {};
+    }
+    group->add_all_reduced_norm({op.op, op.layer}, partial, rows_.residual, *next);
+    is_normed_ = true;
+    return {};
+  }
+  if (options_.rank.attention != nullptr) {
+    const int64_t sizes[] = {num_rows, h};
+    FP4MOE_RETURN_IF_ERROR(
+        options_.rank.attention->all_reduce({op.op, op.layer, geometry_hash(sizes)}, partial, num_rows * h));
+  }
+  ops_.add({partial, rows_.residual, num_rows * h}, pool);
+  return {};
 }
 
 // Reduces the current rows to the logit rows; their attention only if it is still needed.

@@ -77,7 +77,6 @@ class LayerStack {
     Rows all, kept;
     float* normed_f32;      // [T, H]: the router's input
     void* normed;           // [T, H] act: GEMM input
-    float* spare_residual;  // [kMaxSentRows, H]: with fused sums
     float* features;        // [T, features_width()]: after_layers in their order, then the final norm
     int32_t* last_experts;  // [T, K]: experts of the last layer's rows, if it runs for all of them
   };
@@ -108,14 +107,6 @@ class LayerStack {
   void gather_rows(const CommOp& op, const DeviceCommunicator& group, float* rows, int64_t num_rows);
   Status add_partial(const OpName& op, float* partial, int64_t num_rows, const RmsNormArgs* next,
                      ThreadPool& pool);
-  // Fused sums (kernels/device_comm.h). The kernel of the next norm takes a sum that has been sent, and
-  // writes the new residual to spare_residual_, because its blocks read the old one; the two then change
-  // places. What is fused depends on sizes only, so all ranks of a group agree.
-  bool sends_sums(int64_t num_rows) const;
-  bool sends_attention_output(int64_t layer, int64_t num_rows) const;
-  bool sends_experts(int64_t layer, int64_t num_rows) const;
-  void begin_take(const SumsToSend& sent, const OpName& op);  // the next norm_args() take the sum `op`
-  void end_take();                                            // the kernel that takes it has been enqueued
   void keep_logit_rows(const Batch& batch, bool has_attention, ThreadPool& pool);
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
   // The norm that follows the layer and that add_partial() may run.
@@ -149,9 +140,7 @@ class LayerStack {
   Rows rows_{};  // of the current forward pass: act_.all, or act_.kept once only the logit rows are needed
   int64_t num_feature_rows_ = 0;
   const bool combines_in_sums_ = is_on_trial("gpu-combined-sums");  // see summed_experts()
-  bool is_normed_ = false;                                          // add_partial() has run the next norm too
-  std::optional<SumsToTake> taken_;                                 // between begin_take() and end_take()
-  float* spare_residual_ = nullptr;                                 // of the current forward pass
+  bool is_normed_ = false;                                          // the last sum has run the next norm too
   std::vector<SequenceRows> window_sequences_;                      // of window_batch()
   Arena activations_, scratch_;
 };

@@ -72,23 +72,6 @@ void LinearLayer::forward_linear(const ActRows& x, float* out, bool accumulate, 
   scratch.rewind(mark);
 }
 
-void LinearLayer::send_linear(const ActRows& x, const SumsToSend& send, ThreadPool& pool) const {
-  FP4MOE_CHECK(sends_sums(x.rows), "the layer cannot send sums");
-  LinearArgs args = weight_.args(x, bias_.as<float>(), nullptr, /*accumulate=*/false);
-  args.send = &send;
-  ops_->linear(args, pool);
-}
-
-bool LinearLayer::sends_sums(int64_t num_rows) const {
-  if (fp4_ || ops_->sends_sums == nullptr) return false;
-  return ops_->sends_sums(weight_.args({nullptr, DType::kBF16, num_rows, k_}, nullptr, nullptr, false));
-}
-
-bool LinearLayer::takes_sums(int64_t num_rows) const {
-  if (fp4_ || ops_->takes_sums == nullptr) return false;
-  return ops_->takes_sums({{}, weight_.args({nullptr, DType::kBF16, num_rows, k_}, nullptr, nullptr, false)});
-}
-
 void LinearLayer::forward_normed(const RmsNormArgs& norm, float* out, Arena& scratch,
                                  ThreadPool& pool) const {
   if (!fp4_ && !norm.is_done)

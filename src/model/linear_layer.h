@@ -36,12 +36,6 @@ class LinearLayer {
   WeightBytes bytes() const { return fp4_ ? WeightBytes() : weight_.bytes(); }
   // out [T, N] f32 (+)= x W^T + b. T may be 0.
   void forward_linear(const ActRows& x, float* out, bool accumulate, Arena& scratch, ThreadPool& pool) const;
-  // The same without `accumulate`, for which sends_sums() must hold: x W^T + b of this rank goes to the ranks
-  // of its group.
-  void send_linear(const ActRows& x, const SumsToSend& send, ThreadPool& pool) const;
-  bool sends_sums(int64_t num_rows) const;
-  // Whether forward_normed() allows norm.take for this many rows.
-  bool takes_sums(int64_t num_rows) const;
   // Runs the norm, then out = normed rows W^T + b. norm.out_act is unspecified afterwards.
   void forward_normed(const RmsNormArgs& norm, float* out, Arena& scratch, ThreadPool& pool) const;
   struct Output {

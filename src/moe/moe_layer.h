@@ -33,9 +33,6 @@ struct MoeForwardArgs {
   // GPU, several ranks: [T, H] f32 or null. If set, it receives this rank's part of the output, and the
   // residual is unchanged.
   float* partial = nullptr;
-  // GPU: if set, sends_sums() holds, and this rank's part of the output is sent to the ranks of its group
-  // instead of being added to the residual; `partial` is null.
-  const SumsToSend* send = nullptr;
   // GPU: if set, leaves_rows() holds, and it receives the rows of this rank's experts, which the caller
   // combines before it takes scratch memory; `partial` is null.
   MoeCombineArgs* uncombined = nullptr;
@@ -67,9 +64,7 @@ class MoeLayer {
   // Whether forward_moe() runs MoeForwardArgs::norm together with the router for this many rows. If not, the
   // caller loses nothing by running the norm itself, together with what precedes it.
   virtual bool norms_with_router(int64_t num_rows) const = 0;
-  // Whether MoeForwardArgs::send is allowed for this many rows, without `exchange`.
-  virtual bool sends_sums(int64_t) const { return false; }
-  // The same for MoeForwardArgs::uncombined.
+  // Whether MoeForwardArgs::uncombined is allowed for this many rows, without `exchange`.
   virtual bool leaves_rows(int64_t) const { return false; }
   // Null unless the plan places experts. A new layer has the trivial placement: its weights are all physical
   // experts, and the caller sets another one if they are in another order.

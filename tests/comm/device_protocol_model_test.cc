@@ -17,8 +17,6 @@ struct Protocol {
   bool kernels_flush = true;
   // The reader marks a word as unsent again after it has read it; otherwise the word keeps its old value.
   bool marks_again = true;
-  // The reader marks the word of the operation before instead (kernels/cuda/comm/fused_sums.cuh).
-  bool marks_previous = false;
 };
 
 // In operation n, each rank stores the word n at every peer, then takes the word of every peer.
@@ -100,10 +98,7 @@ class MarkedWords {
       if (seen != operation + 1)
         return "rank " + std::to_string(rank) + " takes the word of operation " + std::to_string(seen - 1) +
                " in operation " + std::to_string(operation);
-      if (p_.marks_previous)
-        store(word(rank, (rank + 1 + step - others) % ranks_, operation + p_.num_buffers - 1), kUnsentWord);
-      else if (p_.marks_again)
-        store(from, kUnsentWord);
+      if (p_.marks_again) store(from, kUnsentWord);
     } else if (p_.kernels_flush && has_stores(state, rank)) {
       return "";
     }
@@ -136,22 +131,6 @@ TEST(MarkedWords, OneBufferIsNotEnough) {
 TEST(MarkedWords, AnOldWordIsTakenIfItIsNotMarkedAgain) {
   const std::string wrong = MarkedWords({.marks_again = false}).explore();
   EXPECT_NE(wrong.find("takes the word of operation 0 in operation 2"), std::string::npos) << wrong;
-}
-
-// All blocks of a fused sum read its words, so the reader marks those of the sum before.
-TEST(MarkedWords, FusedSumsNeedThreeBuffers) {
-  for (const Protocol& protocol :
-       {Protocol{.num_ranks = 2, .num_operations = 8, .num_buffers = 3, .marks_previous = true},
-        Protocol{.num_ranks = 3, .num_operations = 4, .num_buffers = 3, .marks_previous = true}}) {
-    MarkedWords model(protocol);
-    EXPECT_EQ(model.explore(), "") << protocol.num_ranks << " ranks";
-    EXPECT_GT(model.num_states(), 100u);
-  }
-  EXPECT_NE(MarkedWords({.num_operations = 6, .num_buffers = 2, .marks_previous = true}).explore(), "");
-  EXPECT_NE(
-      MarkedWords({.num_operations = 6, .num_buffers = 3, .kernels_flush = false, .marks_previous = true})
-          .explore(),
-      "");
 }
 
 // Without the flush, a mark can become visible after the peer's next word and overwrite it, or the next

@@ -5,7 +5,6 @@
 
 #include "base/buffer.h"
 #include "base/check.h"
-#include "base/trial.h"
 #include "moe/device/device_exchange.h"
 #include "moe/transport/a2a.h"
 
@@ -23,16 +22,13 @@ constexpr int64_t kLogitPieceBytes = 256 << 10;
 constexpr int64_t kMoveBytes = 64 << 20;
 
 // For ranks on GPUs. is_staged: in several processes; the rank then has room for the operands of all ranks.
-DeviceRegion attention_region(int num_ranks, int64_t hidden_size, const StepLimits& limits, bool is_staged) {
+DeviceRegion attention_region(int num_ranks, const StepLimits& limits, bool is_staged) {
   constexpr int64_t kGatheredRows = 64, kStagedSumBytes = 32 << 20;
   const int64_t vocab_size = std::max(limits.vocab_size, limits.draft.vocab_size);
   return {.offset = 0,
           .word_bytes = is_staged ? kStagedSumBytes / num_ranks : sum_word_bytes(num_ranks),
           .gather_bytes = std::min(kGatheredRows, limits.max_logit_rows) * vocab_size * int64_t{4},
-          .is_staged = is_staged,
-          .sent_bytes = !is_staged && is_on_trial("gpu-fused-sums")
-                            ? kMaxSentRows * hidden_size * int64_t{sizeof(float)}
-                            : 0};
+          .is_staged = is_staged};
 }
 
 // The bytes for rows that a GPU's ranks exchange; 0 if they exchange none.
@@ -51,8 +47,7 @@ Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limit
   const bool is_staged = plan.spans_processes();
   CommMemory memory;
   if (layout.attention_tp() > 1) {
-    memory.device_attention =
-        attention_region(layout.attention_tp(), plan.problem().hidden_size, limits, is_staged);
+    memory.device_attention = attention_region(layout.attention_tp(), limits, is_staged);
     memory.heap_bytes = memory.device_attention.num_bytes(layout.attention_tp());
   }
   const auto add = [&](int64_t num_bytes, DeviceRegion& region) {

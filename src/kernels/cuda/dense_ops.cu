@@ -1,5 +1,4 @@
 // The table of the GPU's dense ops.
-#include "base/check.h"
 #include "device/device_memory.h"
 #include "kernels/cuda/attention/attention.h"
 #include "kernels/cuda/dense/linear_few.h"
@@ -11,9 +10,9 @@ namespace fp4moe {
 namespace {
 
 void linear(const LinearArgs& args, ThreadPool&) {
-  if (linear_few_fits(args)) return linear_few(args);
-  FP4MOE_CHECK(args.send == nullptr, "sums to send need few rows");
-  if (args.format == LinearFormat::kFp8)
+  if (linear_few_fits(args))
+    linear_few(args);
+  else if (args.format == LinearFormat::kFp8)
     linear_fp8(args, Fp8Splits::kBySize);
   else
     linear_lt(args, LtAlgorithm::kBest);
@@ -51,8 +50,6 @@ constexpr DenseOps kOps = {.name = "cuda",
                            .embed = cuda::embed,
                            .rms_norm = cuda::rms_norm,
                            .norm_linear = norm_linear,
-                           .sends_sums = linear_few_sends_sums,
-                           .takes_sums = norm_linear_few_takes_sums,
                            .rope = cuda::rope,
                            .kv_write = cuda::kv_write,
                            .attention = cuda::attention,
@@ -77,8 +74,6 @@ constexpr DenseOps invariant_ops() {
   ops.name = "cuda_invariant";
   ops.linear = invariant_linear;
   ops.norm_linear = invariant_norm_linear;
-  ops.sends_sums = nullptr;
-  ops.takes_sums = nullptr;
   ops.attention = cuda::invariant_attention;
   ops.rope_attention = cuda::invariant_rope_attention;
   ops.gated_delta = cuda::gated_delta;

@@ -39,7 +39,6 @@ DeviceMoeArgs DeviceExpertRunner::layer_sizes(const DeviceSlots& slots) const {
           .first_expert = slots.first_expert,
           .num_routed_experts = slots.num_routed_experts,
           .shared = slots.shared,
-          .send = slots.send,
           .uncombined = slots.uncombined,
           .added = slots.added,
           .next = slots.next};
@@ -62,10 +61,6 @@ bool DeviceExpertRunner::runs_shared(const DeviceSlots& slots) const {
   return tactic(sizes).fits(sizes);
 }
 
-bool DeviceExpertRunner::sends_sums(const DeviceSlots& slots) const {
-  return !is_w4a4() && tactic(layer_sizes(slots)).sends_sums;
-}
-
 bool DeviceExpertRunner::leaves_rows(const DeviceSlots& slots) const {
   return !is_w4a4() && tactic(layer_sizes(slots)).leaves_rows;
 }
@@ -81,7 +76,6 @@ const DeviceMoeTactic& DeviceExpertRunner::tactic(DeviceMoeArgs args) const {
 
 void DeviceExpertRunner::run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights,
                                             float* out, bool accumulate, Arena& scratch) const {
-  FP4MOE_CHECK(slots.send == nullptr || (out == nullptr && sends_sums(slots)), "the layer cannot send sums");
   FP4MOE_CHECK(slots.uncombined == nullptr || (out == nullptr && leaves_rows(slots)),
                "the layer combines its rows itself");
   const TiledExperts& t = experts_.tiles();

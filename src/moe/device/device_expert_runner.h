@@ -24,17 +24,15 @@ class DeviceExpertRunner {
   DeviceExperts& experts() { return experts_; }
   int64_t scratch_bytes(int64_t max_tokens, int64_t topk) const;
   // out [T, H] f32 (+)= the experts' weighted sums for x [T, H] bf16; weights [T, topk], null: all 1. All
-  // arrays are in device memory; the work is enqueued on the current stream. With slots.send, the sums are
-  // sent, and out is null.
+  // arrays are in device memory; the work is enqueued on the current stream.
   void run_device_experts(const ActRows& x, const DeviceSlots& slots, const float* weights, float* out,
                           bool accumulate, Arena& scratch) const;
   // out [T, H] bf16 = the first expert's output for x, rounded. Returns false, and does nothing, under w4a4.
   bool run_rounded(const ActRows& x, bf16* out, Arena& scratch) const;
   // Whether the tactic for slots without slots.shared also runs slots.shared.
   bool runs_shared(const DeviceSlots& slots) const;
-  // Whether slots.send is allowed for slots of these sizes.
-  bool sends_sums(const DeviceSlots& slots) const;
-  // The same for slots.uncombined, which then names scratch memory that is no longer taken.
+  // Whether slots.uncombined is allowed for slots of these sizes. It then names scratch memory that is no
+  // longer taken.
   bool leaves_rows(const DeviceSlots& slots) const;
   // Waits for a round's rows, runs the experts on them (slots.ids and num_tokens are taken from the round),
   // and combines the results into out (DeviceExchange::combine). Takes up to scratch_bytes() and

@@ -11,7 +11,6 @@
 #include "device/side_stream.h"
 #include "device/stream.h"
 #include "kernels/device_a2a.h"
-#include "kernels/device_comm.h"
 #include "kernels/device_router.h"
 #include "moe/device/device_exchange.h"
 #include "moe/device/device_expert_runner.h"
@@ -174,9 +173,6 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   bool norms_with_router(int64_t num_rows) const override {
     return ops_.route_fuses_norm(router_.sizes(num_rows));
   }
-  bool sends_sums(int64_t num_rows) const override {
-    return !shared_.exists() && num_rows <= kMaxSentRows && experts_.sends_sums(local_slots(num_rows));
-  }
 
   bool leaves_rows(int64_t num_rows) const override {
     return !shared_.exists() && num_rows > 0 && experts_.leaves_rows(local_slots(num_rows));
@@ -191,13 +187,12 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
     }
     DeviceSlots slots = local_slots(args.x.rows);
     slots.ids = physical_ids(routes.ids, args.x.rows, scratch);
-    slots.send = args.send;
     slots.uncombined = args.uncombined;
     slots.shared = shared_slot(args);
     slots.next = args.next;
-    float* const sum = args.send != nullptr || args.uncombined != nullptr ? nullptr
-                       : args.partial != nullptr                          ? args.partial
-                                                                          : args.residual;
+    float* const sum = args.uncombined != nullptr ? nullptr
+                       : args.partial != nullptr  ? args.partial
+                                                  : args.residual;
     if (slots.shared.exists && experts_.runs_shared(slots)) {
       experts_.run_device_experts(args.x, slots, routes.weights, sum, /*accumulate=*/args.partial == nullptr,
                                   scratch);

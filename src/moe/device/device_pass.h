@@ -14,12 +14,11 @@ namespace fp4moe {
 struct DeviceSlots {
   const int32_t* ids = nullptr;  // [T, topk] in device memory; null: all slots go to the first expert
   int64_t num_tokens = 0, topk = 1, first_expert = 0;
-  int64_t num_routed_experts = 0;    // see DeviceMoeArgs
-  SharedSlot shared;                 // not in num_slots()
-  AddedRows added;                   // added to the output
-  WeightBytes next;                  // see DeviceMoeArgs
-  const SumsToSend* send = nullptr;  // see DeviceMoeArgs
-  MoeCombineArgs* uncombined = nullptr;
+  int64_t num_routed_experts = 0;        // see DeviceMoeArgs
+  SharedSlot shared;                     // not in num_slots()
+  AddedRows added;                       // added to the output
+  WeightBytes next;                      // see DeviceMoeArgs
+  MoeCombineArgs* uncombined = nullptr;  // see DeviceMoeArgs
   int64_t num_slots() const { return num_tokens * topk; }
 };
 

@@ -124,32 +124,6 @@ TEST(CommMemoryOfGpus, HasARegionForEachModelsExchanges) {
   EXPECT_EQ(num_exchanging, 2 * 7);
 }
 
-// Room for fused sums is a part of the group's region, which no other part overlaps.
-TEST(CommMemoryOfGpus, HasRoomForFusedSumsOnTrial) {
-  const ModelConfig config = config_of({.like = "gpt-oss-20b"});
-  for (const Layout& layout : kLayouts) {
-    const ModelPlan plan = plan_of(config, flags_of(layout));
-    const CommMemory without = memory_of(config, plan).value();
-    setenv("FP4MOE_TRIAL", "gpu-fused-sums", 1);
-    const CommMemory with = memory_of(config, plan).value();
-    unsetenv("FP4MOE_TRIAL");
-    const int ranks = layout.tp / layout.dp;
-    EXPECT_EQ(without.device_attention.sent_bytes, 0);
-    if (ranks == 1) continue;
-    EXPECT_EQ(with.device_attention.sent_bytes, 4 * config.hidden_size * 4);
-    const CommLayout all = with.device_attention.layout(ranks);
-    EXPECT_EQ(all.sent % 128, 0);
-    EXPECT_EQ(all.gather, all.sent + 3 * ranks * all.sent_bytes);
-    EXPECT_GE(all.sent, all.sums);
-    EXPECT_EQ(with.heap_bytes - without.heap_bytes, 3 * ranks * all.sent_bytes);
-    EXPECT_TRUE(fits_sent_rows(all, 4, config.hidden_size));
-    EXPECT_FALSE(fits_sent_rows(all, 5, config.hidden_size));
-    EXPECT_FALSE(fits_sent_rows(all, 0, config.hidden_size));
-    EXPECT_FALSE(fits_sent_rows(without.device_attention.layout(ranks), 1, 64));
-    expect_apart(with, layout);
-  }
-}
-
 // The head of EAGLE-3 runs by the target's plan, whose experts it lacks.
 TEST(CommMemoryOfGpus, ADraftModelWithoutExpertsExchangesNothing) {
   const ModelConfig target = config_of({.like = "gpt-oss-tiny"});

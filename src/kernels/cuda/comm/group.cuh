@@ -40,9 +40,6 @@ __device__ __forceinline__ void store_words(void* to, const uint4& v) {
 __device__ __forceinline__ void store_words(void* to, const uint2& v) {
   asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
-__device__ __forceinline__ void store_words(void* to, uint32_t v) {
-  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
-}
 __device__ __forceinline__ uint4 load_words(const uint4* from) {
   uint4 v;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -141,8 +138,6 @@ __device__ __forceinline__ uint32_t sendable(uint32_t word) { return word == kUn
 __device__ __forceinline__ uint4 sendable(const uint4& v) {
   return {sendable(v.x), sendable(v.y), sendable(v.z), sendable(v.w)};
 }
-
-__device__ __forceinline__ uint2 sendable(const uint2& v) { return {sendable(v.x), sendable(v.y)}; }
 
 __device__ __forceinline__ bool has_arrived(const uint2& v) { return v.x != kUnsent && v.y != kUnsent; }
 __device__ __forceinline__ bool has_arrived(const uint4& v) {

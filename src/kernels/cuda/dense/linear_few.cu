@@ -2,11 +2,8 @@
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias, W [N, K] bf16 or FP8, row-major; x is bf16, or
 //            norm(residual). Layers with FP8 and with bf16 weights on the same normed rows share a launch.
-//            LinearArgs::send: out goes to the ranks of a group. RmsNormArgs::take: the norm's input is the
-//            residual plus the sum over the ranks (kernels/cuda/comm/fused_sums.cuh; T <= 4).
 // Shapes:    T <= 16 (with the norm <= 4), K a multiple of 32, any N; all of x in shared memory.
-// Bytes:     2 N K (FP8: N K), once from HBM; plus T (2 K + 4 N). To R ranks: 4 T N to each. From R ranks:
-//            every block reads 4 R T K more from the L2.
+// Bytes:     2 N K (FP8: N K), once from HBM; plus T (2 K + 4 N).
 // Flops:     2 T N K, on mma.sync with the weights as its 16 rows and the tokens as its 8 columns.
 // Bound:     HBM. Each block streams its share of the rows through a ring of bulk copies, and starts before
 //            it waits for the kernel whose output it reads. A bulk copy costs the SM 44 ns whatever its size
@@ -50,29 +47,6 @@ __global__ void __launch_bounds__(room_for_threads(kClass, kNorm, kWeights), 2)
   run_block<kClass == TokenClass::kUpTo16, kNorm, kWeights>(a, share, shared);
 }
 
-// The same with one half of a fused sum.
-template <class Sums>
-struct SumArgs {
-  FewArgs few;
-  Sums sums;
-};
-
-template <FewWeights kWeights>
-__global__ void __launch_bounds__(room_for_threads(TokenClass::kLone, false, kWeights), 2)
-    send_linear_kernel(const __grid_constant__ SumArgs<SumsToSend> p) {
-  extern __shared__ __align__(128) uint8_t shared[];
-  const Share share(p.few.n, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
-  run_block<false, false, kWeights>(p.few, share, shared, p.sums);
-}
-
-// With up to 88 registers, two warps of attention with up to 120 fit beside a block, as with the norm alone.
-template <FewWeights kWeights>
-__global__ void __maxnreg__(88) take_linear_kernel(const __grid_constant__ SumArgs<SumsToTake> p) {
-  extern __shared__ __align__(128) uint8_t shared[];
-  const Share share(p.few.n, static_cast<int>(blockIdx.x), static_cast<int>(gridDim.x));
-  run_block<false, true, kWeights>(p.few, share, shared, p.sums);
-}
-
 // Two layers on the same normed rows: the first blocks have the rows of FP8 weights, the others those of bf16
 // weights.
 struct PairArgs {
@@ -106,13 +80,12 @@ struct SmemBudget {
 struct FewShape {
   int num_tokens, k, elem_bytes;
   bool norm;
-  int more_bytes = 0;  // of shared memory, after the layout's end
 };
 
 // Returns the number of stages that fit into `bytes`; negative: x does not fit.
 int stages_within(const FewShape& s, int bytes) {
   const FewLayout layout = few_layout(s.num_tokens, s.k, s.elem_bytes, 0);
-  return (bytes - layout.end - s.more_bytes) / layout.stage_bytes;
+  return (bytes - layout.end) / layout.stage_bytes;
 }
 
 // For TokenClass::kLone, a block's weights should be loaded before its tokens are ready, while other kernels'
@@ -172,47 +145,16 @@ FewLayout layout_for(const FewArgs& a, const FewShape& shape, int blocks) {
   return few_layout(a.num_tokens, a.k, shape.elem_bytes, ring, kEarlyBytes / smem_budget(shape).num_blocks);
 }
 
-// Launches the kernel with few.layout, which may be a part of its shared memory.
-template <class Args>
-void launch_few(const char* name, void (*kernel)(Args), const FewArgs& few, int blocks, const Args& args,
-                int more_bytes = 0) {
-  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block,
-                          .shares_sm = class_of(few.num_tokens) == TokenClass::kLone});
-  launch(name, kernel,
-         {dim3(static_cast<unsigned>(blocks)), dim3(kBlockThreads),
-          static_cast<size_t>(few.layout.end + more_bytes)},
-         args);
-}
-
-// Returns the number of blocks, 0 if there is no work, and sets the layout for them.
-int set_layout(FewArgs& a, const FewShape& shape) {
-  if (a.num_tokens == 0) return 0;
-  const int blocks = std::min(a.n, device_limits().num_sms * smem_budget(shape).num_blocks);
-  if (blocks > 0) a.layout = layout_for(a, shape, blocks);
-  return blocks;
-}
-
 void launch_few(FewArgs a, bool norm) {
-  if (const int blocks = set_layout(a, shape_of(a, norm)); blocks > 0)
-    launch_few("linear_few", kernel_of(a, norm), a, blocks, a);
-}
-
-void launch_sent(FewArgs a, const SumsToSend& sums) {
-  const int blocks = set_layout(a, shape_of(a, /*norm=*/false));
-  launch_few("linear_few_send",
-             a.fp8.scales == nullptr ? send_linear_kernel<FewWeights::kBf16>
-                                     : send_linear_kernel<FewWeights::kFp8Rows>,
-             a, blocks, {a, sums});
-}
-
-void launch_taken(FewArgs a, const SumsToTake& sums) {
-  FewShape shape = shape_of(a, /*norm=*/true);
-  shape.more_bytes = taken_weights_bytes(a.k);
-  const int blocks = set_layout(a, shape);
-  launch_few("linear_few_take",
-             a.fp8.scales == nullptr ? take_linear_kernel<FewWeights::kBf16>
-                                     : take_linear_kernel<FewWeights::kFp8Rows>,
-             a, blocks, {a, sums}, shape.more_bytes);
+  const FewShape shape = shape_of(a, norm);
+  const int blocks = std::min(a.n, device_limits().num_sms * smem_budget(shape).num_blocks);
+  if (blocks == 0 || a.num_tokens == 0) return;
+  a.layout = layout_for(a, shape, blocks);
+  const FewKernel kernel = kernel_of(a, norm);
+  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block,
+                          .shares_sm = class_of(a.num_tokens) == TokenClass::kLone});
+  launch("linear_few", kernel,
+         {dim3(static_cast<unsigned>(blocks)), dim3(kBlockThreads), static_cast<size_t>(a.layout.end)}, a);
 }
 
 // One block per SM. The blocks are divided by the bytes of the layers' weights.
@@ -251,13 +193,6 @@ FewArgs few_args(const LinearArgs& l) {
           l.accumulate};
 }
 
-// The kernels for fused sums are built for these weights only.
-bool has_sum_kernels(const LinearArgs& args) {
-  return args.x.rows > 0 && args.x.rows <= kMaxSentRows && args.n > 0 && linear_few_fits(args) &&
-         (args.format == LinearFormat::kBf16 ||
-          (args.format == LinearFormat::kFp8 && args.fp8.col_block >= args.x.cols));
-}
-
 }  // namespace
 
 bool linear_few_fits(const LinearArgs& args) {
@@ -268,20 +203,7 @@ bool linear_few_fits(const LinearArgs& args) {
   return num_stages(shape, kMinStages) >= kMinStages;
 }
 
-bool linear_few_sends_sums(const LinearArgs& args) { return has_sum_kernels(args) && !args.accumulate; }
-
-bool norm_linear_few_takes_sums(const NormLinearArgs& args) {
-  if (!has_sum_kernels(args.linear) || args.linear.accumulate || args.also.n > 0) return false;
-  FewShape shape = shape_of(few_args(args.linear), /*norm=*/true);
-  shape.more_bytes = taken_weights_bytes(shape.k);
-  return num_stages(shape, kMinStages) >= kMinStages;
-}
-
-void linear_few(const LinearArgs& args) {
-  if (args.send == nullptr) return launch_few(few_args(args), /*norm=*/false);
-  FP4MOE_CHECK(linear_few_sends_sums(args), "linear_few cannot send these sums");
-  launch_sent(few_args(args), *args.send);
-}
+void linear_few(const LinearArgs& args) { launch_few(few_args(args), /*norm=*/false); }
 
 void norm_linear_few(const NormLinearArgs& args) {
   FP4MOE_CHECK(args.linear.x.rows <= kFewLoneTokens, "too many tokens for norm_linear_few");
@@ -294,10 +216,6 @@ void norm_linear_few(const NormLinearArgs& args) {
     return a;
   };
   const FewArgs first = normed(args.linear);
-  if (args.norm.take != nullptr) {
-    FP4MOE_CHECK(norm_linear_few_takes_sums(args), "norm_linear_few cannot take these sums");
-    return launch_taken(first, *args.norm.take);
-  }
   if (args.also.n == 0) return launch_few(first, /*norm=*/true);
   const FewArgs second = normed(args.also);
   const int sms = device_limits().num_sms;

@@ -20,8 +20,4 @@ void linear_few(const LinearArgs& args);
 // linear_few_fits for both layers; T <= kFewLoneTokens; norm.out_f32 is null.
 void norm_linear_few(const NormLinearArgs& args);
 
-// DenseOps::sends_sums for linear_few() and DenseOps::takes_sums for norm_linear_few().
-bool linear_few_sends_sums(const LinearArgs& args);
-bool norm_linear_few_takes_sums(const NormLinearArgs& args);
-
 }  // namespace fp4moe

@@ -1,16 +1,22 @@
 // A block of linear_few.cu: the warp that copies weights, and the warps that multiply. Device code only.
 #pragma once
 
-#include <type_traits>
-
 #include "kernels/cuda/dense/linear_few_norm.cuh"
-#include "kernels/cuda/dense/linear_few_outputs.cuh"
-#include "kernels/cuda/dense/linear_few_sums.cuh"
 #include "kernels/cuda/dense/linear_few_weights.cuh"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 
 namespace fp4moe::few_linear {
+
+// A block's share of n rows; `blocks` blocks share them.
+struct Share {
+  int begin, end;
+  __device__ Share(int n, int block, int blocks) {
+    const int rows = n / blocks, rest = n % blocks;
+    begin = block * rows + min(block, rest);
+    end = begin + rows + (block < rest ? 1 : 0);
+  }
+};
 
 struct Ring {
   uint64_t *full, *empty;
@@ -145,10 +151,57 @@ __device__ __forceinline__ void multiply_chunk(Operands o, int num_pairs, const 
   }
 }
 
-// Called once x is there, which ends the EarlyCopies. `output` is one of linear_few_outputs.cuh.
-template <bool kTwoHalves, bool kNorm, FewWeights kWeights, class Output>
-__device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, Addend addend, Ring ring,
-                         const Output& output) {
+// Puts a warp's sums for a tile into `sums` [T][group_rows], beginning at row `row` of the group.
+template <bool kTwoHalves>
+__device__ __forceinline__ void keep_sums(const FewArgs& a, const float (&c)[2][2][4], int row, float* sums) {
+  const int g = static_cast<int>(threadIdx.x) % 32 / 4, q = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+  for (int half = 0; half < (kTwoHalves ? 2 : 1); ++half)
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      if (const int t = half * 8 + q * 2 + i % 2; t < a.num_tokens)
+        sums[t * a.layout.group_rows + row + g + i / 2 * kStageRows] = c[half][0][i] + c[half][1][i];
+}
+
+// A row's scale (kFp8Rows) and the values added to a sum. They are loaded before the sum is ready: at the end
+// of the kernel, each load would cost as much as 2 MB of weights.
+struct Addend {
+  float scale = 1, bias = 0, before = 0;  // before: out's old value
+};
+
+template <FewWeights kWeights>
+__device__ Addend addend_of(const FewArgs& a, int first, int rows, int i) {
+  Addend addend;
+  if (i >= a.num_tokens * rows) return addend;
+  const int row = first + i % rows;
+  if (kWeights == FewWeights::kFp8Rows)
+    addend.scale = __ldg(a.fp8.scales + row / static_cast<int>(a.fp8.row_block));
+  if (a.bias != nullptr) addend.bias = __ldg(a.bias + row);
+  if (a.accumulate) addend.before = __ldcg(a.out + static_cast<int64_t>(i / rows) * a.n + row);
+  return addend;
+}
+
+// Adds the warps' sums for a group in warp order, and writes the outputs. `addend` belongs to this thread's
+// first output.
+template <bool kNorm, FewWeights kWeights>
+__device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first, int rows, Addend addend) {
+  const float* sums = reinterpret_cast<const float*>(shared + a.layout.sums);
+  for (int i = static_cast<int>(threadIdx.x); i < a.num_tokens * rows; i += kThreads) {
+    if (i >= kThreads) addend = addend_of<kWeights>(a, first, rows, i);
+    const int t = i / rows, r = i % rows;
+    float sum = 0;
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp)
+      sum += sums[(warp * a.num_tokens + t) * a.layout.group_rows + r];
+    if (kNorm) sum *= inverse_rms(a, shared, t);
+    sum = kWeights == FewWeights::kFp8Rows ? fmaf(addend.scale, sum, addend.bias) : sum + addend.bias;
+    a.out[static_cast<int64_t>(t) * a.n + first + r] = sum + addend.before;
+  }
+}
+
+// Called once x is there, which ends the EarlyCopies.
+template <bool kTwoHalves, bool kNorm, FewWeights kWeights>
+__device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, Addend addend, Ring ring) {
   if (threadIdx.x == 0) *reinterpret_cast<volatile int*>(shared + a.layout.loaded) = 1;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, at = warp * 32 + lane % 4 * 8, x_at = warp * 32 + first_column<kWeights>(lane % 4);
@@ -190,7 +243,7 @@ __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, 
       keep_sums<kTwoHalves>(a, c, row, sums);
     }
     ptx::named_barrier(kMultiplyBarrier, kThreads);
-    write_outputs<kNorm, kWeights>(a, shared, first, rows, addend, output);
+    write_outputs<kNorm, kWeights>(a, shared, first, rows, addend);
     ptx::named_barrier(kMultiplyBarrier, kThreads);
   }
 }
@@ -214,11 +267,8 @@ __device__ void init_barriers(const FewArgs& a, const Ring& ring, uint64_t* x_ba
 //   =============================             copy 8 rows of a chunk into it, which marks it full
 //   load what is added to the sums, then x      |
 //   multiply full stages, mark them empty       |
-//
-// Sums: SumsToSend (without a norm), SumsToTake (with a norm) or NoSums.
-template <bool kTwoHalves, bool kNorm, FewWeights kWeights, class Sums = NoSums>
-__device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, uint8_t* shared,
-                                          const Sums& sums = {}) {
+template <bool kTwoHalves, bool kNorm, FewWeights kWeights>
+__device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, uint8_t* shared) {
   uint64_t* barriers = reinterpret_cast<uint64_t*>(shared + a.layout.barriers);
   const Ring ring{barriers, barriers + kMaxStages, a.layout.num_stages};
   uint64_t* x_barrier = barriers + 2 * kMaxStages;
@@ -239,31 +289,17 @@ __device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, 
 
   prefetch_bias(a, share);
   const int rows = min(a.layout.group_rows, share.end - share.begin);
-  const auto first_addend = [&] {
-    return addend_of<kWeights>(a, share.begin, rows, static_cast<int>(threadIdx.x));
-  };
-  if constexpr (std::is_same_v<Sums, SumsToTake>) {
-    const SharedNormWeights weights(a, shared);
-    const Addend addend = first_addend();  // constants, because nothing is added to out's old value
-    const cuda::TakingThread thread{static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x),
-                                    static_cast<int>(gridDim.x) * kThreads};
-    cuda::SumTaker taker(sums, thread);  // waits for the kernel before, but not for its end
-    load_taken(a, weights, taker, sums.out, shared);
-    taker.enter();
-    multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, StoredOutput{a});
-    taker.leave(gridDim.x);
-  } else if constexpr (kNorm) {
+  if constexpr (kNorm) {
     const NormWeights weights(a);
     ptx::grid_dependency_wait();
-    const Addend addend = first_addend();
+    const Addend addend = addend_of<kWeights>(a, share.begin, rows, static_cast<int>(threadIdx.x));
     load_normed(a, weights, shared);
-    multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, StoredOutput{a});
+    multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring);
   } else {
     ptx::grid_dependency_wait();
-    const typename OutputOf<Sums>::Type output(a, sums);
-    const Addend addend = first_addend();
+    const Addend addend = addend_of<kWeights>(a, share.begin, rows, static_cast<int>(threadIdx.x));
     load_x(a, shared, x_barrier);
-    multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, output);
+    multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring);
   }
 }
 

@@ -75,8 +75,4 @@ constexpr FewLayout few_layout(int num_tokens, int k, int elem_bytes, int num_st
   return layout;
 }
 
-// If the norm's input is a fused sum, the norm's weights, [k] f32, follow the layout.
-constexpr int taken_weights_offset(const FewLayout& layout) { return padded_to(layout.end, 16); }
-constexpr int taken_weights_bytes(int k) { return 4 * k + 16; }
-
 }  // namespace fp4moe::few_linear

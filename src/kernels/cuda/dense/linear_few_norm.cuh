@@ -13,16 +13,6 @@ namespace fp4moe::few_linear {
 constexpr int kMultiplyBarrier = 1;  // for the warps that multiply
 constexpr int kClearedBarrier = 2;   // for all warps
 
-// A block's share of n rows; `blocks` blocks share them.
-struct Share {
-  int begin, end;
-  __device__ Share(int n, int block, int blocks) {
-    const int rows = n / blocks, rest = n % blocks;
-    begin = block * rows + min(block, rest);
-    end = begin + rows + (block < rest ? 1 : 0);
-  }
-};
-
 // What a linear layer for few tokens reads besides its weights, and writes.
 struct FewTokens {
   const float* bias;         // [n] or null

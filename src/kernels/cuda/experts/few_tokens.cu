@@ -3,8 +3,6 @@
 // Computes  out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k];
 //           a shared expert (SharedSlot) is the last of a token's experts; a bf16 one:
 //           few_tokens_dense.cuh.
-//           DeviceMoeArgs::send: the sums go to the ranks of a group (kernels/cuda/comm/fused_sums.cuh;
-//           T <= 4).
 // Shapes    as in DeviceMoeArgs; T <= 8, T * topk (with a shared expert, T * (topk + 1)) <= 64. Plan:
 //           kernels/cuda/experts/few_tokens_plan.h.
 // Bytes     the tiles of U active experts once: (gated ? 3 : 2) H I / 2 bytes of codes each, and their
@@ -188,24 +186,15 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
   few::Outputs outputs(a);
 #pragma unroll 1
   for (int phase = 0; phase < 2; ++phase) {
-    if (is_helper && phase == 0) {
+    if (is_helper && phase == 0)
       few::clear_words(a, s, few::dense_row(s, kDense ? static_cast<int>(a.moe.num_tokens) : 0));
-      if (a.sends && threadIdx.x % 32 == 0) {
-        const cuda::SumSender sender(a.sums);
-        s.sent_buffer = sender.buffer();
-        if (blockIdx.x == 0) sender.announce(a.sums.tag);
-      }
-    }
     if (is_helper && phase != 0) prefetch_next(a);
     run_phase(a, s, act, phase != 0, is_helper, ring);
     if (phase != 0) break;
     ptx::grid_dependents_launch();  // if triggered at the start, a model's step would take 2.5 % longer
     exchange_h<W, kDense>(a, s, act);
   }
-  if (a.sends)
-    few::combine<few::SentSums>(a, s, outputs);
-  else
-    few::combine<few::StoredSums>(a, s, outputs);
+  few::combine(a, s, outputs);
 }
 
 // ---- host ----------------------------------------------------------------------------------------
@@ -279,7 +268,6 @@ int64_t few_tokens_workspace_bytes(const TiledExperts& experts, int64_t) {
 void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   if (args.num_tokens == 0) return;
   FP4MOE_CHECK(few_tokens_fits(args, weights), "too many tokens for one launch");
-  FP4MOE_CHECK(args.send == nullptr || args.num_tokens <= kMaxSentRows, "too many tokens to send");
   const TiledExperts& e = args.experts;
   const int64_t up_rows = (is_gated(e.activation.kind) ? 2 : 1) * e.intermediate_size;
   Args a;
@@ -292,8 +280,6 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   a.h = reinterpret_cast<few::Word*>(args.workspace);
   a.y = reinterpret_cast<few::Word*>(args.workspace + h_bytes(args.experts));
   a.mark = current_stream().mark("few_tokens");
-  a.sends = args.send != nullptr;
-  if (a.sends) a.sums = *args.send;
   size_t choice = 0;
   while (kDepths[choice] > a.plan.depth) ++choice;
   const Kernel kernel = has_dense_shared(args) ? kDenseKernel : kernels_of(e.format, weights)[choice];

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "formats/bf16.h"
-#include "kernels/cuda/comm/fused_sums.cuh"
 #include "kernels/cuda/experts/few_tokens_feed.cuh"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 
@@ -184,28 +183,8 @@ struct Outputs {
   }
 };
 
-// Where combine() puts the sums of two columns: into the outputs, or to a group's ranks.
-struct StoredSums {
-  const DeviceMoeArgs& m;
-  __device__ StoredSums(const Args& a, const Shared&) : m(a.moe) {}
-  __device__ void put(int64_t at, float2 sum, const float2& before) const {
-    if (m.out != nullptr) {
-      if (m.accumulate) sum.x += before.x, sum.y += before.y;
-      *reinterpret_cast<float2*>(m.out + at) = sum;
-    }
-    if (m.out_bf16 != nullptr) *reinterpret_cast<uint32_t*>(m.out_bf16 + at) = ptx::bf16_pair(sum.x, sum.y);
-  }
-};
-struct SentSums {
-  cuda::SumSender sender;
-  __device__ SentSums(const Args& a, const Shared& s) : sender(a.sums, s.sent_buffer) {}
-  __device__ void put(int64_t at, const float2& sum, const float2&) const { sender.send(at, sum); }
-};
-
-// Puts the outputs as soon as the y words of their columns are valid. Called by all threads.
-template <class Output>
+// Writes `out` as soon as the y words of the outputs' columns are valid. Called by all threads.
 __device__ inline void combine(const Args& a, const Shared& s, const Outputs& outputs) {
-  const Output output(a, s);
   const DeviceMoeArgs& m = a.moe;
   constexpr int kAtOnce = 12;  // experts whose words are loaded at once
   const int h = static_cast<int>(m.experts.hidden_size), topk = a.token_slots;
@@ -231,7 +210,11 @@ __device__ inline void combine(const Args& a, const Shared& s, const Outputs& ou
         sum.y = fmaf(s.weight_of_slot[slot], __uint_as_float(static_cast<uint32_t>(y[j].b)), sum.y);
       }
     }
-    output.put(at, sum, before);
+    if (m.out != nullptr) {
+      if (m.accumulate) sum.x += before.x, sum.y += before.y;
+      *reinterpret_cast<float2*>(m.out + at) = sum;
+    }
+    if (m.out_bf16 != nullptr) *reinterpret_cast<uint32_t*>(m.out_bf16 + at) = ptx::bf16_pair(sum.x, sum.y);
   }
 }
 

@@ -3,7 +3,6 @@
 
 #include "kernels/cuda/experts/few_tokens_plan.h"
 #include "kernels/cuda/ptx/kernel_mark.cuh"
-#include "kernels/device_comm.h"
 #include "kernels/device_moe.h"
 
 namespace fp4moe::few {
@@ -48,14 +47,11 @@ struct Args {
   Word* h;  // [64 rows][words of a row]: pairs of bf16 at few_act_word() (w4a8: few_fp8_act_word())
   Word* y;  // [64 rows][H]: f32, multiplied by the tensor scale, plus the bias
   KernelMark mark;
-  bool sends = false;  // the outputs go to a group's ranks
-  SumsToSend sums;     // if sends
 };
 
 struct Shared {
   uint64_t cleared;                 // barrier: completes when all CTAs have cleared h and y
   int num_experts;                  // U
-  uint32_t sent_buffer;             // if Args::sends: for a SumSender
   int expert[kFewMaxPairs];         // [U] local ids of the active experts, in the order of their first slots
   uint32_t tokens[kFewMaxPairs];    // [U] bit t: token t uses the expert
   int first_row[kFewMaxPairs + 1];  // [U + 1] in h and y: one row for each token of an expert, ascending

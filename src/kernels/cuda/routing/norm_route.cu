@@ -2,8 +2,7 @@
 // more, by one to four blocks per token.
 //
 // Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias); then
-//            choose_experts() for each token. RmsNormArgs::take: x is the residual plus the sum over the
-//            ranks of a group (kernels/cuda/comm/fused_sums.cuh; T <= 4).
+//            choose_experts() for each token.
 // Shapes:    x [T, H] f32, H a multiple of 8; W [E, H] bf16. Up to 16 tokens: H up to 8192, a block has
 //            kBlockExperts rows of W in shared memory, and another block chooses. More tokens: H up to 4096.
 // Bytes:     2 E H of weights for each token (from the L2 after the first), T H (4 + 2 + 4) of x and y.
@@ -19,18 +18,18 @@
 
 #include <algorithm>
 
-#include "base/check.h"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
-#include "kernels/cuda/routing/norm_route_rows.cuh"
+#include "kernels/cuda/routing/router_choice.cuh"
 
 namespace fp4moe {
 namespace {
 
-using namespace norm_routing;
-
+constexpr int kParts = 8;  // of a row: a warp has one
+constexpr int kThreads = kParts * 32;
+constexpr int kVector = 8;      // columns that a lane reads at once
 constexpr int kMaxVectors = 4;  // vectors per lane
 constexpr int kBlockExperts = 4;
 constexpr int kBlockThreads = 2 * kParts * 32;        // threads, with one block per token
@@ -38,6 +37,28 @@ constexpr int kBlockVectors = 2, kExpertsAhead = 8;   // per lane, with one bloc
 constexpr int64_t kMaxBlockExperts = 512;             // with one block per token: experts that fit
 constexpr int64_t kMaxBlockBytes = 24 * 1024 * 1024;  // with one block per token: weights read in all
 constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;   // for few tokens: weights read in all
+
+struct NormRouteArgs {
+  const float *x, *norm_weight;
+  bf16* out_act;
+  float* out_f32;
+  const bf16* weight;
+  const float* bias;  // or null
+  RoutingRule rule;
+  float* logits;
+  Choices out;
+  float eps, inverse_hidden;  // inverse_hidden: 1 / hidden_size
+  int hidden_size, num_experts;
+  RouterWord* words;  // [T, E], for few tokens: logits on their way
+};
+
+// The vectors [begin, end) of a row that a warp processes.
+struct Part {
+  int begin, end;
+  __host__ __device__ Part(int num_vectors, int part)
+      : begin(num_vectors * part / kParts), end(num_vectors * (part + 1) / kParts) {}
+};
+constexpr int max_part(int num_vectors) { return (num_vectors + kParts - 1) / kParts; }
 
 __device__ __forceinline__ float warp_total(float sum) {
   for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
@@ -66,6 +87,28 @@ __device__ __forceinline__ float warp_totals(float (&sum)[kCount]) {
 __device__ __forceinline__ void send(const float* to, int block, float value) {
   ptx::st_cluster(ptx::map_cluster(ptx::shared_address(to), static_cast<uint32_t>(block)), value);
 }
+
+// A lane's columns: vectors lane, lane + 32, ... of its warp's part.
+template <int kCount>
+struct Columns {
+  float values[kCount][kVector] = {};
+
+  __device__ void load(const float* row, const Part& part) {
+    each(part, [&](int i, int v) {
+      const float4* from = reinterpret_cast<const float4*>(row + v * kVector);
+      const float4 a = __ldcg(from), b = __ldcg(from + 1);
+      float* x = values[i];
+      x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
+    });
+  }
+  template <class Function>
+  static __device__ void each(const Part& part, Function function) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (const int v = part.begin + i * 32 + static_cast<int>(threadIdx.x) % 32; v < part.end)
+        function(i, v);
+  }
+};
 
 __device__ __forceinline__ float dot(const float (&x)[kVector], const uint4& w, float sum) {
   const uint32_t pairs[4] = {w.x, w.y, w.z, w.w};
@@ -144,9 +187,7 @@ __device__ __forceinline__ float take_word(RouterWord* from) {
 
 // The block that chooses: collects the logits from the others. Before the wait, its first warp chooses once
 // for nothing: the instructions, which a step's weights have replaced in all caches, are then there.
-template <class Rows, class... Sums>
-__device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64_t t, uint32_t* memory,
-                                                   const Sums&... taken) {
+__device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64_t t, uint32_t* memory) {
   __shared__ int32_t no_ids[kMaxDeviceTopk];
   __shared__ float no_weights[kMaxDeviceTopk];
   const ChoiceMemory choice(a.rule, memory);
@@ -154,7 +195,7 @@ __device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64
   for (bool is_real : {false, true}) {
     int counted = 0;  // loaded before the logits have come
     if (is_real) {
-      Rows::await_inputs(taken...);
+      ptx::grid_dependency_wait();
       ptx::grid_dependents_launch();
       counted = counted_tokens(a);
     }
@@ -186,12 +227,14 @@ __device__ __forceinline__ void copy_weights(const NormRouteArgs& a, int first, 
 
 // Grid: (1 + blocks of kBlockExperts experts, T). The first block of a token chooses. Memory: the weights
 // [kBlockExperts][H], or that of the choice. kVectors: vectors per lane, as many as a part needs, because
-// those past its end cost almost as much as others. Rows: PlainRows, or TakenRows with the sums.
-template <int kVectors, class Rows, class... Sums>
-__device__ __forceinline__ void route_few(const NormRouteArgs& a, uint8_t* memory, const Sums&... taken) {
+// those past its end cost almost as much as others.
+template <int kVectors>
+__global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
+    norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
+  extern __shared__ __align__(16) uint8_t memory[];
   __shared__ float squares[kParts], sums[kParts][kBlockExperts];
   const int t = static_cast<int>(blockIdx.y), worker = static_cast<int>(blockIdx.x) - 1;
-  if (worker < 0) return collect_and_choose<Rows>(a, t, reinterpret_cast<uint32_t*>(memory), taken...);
+  if (worker < 0) return collect_and_choose(a, t, reinterpret_cast<uint32_t*>(memory));
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int num_vectors = a.hidden_size / kVector, first = worker * kBlockExperts,
             count = min(kBlockExperts, a.num_experts - first);
@@ -200,14 +243,12 @@ __device__ __forceinline__ void route_few(const NormRouteArgs& a, uint8_t* memor
   copy_weights<kVectors>(a, first, count, part, weights);
   Columns<kVectors> norm_weight, x;
   norm_weight.load(a.norm_weight, part);
-  Rows::put_aside(norm_weight, weights + kBlockExperts * num_vectors);
   const int e = first + static_cast<int>(threadIdx.x);  // of the first threads
   const float bias = threadIdx.x < count ? bias_of(a, e) : 0;
-  Rows rows(taken...);
-  rows.load(a, t, part, x);
+  ptx::grid_dependency_wait();
+  x.load(a.x + int64_t{t} * a.hidden_size, part);
   // Not launched sooner: the experts' blocks, which wait for whole SMs, would then run 15 % longer.
   ptx::grid_dependents_launch();
-  Rows::bring_back(weights + kBlockExperts * num_vectors, norm_weight);
   const float square = square_and_weigh(norm_weight, x);
   ptx::cp_async_wait<0>();
   float sum[kBlockExperts] = {};
@@ -221,7 +262,6 @@ __device__ __forceinline__ void route_few(const NormRouteArgs& a, uint8_t* memor
   if (lane % kLanes == 0) sums[warp][lane / kLanes] = total;
   if (lane == 0) squares[warp] = squares_total;
   __syncthreads();
-  rows.enter();
   const float inverse = inverse_rms(a, squares);
   if (threadIdx.x < count) {
     const float logit = logit_of(&sums[0][threadIdx.x], kBlockExperts, inverse, bias);
@@ -232,27 +272,6 @@ __device__ __forceinline__ void route_few(const NormRouteArgs& a, uint8_t* memor
   Columns<kVectors>::each(part, [&](int i, int v) {
     if (v % workers == worker) write_vector(a, t, v, x.values[i], inverse);
   });
-  rows.leave();
-}
-
-template <int kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
-    norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
-  extern __shared__ __align__(16) uint8_t memory[];
-  route_few<kVectors, PlainRows>(a, memory);
-}
-
-// The same if x is a part of the norm's input (RmsNormArgs::take).
-struct TakeRouteArgs {
-  NormRouteArgs route;
-  SumsToTake sums;
-};
-// With up to 96 registers, a block fits beside two of linear_few's, the kernel before it.
-template <int kVectors>
-__global__ void __maxnreg__(kVectors == 4 ? 128 : 96)
-    take_route_kernel(const __grid_constant__ TakeRouteArgs a) {
-  extern __shared__ __align__(16) uint8_t memory[];
-  route_few<kVectors, TakenRows>(a.route, memory, a.sums);
 }
 
 // ---- one to four blocks for each token -------------------------------------------------------------------
@@ -337,13 +356,10 @@ int block_shared_bytes(int num_experts) {
   return 4 * (kParts + (kParts + 1) * num_experts + choice_words(num_experts));
 }
 
-// The kernels' kVectors for parts of up to max_part vectors.
+// The kernel's kVectors for parts of up to max_part vectors.
 constexpr int vectors_per_lane(int max_part) { return max_part <= 32 ? 1 : max_part <= 64 ? 2 : 4; }
 void (*few_kernel(int vectors))(NormRouteArgs) {
   return vectors == 1 ? norm_route_kernel<1> : vectors == 2 ? norm_route_kernel<2> : norm_route_kernel<4>;
-}
-void (*take_kernel(int vectors))(TakeRouteArgs) {
-  return vectors == 1 ? take_route_kernel<1> : vectors == 2 ? take_route_kernel<2> : take_route_kernel<4>;
 }
 size_t few_shared_bytes(const NormRouteArgs& a) {
   return static_cast<size_t>(std::max(kBlockExperts * a.hidden_size * 2, 4 * choice_words(a.num_experts)));
@@ -391,7 +407,6 @@ void norm_route(const DeviceRouterArgs& args) {
                      .num_experts = static_cast<int>(args.rule.num_experts),
                      .words = args.words};
   a.rule.correction_bias = args.correction_bias;
-  FP4MOE_CHECK(norm.take == nullptr || args.num_tokens <= kMaxSentRows, "too many tokens to take sums");
   if (!has_few_tokens(args)) {
     const unsigned blocks = blocks_per_token(args);
     return launch("norm_route", norm_route_block_kernel,
@@ -399,17 +414,13 @@ void norm_route(const DeviceRouterArgs& args) {
                    static_cast<size_t>(block_shared_bytes(a.num_experts)), blocks},
                   a);
   }
+  const auto kernel = few_kernel(vectors_per_lane(max_part(a.hidden_size / kVector)));
+  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block, .shares_sm = true});
   const int64_t workers = ceil_div(args.rule.num_experts, kBlockExperts);
-  const int vectors = vectors_per_lane(max_part(a.hidden_size / kVector));
-  LaunchShape shape{dim3(static_cast<unsigned>(1 + workers), static_cast<unsigned>(args.num_tokens)),
-                    dim3(kThreads), few_shared_bytes(a)};
-  const auto launch_few = [&](const char* name, auto* kernel, const auto& kernel_args) {
-    prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block, .shares_sm = true});
-    launch(name, kernel, shape, kernel_args);
-  };
-  if (norm.take == nullptr) return launch_few("norm_route", few_kernel(vectors), a);
-  shape.shared_bytes += static_cast<size_t>(TakenRows::aside_bytes(vectors));
-  launch_few("norm_route_take", take_kernel(vectors), TakeRouteArgs{a, *norm.take});
+  launch("norm_route", kernel,
+         {dim3(static_cast<unsigned>(1 + workers), static_cast<unsigned>(args.num_tokens)), dim3(kThreads),
+          few_shared_bytes(a)},
+         a);
 }
 
 }  // namespace fp4moe
