@@ -421,9 +421,10 @@ Status LayerStack::summed_experts(MoeForwardArgs& args, ThreadPool& pool) {
   const MoeLayer& moe = *layers_[static_cast<size_t>(args.layer)].moe;
   const int64_t num_rows = args.x.rows;
   const DeviceCommunicator& group = *options_.rank.device_group;
+  is_normed_ = false;
   const std::optional<RmsNormArgs> next = norm_after(args.layer, num_rows);
   MoeCombineArgs rows;
-  if (combines_in_sums_ && next && !exchange_ && group.fuses_norm(num_rows, config_.hidden_size) && moe.leaves_rows(num_rows))
+  if (next && !exchange_ && group.fuses_norm(num_rows, config_.hidden_size) && moe.leaves_rows(num_rows))
     args.uncombined = &rows;
   else
     args.partial = scratch_.take<float>(num_rows * config_.hidden_size);

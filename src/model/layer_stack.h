@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/buffer.h"
-#include "base/trial.h"
 #include "model/attention.h"
 #include "model/column_gather.h"
 #include "model/expert_mover.h"
@@ -139,9 +138,8 @@ class LayerStack {
   Activations act_{};
   Rows rows_{};  // of the current forward pass: act_.all, or act_.kept once only the logit rows are needed
   int64_t num_feature_rows_ = 0;
-  const bool combines_in_sums_ = is_on_trial("gpu-combined-sums");  // see summed_experts()
-  bool is_normed_ = false;                                          // the last sum has run the next norm too
-  std::vector<SequenceRows> window_sequences_;                      // of window_batch()
+  bool is_normed_ = false;                      // the last sum has run the next norm too
+  std::vector<SequenceRows> window_sequences_;  // of window_batch()
   Arena activations_, scratch_;
 };
 

@@ -13,13 +13,9 @@
 namespace fp4moe {
 namespace {
 
-// Set before the first use of a GPU, which reads the first variable. Values from outside stay: with the one
-// that scripts/gpu_test --gpus sets, the ranks are on different GPUs.
-const bool environment_is_set = [] {
-  setenv("FP4MOE_RANKS_PER_GPU", "8", 0);
-  setenv("FP4MOE_TRIAL", "gpu-combined-sums", 0);
-  return true;
-}();
+// Set before the first use of a GPU, which reads it. A value from outside stays: with the one that
+// scripts/gpu_test --gpus sets, the ranks are on different GPUs.
+const bool environment_is_set = setenv("FP4MOE_RANKS_PER_GPU", "8", 0) == 0;
 
 constexpr const char* kGptOss = "demo-gptoss-mxfp4";
 constexpr const char* kDeepSeek = "demo-dsv3-nvfp4";
