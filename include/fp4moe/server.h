@@ -43,6 +43,7 @@ struct ServerConfig {
   double request_timeout_seconds = 30;  // from a request's first byte to its last
   double write_timeout_seconds = 30;    // during which the client accepts no bytes
   double keep_alive_seconds = 15;       // an idle stream gets an SSE comment after this time; 0: never
+  int stream_interval = 1;              // output tokens per event of a stream, after the first
   // Memory of the stored responses of /v1/responses; the least recently used are evicted. 0: none are stored.
   int64_t max_stored_response_bytes = 64 << 20;
   bool strict_requests = false;        // refuse requests with unknown fields

@@ -38,7 +38,6 @@ constexpr SglangFlag kFlags[] = {
     {"--priority-scheduling-preemption-threshold", 1, kMoot, kPreemption},
     {"--enable-return-routed-experts", 0, kMoot,
      "lets requests return their routed experts, which needs no flag here"},
-    {"--stream-interval", 1, kMoot, "batches streamed tokens; here every token is sent"},
     {"--dist-timeout", 1, kMoot,
      "is a timeout of torch.distributed; --comm-timeout limits waits between ranks"},
     {"--enable-metrics", 0, kMoot, "enables /metrics, which is always enabled here"},

@@ -41,6 +41,9 @@ void add_http_flags(CLI::App& subcommand, ServeOptions& options) {
   flag("--stream-keep-alive", s.keep_alive_seconds,
        "seconds after which an idle stream gets an SSE comment; 0: never")
       ->check(CLI::Range(0.0, 1e6));
+  flag("--stream-interval", s.stream_interval,
+       "output tokens per event of a stream; the first token and the end have their own event")
+      ->check(CLI::Range(1, 1 << 20));
   subcommand.add_flag("--strict-requests", s.strict_requests, "refuse requests with unknown fields")
       ->group("HTTP");
   subcommand

@@ -31,9 +31,8 @@ class GenerateFormat final : public ApiFormat {
   explicit GenerateFormat(const Engine& engine) : engine_(engine) {}
 
   // SGLang's events repeat the whole output so far.
-  std::vector<json> events(const Choice& choice, const Delta& delta) override {
-    if (delta.text.empty() && delta.token_ids.empty() && delta.finish_reason == FinishReason::kNone)
-      return {};
+  bool is_cumulative() const override { return true; }
+  std::vector<json> events(const Choice& choice, const Delta&) override {
     json event = response(choice);
     if (is_list) event["index"] = choice.index;
     return {std::move(event)};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
 
 #include "server/api/request_log.h"
 #include "server/http/auth.h"
@@ -14,6 +15,8 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kShortResponse = 16384;  // in JSON values: printed in a few milliseconds
+// Bytes, unsent or of unprocessed deltas, beyond which a cumulative stream leaves out events.
+constexpr int64_t kBehindBytes = 64 << 10;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
@@ -24,6 +27,20 @@ int64_t held_bytes(const Delta& delta) {
     for (const PositionLogprobs& position : *positions)
       bytes += sizeof position + (position.top.size() + position.ids.size()) * sizeof(TokenLogprob);
   return static_cast<int64_t>(bytes);
+}
+
+// Merges the next delta of a choice into those that wait for their event.
+void append(Delta& waiting, const Delta& delta) {
+  const auto add = [](auto& to, const auto& from) { to.insert(to.end(), from.begin(), from.end()); };
+  Delta merged = delta;
+  merged.text = waiting.text + delta.text;
+  merged.token_ids.swap(waiting.token_ids);
+  add(merged.token_ids, delta.token_ids);
+  merged.logprobs.swap(waiting.logprobs);
+  add(merged.logprobs, delta.logprobs);
+  merged.prompt_logprobs.swap(waiting.prompt_logprobs);
+  add(merged.prompt_logprobs, delta.prompt_logprobs);
+  waiting = std::move(merged);
 }
 
 // Everything except the engine's callbacks runs on the exchange.
@@ -37,6 +54,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
         format_(std::move(call.format)),
         choices_(call.requests.size()),
         latest_(call.requests.size(), start_),
+        streams_(call.requests.size()),
         unfinished_(call.requests.size()) {}
 
   void start(std::vector<Request> requests, const std::vector<PromptIds>& prompts) {
@@ -59,6 +77,10 @@ class Generation : public std::enable_shared_from_this<Generation> {
       }
       ++num_submitted_;
     }
+    if (stream_ && format_->is_cumulative())  // keeps this object until the last event is sent
+      exchange_->on_sent([self = shared_from_this()] {
+        if (!self->over_) self->send_due();
+      });
     if (stream_)
       exchange_->on_quiet(context_.config->keep_alive_seconds, [weak = weak_from_this()] {
         if (const auto self = weak.lock(); self && !self->over_) self->send_text(self->format_->keep_alive());
@@ -120,14 +142,63 @@ class Generation : public std::enable_shared_from_this<Generation> {
     choice.spec_num_correct_drafts = delta.spec_num_correct_drafts;
     choice.spec_correct_drafts_histogram = delta.spec_correct_drafts_histogram;
     choice.seconds = seconds(now - start_);
-    if (stream_) {
-      const std::vector<json> events = format_->events(choice, delta);
-      send(events);
-      choice.started |= !events.empty();
-    } else {
+    if (delta.finish_reason != FinishReason::kNone) --unfinished_;
+    if (!stream_) {
       format_->collect(choice, delta);
+      if (unfinished_ == 0) complete();
+    } else if (format_->is_cumulative()) {
+      if (ends_interval(i, delta)) make_due(i);
+      send_due();
+    } else {
+      send_delta(i, delta);
+      if (unfinished_ == 0) complete();
     }
-    if (delta.finish_reason != FinishReason::kNone && --unfinished_ == 0) complete();
+  }
+
+  // Whether an event is to follow this delta: one does after a choice's first tokens, after each
+  // stream_interval tokens, and at its end.
+  bool ends_interval(size_t i, const Delta& delta) {
+    const int64_t interval = context_.config->stream_interval;
+    const auto num_tokens = std::ssize(choices_[i].token_ids);
+    int64_t& num_sent = streams_[i].num_tokens_sent;
+    const bool has_text = interval == 1 && !delta.text.empty();
+    const bool is_end = delta.finish_reason != FinishReason::kNone;
+    if (!has_text && !is_end && num_tokens - num_sent < (num_sent == 0 ? 1 : interval)) return false;
+    num_sent = num_tokens;
+    return true;
+  }
+
+  void send_delta(size_t i, const Delta& delta) {
+    if (context_.config->stream_interval == 1) return send_events(i, delta);
+    Delta& waiting = streams_[i].waiting;
+    append(waiting, delta);
+    if (ends_interval(i, delta)) send_events(i, std::exchange(waiting, {}));
+  }
+
+  void send_events(size_t i, const Delta& delta) {
+    const std::vector<json> events = format_->events(choices_[i], delta);
+    send(events);
+    choices_[i].started |= !events.empty();
+  }
+
+  void make_due(size_t i) {
+    if (!std::exchange(streams_[i].is_due, true)) due_.push_back(i);
+  }
+
+  // Sends the due events of a cumulative stream, as long as the client keeps up and few deltas await
+  // processing. Otherwise they remain due and will contain what arrives meanwhile.
+  void send_due() {
+    while (!over_ && !due_.empty() && exchange_->unsent_bytes() <= kBehindBytes &&
+           pending_bytes_.load() <= kBehindBytes)
+      send_next_due();
+    if (!over_ && due_.empty() && unfinished_ == 0) complete();
+  }
+
+  void send_next_due() {
+    const size_t i = due_.front();
+    due_.pop_front();
+    streams_[i].is_due = false;
+    send_events(i, {});
   }
 
   void measure(size_t i, const Delta& delta, Clock::time_point now) {
@@ -196,6 +267,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
 
   void fail(const Status& status) {
     abandon(status.message());
+    while (!due_.empty()) send_next_due();
     if (!stream_started_) return exchange_->respond(format_->refusal(status));
     finish_stream(format_->failure(status));
   }
@@ -218,6 +290,13 @@ class Generation : public std::enable_shared_from_this<Generation> {
   size_t num_submitted_ = 0;      // a refused submission's id may belong to another request
   std::vector<Choice> choices_;
   std::vector<Clock::time_point> latest_;  // time of each choice's latest tokens
+  struct Stream {                          // of a choice
+    int64_t num_tokens_sent = 0;           // covered by events, sent or due
+    Delta waiting;                         // tokens that wait for the end of their stream_interval
+    bool is_due = false;                   // whether the choice is in due_
+  };
+  std::vector<Stream> streams_;
+  std::deque<size_t> due_;  // choices whose event of a cumulative stream is due
   size_t unfinished_;
   bool stream_started_ = false;
   bool over_ = false;                      // responded, failed or abandoned: later deltas are dropped

@@ -63,6 +63,9 @@ class ApiFormat {
   virtual std::vector<json> failure(const Status& status);
   // Called for each delta of a response that is not streamed, after it was merged into `choice`.
   virtual void collect(const Choice& /*choice*/, const Delta& /*delta*/) {}
+  // Whether a choice's event repeats everything that its earlier events contain. Then events() depends only
+  // on the choice, and events that the client is too slow for are left out.
+  virtual bool is_cumulative() const { return false; }
   // The events for `delta`, which is already merged into `choice`.
   virtual std::vector<json> events(const Choice& choice, const Delta& delta) = 0;
   // The events after the last choice has ended, before [DONE].

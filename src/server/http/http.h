@@ -66,6 +66,9 @@ class HttpExchange {
   virtual void start_stream(const std::string& content_type) = 0;
   virtual void write(std::string bytes) = 0;
   virtual void finish() = 0;
+  virtual int64_t unsent_bytes() const = 0;  // written, but not taken by the client's socket yet
+  // Runs `task` each time the socket has taken everything written, until the response is complete.
+  virtual void on_sent(std::function<void()> task) = 0;
   // Logs the reason and closes the connection; the rest of the response is lost.
   virtual void drop(const std::string& reason) = 0;
   // Runs `task` each time nothing was sent for `seconds`, until the response is complete; 0: never.

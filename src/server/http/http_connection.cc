@@ -193,7 +193,7 @@ void Connection::finish() {
   if (closed_ || !busy_) return;
   if (streaming_ && chunked_) send("0\r\n\r\n");
   if (closed_) return;
-  on_disconnect_ = on_quiet_ = nullptr;
+  on_disconnect_ = on_quiet_ = on_sent_ = nullptr;
   more_headers_.clear();
   busy_ = false;
   count_busy();
@@ -256,6 +256,8 @@ void Connection::on_written(boost::system::error_code error) {
   if (error) return close();
   flush();
   count_busy();
+  if (unsent_bytes_ == 0)
+    if (const std::function<void()> task = on_sent_) task();  // a copy: it may end the response
   proceed();
 }
 
@@ -317,6 +319,7 @@ void Connection::close() {
   account(request_.body.capacity());
   on_quiet_ = nullptr;
   if (on_disconnect_) std::exchange(on_disconnect_, nullptr)();
+  on_sent_ = nullptr;
 }
 
 }  // namespace fp4moe

@@ -79,6 +79,8 @@ class Connection final : public HttpExchange,
   void start_stream(const std::string& content_type) override;
   void write(std::string bytes) override;
   void finish() override;
+  int64_t unsent_bytes() const override { return static_cast<int64_t>(unsent_bytes_); }
+  void on_sent(std::function<void()> task) override { on_sent_ = std::move(task); }
   void drop(const std::string& reason) override;
   void on_quiet(double seconds, std::function<void()> task) override;
   void on_disconnect(std::function<void()> task) override { on_disconnect_ = std::move(task); }
@@ -148,6 +150,7 @@ class Connection final : public HttpExchange,
   int64_t held_bytes_ = 0;     // charged by hold()
   bool is_accounted_ = false;  // has a share in ConnectionShared::memory
   std::function<void()> on_disconnect_;
+  std::function<void()> on_sent_;
   std::function<void()> on_quiet_;
   double quiet_seconds_ = 0;
   Clock::time_point quiet_since_;

@@ -21,13 +21,24 @@ class StalledExchange final : public HttpExchange {
   const HttpRequest& request() const override { return request_; }
   std::string peer() const override { return "127.0.0.1"; }
   void set_headers(std::string) override {}
-  void respond(HttpResponse response) override { answer = response.body; }
+  void respond(HttpResponse response) override {
+    answer = response.body;
+    finish();
+  }
   void start_stream(const std::string&) override {}
   void write(std::string bytes) override { answer += bytes; }
-  void finish() override {}
+  void finish() override { on_sent_ = nullptr; }
+  int64_t unsent_bytes() const override { return unsent; }
+  void on_sent(std::function<void()> task) override { on_sent_ = std::move(task); }
+  void take_unsent() {
+    unsent = 0;
+    const std::function<void()> task = on_sent_;
+    task();
+  }
   void drop(const std::string& reason) override {
     dropped = reason;
     if (on_disconnect_) std::exchange(on_disconnect_, nullptr)();
+    on_sent_ = nullptr;
   }
   void on_quiet(double, std::function<void()>) override {}
   void on_disconnect(std::function<void()> task) override { on_disconnect_ = std::move(task); }
@@ -46,12 +57,13 @@ class StalledExchange final : public HttpExchange {
   }
 
   std::string answer, dropped;
+  int64_t unsent = 0;
 
  private:
   const HttpRequest request_;
   mutable std::mutex mutex_;
   std::deque<std::function<void()>> tasks_;
-  std::function<void()> on_disconnect_;
+  std::function<void()> on_disconnect_, on_sent_;
 };
 
 // A /generate request on a stalled exchange.
@@ -129,6 +141,80 @@ TEST(Exchange, ThatTakesItsNewsFreesTheBacklog) {
   }));
   EXPECT_EQ(s.exchange->dropped, "");
   EXPECT_EQ(nlohmann::json::parse(s.exchange->answer)["meta_info"]["completion_tokens"], kTokens);
+}
+
+// The events of an exchange's stream; the last one is [DONE].
+std::vector<nlohmann::json> events_of(const StalledExchange& exchange) {
+  EXPECT_EQ(exchange.dropped, "");
+  return parse_events(exchange.answer);
+}
+
+TEST(CumulativeStream, LeavesOutEventsThatTheClientIsTooSlowFor) {
+  Stalled s(8 << 20);
+  s.exchange->unsent = 1 << 20;
+  s.start(
+      R"({"text":"abc","stream":true,"sampling_params":{"n":2,"max_new_tokens":1000,"ignore_eos":true}})");
+  s.live->wait_for_none();
+  s.exchange->run();
+  EXPECT_EQ(s.exchange->answer, "");
+  s.exchange->take_unsent();
+  const std::vector<nlohmann::json> events = events_of(*s.exchange);
+  ASSERT_EQ(events.size(), 3u);
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(events[i]["index"], i);
+    EXPECT_EQ(events[i]["output_ids"].size(), 1000u);
+    EXPECT_EQ(events[i]["meta_info"]["finish_reason"]["type"], "length");
+  }
+  EXPECT_EQ(events[2], "[DONE]");
+}
+
+TEST(CumulativeStream, LeavesOutEventsWhileManyDeltasWait) {
+  Stalled s(8 << 20);
+  s.start(R"({"text":"abc","stream":true,"sampling_params":{"max_new_tokens":1000,"ignore_eos":true}})");
+  s.live->wait_for_none();
+  s.exchange->run();
+  const std::vector<nlohmann::json> events = events_of(*s.exchange);
+  EXPECT_LT(events.size(), (64u << 10) / sizeof(Delta) + 3);
+  EXPECT_EQ(events[events.size() - 2]["output_ids"].size(), 1000u);
+  for (size_t i = 0; i + 2 < events.size(); ++i)
+    EXPECT_LT(events[i]["output_ids"].size(), events[i + 1]["output_ids"].size());
+}
+
+TEST(CumulativeStream, ThatFailsFirstSendsWhatIsDue) {
+  Stalled s(8 << 20);
+  s.exchange->unsent = 1 << 20;
+  s.start(R"({"text":"FAIL","stream":true})");
+  s.live->wait_for_none();
+  s.exchange->run();
+  const std::vector<nlohmann::json> events = events_of(*s.exchange);
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[0]["text"], "FA");
+  EXPECT_TRUE(events[1].contains("error"));
+}
+
+TEST(StreamInterval, SpacesTheEventsOfAllApis) {
+  ServerConfig config;
+  config.stream_interval = 4;
+  TestServer s({}, config);
+  const auto texts = [&](const char* path, const char* body, const char* pointer) {
+    std::vector<std::string> found;
+    for (const nlohmann::json& event : parse_events(http_post(s.port, path, body).body))
+      if (const nlohmann::json::json_pointer at(pointer); event.is_object() && event.contains(at))
+        if (const std::string text = event[at]; !text.empty()) found.push_back(text);
+    return found;
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(texts("/generate",
+                  R"({"text":"abcdefghij","stream":true,"sampling_params":{"max_new_tokens":10}})", "/text"),
+            (Texts{"a", "abcde", "abcdefghi", "abcdefghij"}));
+  EXPECT_EQ(texts("/v1/completions", R"({"prompt":"abcdefghij","stream":true,"logprobs":1,"max_tokens":10})",
+                  "/choices/0/text"),
+            (Texts{"a", "bcde", "fghi", "j"}));
+  EXPECT_EQ(texts("/v1/chat/completions",
+                  R"({"messages":[{"role":"user","content":"abcdef"}],"stream":true,"max_tokens":6})",
+                  "/choices/0/delta/content")
+                .size(),
+            3u);
 }
 
 }  // namespace

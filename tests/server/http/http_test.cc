@@ -311,9 +311,10 @@ TEST(Clients, OneThatNeverReadsIsDropped) {
   config.max_unsent_bytes = 64 << 10;
   TestServer s({}, config);
   HttpClient client(s.port);
-  client.send(post_request("/generate", kEndless));
+  client.send(post_request("/v1/completions",
+                           R"({"prompt":"abc","stream":true,"max_tokens":1000000000,"ignore_eos":true})"));
   EXPECT_TRUE(eventually([&] { return s.engine.aborted() == 1; }));
-  EXPECT_TRUE(eventually([&] { return logged(s, "dropped a client of /generate: "); }));
+  EXPECT_TRUE(eventually([&] { return logged(s, "dropped a client of /v1/completions: "); }));
   expect_alive(s);
 }
 
