@@ -142,9 +142,11 @@ class Relay : public std::enable_shared_from_this<Relay> {
     if (status.ok()) return complete();
     const std::string problem = name_ + ": " + status.message();
     const bool was_sent = head_.status != 0 || status.code() != StatusCode::kUnavailable;
-    // A deadline concerns this request only; the next health check decides whether the node is down.
-    if (status.code() != StatusCode::kDeadline && context_.nodes.set_down(decode_.index(), status.message()))
+    const bool is_unreachable = status.code() == StatusCode::kUnavailable;
+    if (is_unreachable && context_.nodes.set_down(decode_.index(), status.message()))
       context_.log(LogLevel::kWarning, problem);
+    // Other failures may concern this request only: a health check decides whether the node is down.
+    if (!is_unreachable && status.code() != StatusCode::kDeadline) context_.check_node(decode_.index());
     decode_.release(/*failed=*/true);
     if (!was_sent) return try_next();
     fail(status.code() == StatusCode::kDeadline ? 504 : 502, problem);

@@ -21,8 +21,9 @@ struct RelayContext {
   NodeTable& nodes;
   const RouterConfig& config;  // its limits
   std::function<void(LogLevel, const std::string&)> log;
-  std::atomic<int64_t>& num_live;    // relays not yet destroyed
-  std::atomic<int64_t>& held_bytes;  // bytes of responses collected and not yet forwarded
+  std::function<void(size_t node)> check_node;  // begins a health check now; callable from any thread
+  std::atomic<int64_t>& num_live;               // relays not yet destroyed
+  std::atomic<int64_t>& held_bytes;             // bytes of responses collected and not yet forwarded
 };
 
 // Forwards a request to a decode node and its response to `exchange`; call it from the exchange's handler. A

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <boost/asio/executor_work_guard.hpp>
 #include <boost/asio/io_context.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
 #include <exception>
@@ -101,12 +102,14 @@ Status check_limits(const RouterConfig& c) {
 class RouterImpl final : public Router {
  public:
   explicit RouterImpl(RouterConfig config)
-      : config_(std::move(config)), relays_{io_,
-                                            nodes_,
-                                            config_,
-                                            [this](LogLevel level, const std::string& line) { log(level, line); },
-                                            num_live_,
-                                            held_bytes_} {}
+      : config_(std::move(config)),
+        relays_{io_,
+                nodes_,
+                config_,
+                [this](LogLevel level, const std::string& line) { log(level, line); },
+                [this](size_t node) { look_now(node); },
+                num_live_,
+                held_bytes_} {}
   ~RouterImpl() override { stop(); }
 
   Status listen() {
@@ -211,6 +214,11 @@ class RouterImpl final : public Router {
         settle(index, known.ok() ? learn(index, body) : known);
       });
     });
+  }
+
+  // Begins a node's next health check at once, unless one is running.
+  void look_now(size_t index) {
+    boost::asio::post(io_, [this, index] { timers_[index].cancel(); });
   }
 
   // Ends a node's health check and schedules the next one.

@@ -175,6 +175,33 @@ TEST_F(RouterWithFakeNodes, AStreamHasNoTotalLimitOfTimeOrBytes) {
   EXPECT_EQ(answer.body.size(), kEvents * event.size());
 }
 
+// A response that breaks off concerns its own client, as long as the node is healthy.
+TEST_F(RouterWithFakeNodes, ABrokenAnswerLeavesAHealthyNodeUp) {
+  RouterConfig config = limits();
+  config.health_check_seconds = 1000;
+  start(config);
+  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
+  decode_.set_body("/v1/completions", "{}");
+  const std::string half = "data: {\"text\":\"a\"}\n\n";
+  int num_checks = decode_.count("/health");
+  for (const FakeNode::Script& script :
+       {FakeNode::Script([&](FakePeer& peer) { peer.send(kStreamHead + chunk(half)); }),
+        FakeNode::Script([](FakePeer& peer) { peer.reset(); }), bytes(""), bytes("no HTTP\r\n")}) {
+    decode_.set("/generate", script);
+    generate();
+    EXPECT_TRUE(worker("decode").at("is_up").get<bool>());
+    EXPECT_EQ(http_post(router_->port(), "/v1/completions", "{}").status, 200);
+    EXPECT_TRUE(eventually([&] { return decode_.count("/health") > num_checks; }));
+    num_checks = decode_.count("/health");
+    EXPECT_TRUE(eventually([&] { return is_healthy(); }));
+  }
+  EXPECT_EQ(worker("decode").at("num_failed_requests"), 4);
+  decode_.set_bytes("/health", http_answer("{}", 503));
+  generate();
+  EXPECT_TRUE(eventually([&] { return !worker("decode").at("is_up").get<bool>(); }));
+  EXPECT_EQ(worker("decode").at("problem"), "/health returned status 503");
+}
+
 // Otherwise a node could fill the router's memory through a client that reads slowly.
 TEST_F(RouterWithFakeNodes, AStreamThatNobodyReadsIsDropped) {
   RouterConfig config = limits();
