@@ -37,6 +37,9 @@ struct ServerConfig {
   // Limit in bytes on the received data and parsed JSON of all requests that have not reached the engine yet.
   // If it is exceeded, the largest request that is still arriving gets 503. At least max_body_bytes.
   int64_t max_buffered_bytes = 192 << 20;
+  // Limit in bytes on the text, tokens and log-probabilities of one request's outputs, which are kept until
+  // it ends.
+  int64_t max_output_bytes = 64 << 20;
   int64_t max_unsent_bytes = 8 << 20;   // per connection; a client that falls further behind is dropped
   int max_connections = 16384;          // open at the same time
   double idle_timeout_seconds = 75;     // between two requests on one connection

@@ -35,6 +35,8 @@ void add_http_flags(CLI::App& subcommand, ServeOptions& options) {
   flag("--max-buffered-bytes", s.max_buffered_bytes,
        "maximum total bytes of requests being received or parsed, at least "
        "--max-body-bytes; if it is exceeded, the largest request gets 503");
+  flag("--max-output-bytes", s.max_output_bytes,
+       "maximum bytes of text, tokens and log-probabilities of one request's outputs");
   flag("--max-stored-response-bytes", s.max_stored_response_bytes,
        "maximum bytes of responses that /v1/responses stores in memory; 0: store none")
       ->check(CLI::NonNegativeNumber);

@@ -20,9 +20,11 @@ constexpr int64_t kBehindBytes = 64 << 10;
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
 
-// Bytes held by a copy of the delta. Texts of one or two tokens are stored inside their string objects (SSO).
-int64_t held_bytes(const Delta& delta) {
-  size_t bytes = sizeof(Delta) + delta.text.size() + delta.token_ids.size() * sizeof(int32_t);
+// Bytes of the delta's texts and lists. Texts of one or two tokens are stored inside their string objects
+// (SSO).
+int64_t output_bytes(const Delta& delta) {
+  size_t bytes = delta.text.size() + delta.token_ids.size() * sizeof(int32_t);
+  if (delta.routed_experts != nullptr) bytes += delta.routed_experts->size() * sizeof(int32_t);
   for (const auto* positions : {&delta.logprobs, &delta.prompt_logprobs})
     for (const PositionLogprobs& position : *positions)
       bytes += sizeof position + (position.top.size() + position.ids.size()) * sizeof(TokenLogprob);
@@ -106,7 +108,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   // On the engine's thread, which must not block: if the exchange falls too far behind, drop the request.
   // Each submission is cancelled at its own next delta, which also covers those submitted later.
   void hand_over(size_t i, const Delta& delta) {
-    const int64_t bytes = held_bytes(delta);
+    const int64_t bytes = static_cast<int64_t>(sizeof(Delta)) + output_bytes(delta);
     if (!behind_.load() && pending_bytes_.fetch_add(bytes) + bytes <= context_.config->max_unsent_bytes) {
       return exchange_->post([self = shared_from_this(), i, delta, bytes, now = Clock::now()] {
         self->pending_bytes_.fetch_sub(bytes);
@@ -125,6 +127,12 @@ class Generation : public std::enable_shared_from_this<Generation> {
     if (over_ || behind_.load()) return;
     if (delta.finish_reason == FinishReason::kError) return fail(Status(delta.error_code, delta.error));
     measure(i, delta, now);
+    output_bytes_ += output_bytes(delta);
+    if (const int64_t most = context_.config->max_output_bytes; output_bytes_ > most)
+      return fail(invalid_argument(
+          "the outputs of this request have " + std::to_string(output_bytes_) +
+          " bytes of text, tokens and log-probabilities; the limit is " + std::to_string(most) +
+          " (--max-output-bytes): request fewer outputs, tokens or log-probabilities"));
     Choice& choice = choices_[i];
     choice.text += delta.text;
     choice.token_ids.insert(choice.token_ids.end(), delta.token_ids.begin(), delta.token_ids.end());
@@ -298,6 +306,7 @@ class Generation : public std::enable_shared_from_this<Generation> {
   std::vector<Stream> streams_;
   std::deque<size_t> due_;  // choices whose event of a cumulative stream is due
   size_t unfinished_;
+  int64_t output_bytes_ = 0;  // of all choices
   bool stream_started_ = false;
   bool over_ = false;                      // responded, failed or abandoned: later deltas are dropped
   std::atomic<int64_t> pending_bytes_{0};  // deltas posted but not yet processed

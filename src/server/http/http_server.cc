@@ -36,6 +36,7 @@ Status check_limits(const ServerConfig& c) {
                 {"max_connections", c.max_connections, 1, INT32_MAX},
                 {"max_body_bytes", c.max_body_bytes, 1, INT32_MAX},
                 {"max_header_bytes", c.max_header_bytes, 1, INT32_MAX},
+                {"max_output_bytes", c.max_output_bytes, 1, INT64_MAX},
                 {"max_unsent_bytes", c.max_unsent_bytes, 1, INT64_MAX},
                 {"max_buffered_bytes", c.max_buffered_bytes, c.max_body_bytes, INT64_MAX}};
   for (const auto& limit : limits)

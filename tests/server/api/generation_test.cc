@@ -192,6 +192,21 @@ TEST(CumulativeStream, ThatFailsFirstSendsWhatIsDue) {
   EXPECT_TRUE(events[1].contains("error"));
 }
 
+TEST(Outputs, HaveABudgetOfBytes) {
+  ServerConfig config;
+  config.max_output_bytes = 20000;
+  TestServer s({}, config);
+  const std::string body = R"({"prompt":"abc","n":3,"ignore_eos":true,"logprobs":5,"max_tokens":)";
+  EXPECT_EQ(http_post(s.port, "/v1/completions", body + "20}").status, 200);
+  const HttpAnswer whole = http_post(s.port, "/v1/completions", body + "100}");
+  EXPECT_EQ(whole.status, 400);
+  EXPECT_NE(whole.body.find("the limit is 20000 (--max-output-bytes)"), std::string::npos) << whole.body;
+  const auto events = parse_events(http_post(s.port, "/v1/completions", body + R"(100,"stream":true})").body);
+  EXPECT_NE(events[events.size() - 2]["error"]["message"].get<std::string>().find("--max-output-bytes"),
+            std::string::npos);
+  EXPECT_TRUE(eventually([&] { return s.engine.running() == 0; }));
+}
+
 TEST(StreamInterval, SpacesTheEventsOfAllApis) {
   ServerConfig config;
   config.stream_interval = 4;
