@@ -33,9 +33,10 @@ Status check_nesting(std::string_view text) {
 }
 
 // Replaces every value under the key "json_schema" of a structural tag by replace(value, path), until one
-// returns an error, and calls visit_format for every object outside of these. Removes kSchemaPlace.
+// returns an error, and calls visit_format for every object outside of these, also until an error. Removes
+// kSchemaPlace.
 using Replace = std::function<Result<Json>(const Json& schema, const std::string& path)>;
-using VisitFormat = std::function<void(const Json& format)>;
+using VisitFormat = std::function<Status(Json& format)>;
 Status walk_tag(Json& value, const std::string& path, const Replace& replace,
                 const VisitFormat& visit_format) {
   if (!value.is_structured()) return {};
@@ -44,7 +45,7 @@ Status walk_tag(Json& value, const std::string& path, const Replace& replace,
     if (const Json* given = member(value, GrammarSpec::kSchemaPlace); given != nullptr && given->is_string())
       place = given->get<std::string>();
     value.erase(GrammarSpec::kSchemaPlace);
-    visit_format(value);
+    FP4MOE_RETURN_IF_ERROR(visit_format(value));
   }
   size_t index = 0;
   for (const auto& [key, inner] : value.items()) {
@@ -67,6 +68,21 @@ Result<Json> enforced_schema(const Json& schema, const std::string& path) {
   SchemaCheck check(schema, path);
   if (const Status status = check.check(); !status.ok()) return status;
   return check.rewritten();
+}
+
+Result<std::string> enforced_regex(const std::string& pattern) {
+  FP4MOE_RETURN_IF_ERROR(check_regex(pattern));
+  return join_surrogates(pattern);
+}
+
+// Replaces the pattern of {"type": "regex", "pattern": ...}.
+Status enforce_regex_format(Json& format) {
+  const Json *type = member(format, "type"), *pattern = member(format, "pattern");
+  if (type == nullptr || *type != "regex" || pattern == nullptr || !pattern->is_string()) return {};
+  const Result<std::string> enforced = enforced_regex(pattern->get<std::string>());
+  if (!enforced.ok()) return enforced.status();
+  format["pattern"] = *enforced;
+  return {};
 }
 
 // A part of a grammar, with an estimate of its automaton states.
@@ -190,10 +206,11 @@ void consider_tag(Json root, Part& costliest) {
         consider_schema(schema, path, costliest);
         return schema;
       },
-      [&](const Json& format) {
+      [&](const Json& format) -> Status {
         for (const char* key : {"pattern", "grammar"})
           if (const Json* text = member(format, key); text != nullptr && text->is_string())
             RepetitionScan(text->get_ref<const std::string&>(), key[0] == 'g').find(costliest);
+        return {};
       });
 }
 
@@ -203,7 +220,7 @@ Json parse(const std::string& text) { return Json::parse(text, nullptr, /*allow_
 
 Result<std::string> enforced_text(const GrammarSpec& spec) {
   FP4MOE_RETURN_IF_ERROR(check_nesting(spec.text));
-  if (spec.kind == Kind::kRegex) FP4MOE_RETURN_IF_ERROR(check_regex(spec.text));
+  if (spec.kind == Kind::kRegex) return enforced_regex(spec.text);
   if (spec.kind != Kind::kJsonSchema && spec.kind != Kind::kStructuralTag) return spec.text;
   Json json = parse(spec.text);
   const bool is_schema = spec.kind == Kind::kJsonSchema;
@@ -215,7 +232,7 @@ Result<std::string> enforced_text(const GrammarSpec& spec) {
     if (!schema.ok()) return schema.status();
     return schema->dump();
   }
-  FP4MOE_RETURN_IF_ERROR(walk_tag(json, "$", enforced_schema, [](const Json&) {}));
+  FP4MOE_RETURN_IF_ERROR(walk_tag(json, "$", enforced_schema, enforce_regex_format));
   return json.dump();
 }
 

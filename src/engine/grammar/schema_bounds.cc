@@ -123,6 +123,45 @@ Status check_multiple(const SchemaJson& schema, const std::string& path, unsigne
   return schema_error(path, "multipleOf", schema, "has no multiple between the bounds");
 }
 
+constexpr uint32_t kFirstSurrogate = 0xd800, kFirstLowSurrogate = 0xdc00, kLastSurrogate = 0xdfff;
+constexpr uint32_t kLastCharacter = 0x10ffff;
+constexpr size_t kUnitBytes = 6;      // of \uXXXX
+constexpr size_t kMostHexDigits = 8;  // of \u{...}, leading zeros included
+
+// The value of up to `most` hexadecimal digits from `begin` on.
+uint32_t read_hex(const std::string& text, size_t begin, size_t most) {
+  uint32_t value = 0;
+  for (size_t i = begin; i < std::min(begin + most, text.size()); ++i) {
+    const auto c = static_cast<unsigned char>(text[i]);
+    if (std::isxdigit(c) == 0) break;
+    value = value * 16 + static_cast<uint32_t>(std::isdigit(c) != 0 ? c - '0' : std::tolower(c) - 'a' + 10);
+  }
+  return value;
+}
+
+std::string escaped(uint32_t c) {
+  std::array<char, 16> text{};
+  std::snprintf(text.data(), text.size(), "\\u{%x}", c);
+  return text.data();
+}
+
+// The code unit of \uXXXX at `at`; 0 if there is none.
+uint32_t escaped_unit(const std::string& text, size_t at) {
+  if (at + kUnitBytes > text.size() || text.compare(at, 2, "\\u") != 0) return 0;
+  for (size_t i = at + 2; i < at + kUnitBytes; ++i)
+    if (std::isxdigit(static_cast<unsigned char>(text[i])) == 0) return 0;
+  return read_hex(text, at + 2, kUnitBytes - 2);
+}
+
+// The character of two escaped surrogates at `at`; 0 if there are none.
+uint32_t surrogate_pair(const std::string& text, size_t at) {
+  const uint32_t high = escaped_unit(text, at);
+  if (high < kFirstSurrogate || high >= kFirstLowSurrogate) return 0;
+  const uint32_t low = escaped_unit(text, at + kUnitBytes);
+  if (low < kFirstLowSurrogate || low > kLastSurrogate) return 0;
+  return 0x10000 + (high - kFirstSurrogate) * 0x400 + (low - kFirstLowSurrogate);
+}
+
 // Reads a pattern once, from left to right.
 class PatternCheck {
  public:
@@ -195,6 +234,7 @@ class PatternCheck {
     const char c = at_ + 1 < text_.size() ? text_[at_ + 1] : '\0';
     if (c == '\0') return refuse("ends with a backslash; remove it");
     FP4MOE_RETURN_IF_ERROR(check_escape(c));
+    FP4MOE_RETURN_IF_ERROR(check_character(at_));
     if (needs_escape(escaped_character(at_))) return unprintable();
     at_ += escape_length(at_);
     return {};
@@ -214,6 +254,20 @@ class PatternCheck {
     return {};
   }
 
+  // Whether the escape sequence at `begin` has a code point that UTF-8 can encode.
+  Status check_character(size_t begin) const {
+    if (text_[begin + 1] != 'u') return {};
+    const size_t first = begin + 2;
+    const bool is_braced = first < text_.size() && text_[first] == '{';
+    const uint32_t c = is_braced ? hex(first + 1, kMostHexDigits) : hex(first, 4);
+    const size_t end = begin + escape_length(begin);
+    const bool is_long = is_braced && end - first > kMostHexDigits + 2;
+    if (!is_long && c <= kLastCharacter && (c < kFirstSurrogate || c > kLastSurrogate)) return {};
+    return refuse("has " + text_.substr(begin, end - begin) +
+                  ", which is no Unicode character; use \\u{0} to \\u{d7ff}, \\u{e000} to \\u{10ffff}, or a "
+                  "pair of surrogates such as \\ud83d\\ude00");
+  }
+
   // The character of an escape sequence at `begin`, or 0x110000 for a class such as \d.
   uint32_t escaped_character(size_t begin) const {
     const char c = text_[begin + 1];
@@ -231,15 +285,7 @@ class PatternCheck {
     return c == 'x' ? 4 : c == 'u' ? 6 : c == 'c' ? 3 : 2;
   }
 
-  uint32_t hex(size_t begin, size_t most) const {
-    uint32_t value = 0;
-    for (size_t i = begin; i < std::min(begin + most, text_.size()); ++i) {
-      const auto c = static_cast<unsigned char>(text_[i]);
-      if (std::isxdigit(c) == 0) break;
-      value = value * 16 + static_cast<uint32_t>(std::isdigit(c) != 0 ? c - '0' : std::tolower(c) - 'a' + 10);
-    }
-    return value;
-  }
+  uint32_t hex(size_t begin, size_t most) const { return read_hex(text_, begin, most); }
 
   // A class needs one character that JSON text does not escape.
   Status read_class() {
@@ -251,6 +297,7 @@ class PatternCheck {
     while (end < text_.size() && text_[end] != ']') {
       const bool is_escape = text_[end] == '\\' && end + 1 < text_.size();
       if (is_escape) FP4MOE_RETURN_IF_ERROR(check_escape(text_[end + 1]));
+      if (is_escape) FP4MOE_RETURN_IF_ERROR(check_character(end));
       const uint32_t c = is_escape ? escaped_character(end) : static_cast<unsigned char>(text_[end]);
       is_usable = is_usable || !needs_escape(c);
       if (low.has_value() && c < *low)
@@ -321,7 +368,23 @@ Status check_regex(const std::string& pattern) {
   return PatternCheck(ascii_pattern(pattern), "the regular expression", /*is_in_json=*/false).check();
 }
 
-std::string ascii_pattern(const std::string& pattern) {
+std::string join_surrogates(const std::string& pattern) {
+  std::string joined;
+  for (size_t i = 0; i < pattern.size();) {
+    if (const uint32_t c = surrogate_pair(pattern, i); c != 0) {
+      joined += escaped(c);
+      i += 2 * kUnitBytes;
+      continue;
+    }
+    const size_t length = pattern[i] == '\\' ? 2 : 1;  // the second character is no begin of an escape
+    joined.append(pattern, i, length);
+    i += length;
+  }
+  return joined;
+}
+
+std::string ascii_pattern(const std::string& given) {
+  const std::string pattern = join_surrogates(given);
   std::string result;
   for (size_t i = 0; i < pattern.size();) {
     const auto lead = static_cast<unsigned char>(pattern[i]);
@@ -333,9 +396,7 @@ std::string ascii_pattern(const std::string& pattern) {
     uint32_t c = lead & (0xffU >> (length + 1));
     for (size_t k = 1; k < length && i + k < pattern.size(); ++k)
       c = c << 6 | (static_cast<unsigned char>(pattern[i + k]) & 0x3fU);
-    std::array<char, 16> escape{};
-    std::snprintf(escape.data(), escape.size(), "\\u{%x}", c);
-    result += escape.data();
+    result += escaped(c);
     i += length;
   }
   return result;

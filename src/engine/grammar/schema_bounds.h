@@ -19,8 +19,11 @@ Status check_pattern(const std::string& pattern, const std::string& place);
 // The same for a pattern of the whole output, which may have any character.
 Status check_regex(const std::string& pattern);
 
-// The pattern with \u{...} for each character outside ASCII: xgrammar excludes quotes and control characters
-// only from ASCII patterns.
+// The pattern with \u{...} instead of each pair of escaped surrogates \uXXXX\uXXXX, as in JavaScript.
+std::string join_surrogates(const std::string& pattern);
+
+// join_surrogates() with \u{...} also for each character outside ASCII: xgrammar excludes quotes and control
+// characters only from ASCII patterns.
 std::string ascii_pattern(const std::string& pattern);
 
 }  // namespace fp4moe

@@ -97,6 +97,7 @@ TEST_F(GrammarTest, EbnfStartsAtRoot) {
 TEST_F(GrammarTest, AnEndTokenIsNotAllowedBeforeTheEnd) {
   EXPECT_FALSE(matches(Kind::kRegex, "[0-9]{3}", "12"));
   EXPECT_TRUE(matches(Kind::kRegex, "[0-9]{3}", "123"));
+  EXPECT_TRUE(matches(Kind::kRegex, "\\ud83d\\ude00", "\U0001F600"));
 }
 
 TEST_F(GrammarTest, JsonHasNoWhiteSpaceOfItsOwn) {

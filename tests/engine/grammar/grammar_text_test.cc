@@ -4,10 +4,13 @@
 
 #include <string>
 
+#include "engine/grammar/json_schema.h"
+
 namespace fp4moe {
 namespace {
 
 using Kind = GrammarSpec::Kind;
+using Json = SchemaJson;
 
 std::string schema_error(const std::string& schema) {
   const Result<std::string> text = enforced_text({Kind::kJsonSchema, schema});
@@ -202,12 +205,37 @@ TEST(GrammarText, RegularExpressionsAreCheckedInTheWordsOfPatterns) {
                                     {"[a", "[ without ]"},
                                     {"a$|b", "has $ before its end"},
                                     {"\\p{L}", "has \\p"},
+                                    {"\\ud83d", "has \\ud83d, which is no Unicode character"},
+                                    {"[a-\\udfff]", "has \\udfff, which is no Unicode character"},
+                                    {"\\ude00\\ud83d", "has \\ude00, which is no Unicode character"},
+                                    {"\\u{d800}", "which is no Unicode character"},
+                                    {"\\u{110000}", "which is no Unicode character"},
+                                    {"\\u{123456789}", "which is no Unicode character"},
                                     {"\\", "ends with a backslash"}})
     expect_names(error(text), {"the regular expression", text, words});
   // Text that a JSON string would have to escape is allowed here.
   for (const char* text : {"\"[a-z]+\"", "a\\\\b", "x\ny", "(yes|no)\\n{0,2}", "[\"\\\\\n]", "^a.*$",
                            "(?:a|b)+?", "[\xc3\xa0-\xc3\xa9]+"})
     EXPECT_EQ(error(text), "") << text;
+  expect_names(enforced_text({Kind::kStructuralTag, R"({"format":{"type":"regex","pattern":"\\ud83d"}})"})
+                   .status()
+                   .message(),
+               {"no Unicode character"});
+}
+
+TEST(GrammarText, EscapedSurrogatesAreJoined) {
+  const std::string pair = R"(\ud83d\ude00)", joined = R"(\u{1f600})";
+  EXPECT_EQ(*enforced_text({Kind::kRegex, "[" + pair + "a]{2}"}), "[" + joined + "a]{2}");
+  // A doubled backslash is a character, and the text behind it no escape.
+  EXPECT_EQ(*enforced_text({Kind::kRegex, R"(\\ud83d\u{10ffff}\ud7ff\uE000)"}),
+            R"(\\ud83d\u{10ffff}\ud7ff\uE000)");
+  const Json tag = Json::parse(*enforced_text(
+      {Kind::kStructuralTag, Json{{"format", {{"type", "regex"}, {"pattern", pair}}}}.dump()}));
+  EXPECT_EQ(tag["format"]["pattern"], joined);
+  const Json schema =
+      Json::parse(*enforced_text({Kind::kJsonSchema, Json{{"type", "string"}, {"pattern", pair}}.dump()}));
+  EXPECT_NE(schema.dump().find("1f600"), std::string::npos) << schema;
+  EXPECT_EQ(schema.dump().find("d83d"), std::string::npos) << schema;
 }
 
 TEST(GrammarText, BracketsNestOnlySoDeep) {
