@@ -250,7 +250,9 @@ class JsonArrayParser final : public OutputParser {
     }
   }
   void finish(OutputParts& parts) override {
-    if (state_ == State::kCall && !scanner_.has_begun()) parts.push_back({Kind::kContent, scanner_.raw()});
+    if (state_ != State::kCall) return;
+    scanner_.finish(parts);
+    if (!scanner_.has_begun()) parts.push_back({Kind::kContent, scanner_.raw()});
   }
 
  private:

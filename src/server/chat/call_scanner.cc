@@ -28,6 +28,10 @@ size_t CallScanner::push(std::string_view text, OutputParts& parts) {
   return taken;
 }
 
+void CallScanner::finish(OutputParts& parts) {
+  if (has_name_ && !std::exchange(has_begun_, true)) parts.push_back({OutputPart::Kind::kCall, name_});
+}
+
 void CallScanner::pass_on(OutputParts& parts) {
   if (is_complete() && !std::exchange(has_arguments_, true)) arguments_ = "{}";
   if (!has_name_ || !has_arguments_) return;

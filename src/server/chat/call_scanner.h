@@ -16,6 +16,8 @@ class CallScanner {
 
   bool is_complete() const { return state_ == State::kComplete; }
   bool is_inside_string() const { return in_string_; }
+  // At the end of the output: emits a call whose name is known, even if its arguments have not begun.
+  void finish(OutputParts& parts);
   bool has_begun() const { return has_begun_; }    // a kCall part was emitted
   const std::string& raw() const { return raw_; }  // the consumed text, until has_begun()
 

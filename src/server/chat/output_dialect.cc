@@ -266,6 +266,7 @@ OutputPlan plan_output(const OutputDialect& dialect, const std::string& prompt, 
   if (tools.is_forced && plan.calls == CallSyntax::kNone) plan.calls = CallSyntax::kJsonArray;
   plan.separates_reasoning = separate_reasoning;
   plan.thinks = dialect.thinks && separate_reasoning;
+  plan.is_forced = tools.is_forced && (separate_reasoning || !dialect.thinks);  // else text is reasoning too
   plan.starts_inside_reasoning = is_inside_reasoning(dialect, prompt);
   if (plan.calls != CallSyntax::kArgumentTags && plan.calls != CallSyntax::kFunctionTags) return plan;
   ArgumentTypes types;
@@ -275,9 +276,11 @@ OutputPlan plan_output(const OutputDialect& dialect, const std::string& prompt, 
 }
 
 std::unique_ptr<OutputParser> make_parser(const OutputPlan& plan) {
-  if (plan.calls == CallSyntax::kHarmony) return make_harmony_parser();
-  std::unique_ptr<OutputParser> calls = make_call_parser(plan.calls, plan.argument_types);
-  if (!plan.thinks) return calls;
+  const bool is_harmony = plan.calls == CallSyntax::kHarmony;
+  std::unique_ptr<OutputParser> calls =
+      is_harmony ? make_harmony_parser() : make_call_parser(plan.calls, plan.argument_types);
+  if (plan.is_forced) calls = make_forced_parser(std::move(calls));
+  if (is_harmony || !plan.thinks) return calls;
   return make_think_parser(plan.starts_inside_reasoning, std::move(calls), other_think_end(plan.calls));
 }
 

@@ -43,6 +43,7 @@ struct OutputPlan {
   bool separates_reasoning = true;
   bool starts_inside_reasoning = false;
   bool thinks = false;
+  bool is_forced = false;  // the response is a call: text that is not one is dropped
   std::shared_ptr<const ArgumentTypes> argument_types;  // of the functions; null: not needed
 };
 OutputPlan plan_output(const OutputDialect& dialect, const std::string& prompt, const ToolUse& tools,

@@ -98,6 +98,29 @@ class ThinkParser final : public OutputParser {
   std::vector<std::string_view> ends_;
 };
 
+class ForcedParser final : public OutputParser {
+ public:
+  explicit ForcedParser(std::unique_ptr<OutputParser> calls) : calls_(std::move(calls)) {}
+  void push(std::string_view text, OutputParts& parts) override {
+    OutputParts found;
+    calls_->push(text, found);
+    add(std::move(found), parts);
+  }
+  void finish(OutputParts& parts) override {
+    OutputParts found;
+    calls_->finish(found);
+    add(std::move(found), parts);
+  }
+
+ private:
+  static void add(OutputParts found, OutputParts& parts) {
+    for (OutputPart& part : found)
+      if (part.kind != OutputPart::Kind::kContent) parts.push_back(std::move(part));
+  }
+
+  const std::unique_ptr<OutputParser> calls_;
+};
+
 }  // namespace
 
 bool is_reported(const OutputPart& part, bool parallel_calls, int64_t& num_calls) {
@@ -141,6 +164,10 @@ std::string TrimmedText::push(std::string_view text) {
 std::string TrimmedText::take_space() { return std::exchange(space_, {}); }
 
 std::unique_ptr<OutputParser> make_content_parser() { return std::make_unique<ContentParser>(); }
+
+std::unique_ptr<OutputParser> make_forced_parser(std::unique_ptr<OutputParser> calls) {
+  return std::make_unique<ForcedParser>(std::move(calls));
+}
 
 std::unique_ptr<OutputParser> make_think_parser(bool inside, std::unique_ptr<OutputParser> rest,
                                                 std::string_view also_ends) {

@@ -70,6 +70,10 @@ std::unique_ptr<OutputParser> make_think_parser(bool inside, std::unique_ptr<Out
 // Expects that the prompt ends in <|start|>assistant and that the text includes special tokens.
 std::unique_ptr<OutputParser> make_harmony_parser();
 
+// Drops the content of `calls`, so that the beginning of a forced call that was cut off is not returned as
+// text.
+std::unique_ptr<OutputParser> make_forced_parser(std::unique_ptr<OutputParser> calls);
+
 // The first marker in a text that may continue.
 struct FoundMarker {
   size_t at = 0;    // the marker's offset, or the length of the prefix that cannot be part of a marker

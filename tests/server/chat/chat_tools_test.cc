@@ -86,6 +86,27 @@ TEST(ChatTools, WithoutASyntaxAForcedCallIsAJsonArray) {
   EXPECT_NE(grammar.text.find(R"({\"name\":\"wait\",\"parameters\":)"), std::string::npos) << grammar.text;
 }
 
+TEST(ChatTools, AForcedCallThatIsCutOffLeavesNoText) {
+  TestServer s(FakeOptions{.chat_template = "{{ messages }}", .has_grammars = true});
+  const std::string text = R"([{"name":"look","parameters":{"x":2}}])";
+  for (const auto& [tokens, calls] : {std::pair<int, json>{10, json::array()},
+                                      {20, {{{"name", "look"}, {"arguments", ""}}}},
+                                      {33, {{{"name", "look"}, {"arguments", "{\"x\""}}}}}) {
+    const json body = chat(text, tools({{"tool_choice", "required"}, {"max_tokens", tokens}}));
+    const json answer = choice(s, body);
+    EXPECT_EQ(answer["finish_reason"], "length");
+    EXPECT_TRUE(answer["message"]["content"].is_null() || answer["message"]["content"] == "") << answer;
+    json whole = json::array();
+    for (const json& call : answer["message"].value("tool_calls", json::array()))
+      whole.push_back(call["function"]);
+    EXPECT_EQ(whole, calls);
+    const json stream = collected(s, body);
+    EXPECT_EQ(stream["finish_reason"], "length");
+    EXPECT_EQ(stream["content"], "");
+    EXPECT_EQ(stream["tool_calls"], calls);
+  }
+}
+
 TEST(ChatTools, ANamedFunctionIsTheOnlyOne) {
   TestServer s(kHermes);
   const json named = {{"type", "function"}, {"function", {{"name", "wait"}}}};

@@ -413,6 +413,22 @@ TEST(OutputParser, AJsonArrayOfCalls) {
   expect_parts(make, "Sorry [x]", "content[Sorry [x]]");
 }
 
+TEST(OutputParser, AForcedCallThatIsCutOffHasNoText) {
+  const auto forced = [](CallSyntax syntax) {
+    return [syntax] { return make_forced_parser(make_call_parser(syntax)); };
+  };
+  const std::string whole = R"([{"name":"f","parameters":{"a":1}}])";
+  for (size_t size = 0; size <= whole.size(); ++size) {
+    std::string parts = size < 12 ? "" : "call[f]";  // 12 is the end of the name
+    if (size > 26) parts += "arguments[" + whole.substr(26, std::min<size_t>(size, 33) - 26) + "]";
+    expect_parts(forced(CallSyntax::kJsonArray), whole.substr(0, size), parts);
+  }
+  expect_parts(forced(CallSyntax::kHermes), R"(<tool_call>{"name": "f)", "");
+  expect_parts(forced(CallSyntax::kHermes), R"(<tool_call>{"name": "f", "arguments": {"a)",
+               R"(call[f]arguments[{"a])");
+  expect_parts(forced(CallSyntax::kDeepSeek), "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>fun", "");
+}
+
 TEST(OutputParser, Harmony) {
   const Make make = make_harmony_parser;
   expect_parts(make,
