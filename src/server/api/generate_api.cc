@@ -30,9 +30,15 @@ class GenerateFormat final : public ApiFormat {
 
   explicit GenerateFormat(const Engine& engine) : engine_(engine) {}
 
+  // A running request keeps the weights from being replaced, so that its first delta has their version.
+  void collect(const Choice&, const Delta&) override {
+    if (weight_version_.empty()) weight_version_ = engine_.weight_source().version;
+  }
+
   // SGLang's events repeat the whole output so far.
   bool is_cumulative() const override { return true; }
-  std::vector<json> events(const Choice& choice, const Delta&) override {
+  std::vector<json> events(const Choice& choice, const Delta& delta) override {
+    collect(choice, delta);
     json event = response(choice);
     if (is_list) event["index"] = choice.index;
     return {std::move(event)};
@@ -115,6 +121,7 @@ class GenerateFormat final : public ApiFormat {
                  {"prompt_tokens", choice.prompt_tokens},
                  {"completion_tokens", choice.completion_tokens},
                  {"cached_tokens", choice.cached_tokens},
+                 {"weight_version", weight_version_},
                  {"e2e_latency", choice.seconds}};
     if (!engine_.info().speculative_algorithm.empty()) add_speculation(meta, choice);
     if (const Logprobs& asked = logprobs[static_cast<size_t>(choice.index / n)]; asked.wanted) {
@@ -126,6 +133,7 @@ class GenerateFormat final : public ApiFormat {
   }
 
   const Engine& engine_;
+  std::string weight_version_;  // of the weights that made the outputs
 };
 
 // "rid": a request id, or a list with one id per response.

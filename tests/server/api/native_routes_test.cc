@@ -25,6 +25,7 @@ TEST(Generate, Text) {
   EXPECT_EQ(meta["finish_reason"], (json{{"type", "length"}, {"length", 2}}));
   EXPECT_EQ(meta["prompt_tokens"], 3);
   EXPECT_EQ(meta["cached_tokens"], 0);
+  EXPECT_EQ(meta["weight_version"], "default");
   EXPECT_EQ(meta["completion_tokens"], 2);
   EXPECT_GT(meta["e2e_latency"].get<double>(), 0);
   EXPECT_FALSE(meta["id"].get<std::string>().empty());
@@ -364,6 +365,8 @@ TEST(Operations, WeightsAreUpdatedFromDisk) {
   const json info = json::parse(http_get(s.port, "/get_model_info").body);
   EXPECT_EQ(info["model_path"], "/models/new");
   EXPECT_EQ(info["weight_version"], "7");
+  const HttpAnswer generated = http_post(s.port, "/generate", R"({"text":"a"})");
+  EXPECT_EQ(json::parse(generated.body)["meta_info"]["weight_version"], "7");
   EXPECT_EQ(json::parse(http_get(s.port, "/server_info").body)["model_path"], "/models/new");
   EXPECT_EQ(update(R"({"model_path":"/models/new2"})").status, 200);
   EXPECT_EQ(s.engine.weight_source().version, "7") << "a version stays until it is replaced";
