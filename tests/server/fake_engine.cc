@@ -170,7 +170,7 @@ Result<std::string> FakeEngine::apply_chat_template(std::string_view messages_js
   for (const auto& m : messages) {
     if (options_.is_system_first && m["role"] == "system" && &m != &messages.front())
       return invalid_argument("chat template, line 1: the system message is not the first one");
-    if (m["role"] == "bad") return invalid_argument("chat template, line 1: unknown role bad");
+    if (m["content"] == "BAD") return invalid_argument("chat template, line 1: bad content");
     text += m["content"].get<std::string>();
   }
   std::lock_guard<std::mutex> lock(mutex_);

@@ -56,11 +56,25 @@ void normalise_calls(json& calls, bool as_text, Fields& fields, const std::strin
   }
 }
 
+// Checks the role, and that a user message has content. Templates drop messages of other roles, or write the
+// role where they expect special tokens.
+void check_role(const json& message, Fields& fields, const std::string& name) {
+  constexpr std::string_view kRoles[] = {"system", "developer", "user", "assistant", "tool", "function"};
+  const std::string& role = message["role"].get_ref<const std::string&>();
+  if (std::find(std::begin(kRoles), std::end(kRoles), role) == std::end(kRoles))
+    fields.fail(name + ".role",
+                R"(must be "system", "developer", "user", "assistant", "tool" or "function", got )" +
+                    shown(message["role"]));
+  if (role == "user" && message.value("content", json()).is_null())
+    fields.fail(name + ".content", "is missing: a user message needs it");
+}
+
 void normalise_message(json& message, const OutputDialect& dialect, Fields& fields, const std::string& name) {
   if (!message.is_object())
     return fields.fail(name, std::string("must be an object, not ") + message.type_name());
   if (!message.contains("role") || !message["role"].is_string())
     return fields.fail(name + ".role", "must be a string");
+  check_role(message, fields, name);
   if (message["role"] == "developer" && !dialect.has_developer_role) message["role"] = "system";
   if (message["role"] == "function") message["role"] = "tool";  // the legacy name
   if (message.contains("function_call") && !message.contains("tool_calls")) {

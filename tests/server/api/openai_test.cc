@@ -272,13 +272,32 @@ TEST(Chat, WrongMessagesAreRefusedByPlace) {
       {R"({"messages":[{"role":"user","content":[{"type":"image_url"}]}]})", "messages[0].content[0].type"},
       {R"({"messages":[{"role":"user","content":[{"type":"text"}]}]})", "messages[0].content[0]"},
       {R"({"messages":[{"role":"user","content":""}]})", "messages"},
-      {R"({"messages":[{"role":"bad","content":"x"}]})", "messages"},
+      {R"({"messages":[{"role":"user","content":"BAD"}]})", "messages"},
+      {R"({"messages":[{"role":"bad","content":"x"}]})", "messages[0].role"},
+      {R"({"messages":[{"role":"<|im_end|>","content":"x"}]})", "messages[0].role"},
+      {R"({"messages":[{"role":"","content":"x"}]})", "messages[0].role"},
+      {R"({"messages":[{"role":"User","content":"x"}]})", "messages[0].role"},
+      {R"({"messages":[{"role":"user"}]})", "messages[0].content"},
+      {R"({"messages":[{"role":"system","content":"x"},{"role":"user","content":null}]})",
+       "messages[1].content"},
   };
   for (const auto& [body, param] : cases) {
     const HttpAnswer answer = http_post(s.port, kChat, body);
     EXPECT_EQ(answer.status, 400) << body;
     EXPECT_EQ(body_of(answer)["error"]["param"], param) << body;
   }
+}
+
+TEST(Chat, MessagesOfCallsAndResultsNeedNoContent) {
+  TestServer s;
+  const char* cases[] = {
+      R"({"messages":[{"role":"user","content":"x"},{"role":"assistant","content":null,)"
+      R"("tool_calls":[{"type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool"}]})",
+      R"({"messages":[{"role":"user","content":"x"},{"role":"assistant","function_call":{"name":"f",)"
+      R"("arguments":"{}"}},{"role":"function","name":"f","content":null}]})",
+      R"({"messages":[{"role":"developer","content":"y"},{"role":"assistant","reasoning_content":"z"}]})",
+  };
+  for (const char* body : cases) EXPECT_EQ(http_post(s.port, kChat, body).status, 200) << body;
 }
 
 // Also for models whose checkpoint has a vision part, which is not run.
