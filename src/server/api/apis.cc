@@ -39,6 +39,7 @@ std::vector<LogitBias> read_logit_bias(Fields& fields) {
     const std::string& key = item.key();
     const bool is_id = !key.empty() && key.size() < 10 && key.find_first_not_of("0123456789") == key.npos;
     if (!is_id) inner.fail(key.substr(0, 20), "is not a token id");
+    if (item.value().is_null()) inner.fail(key.substr(0, 20), "must be a number, got null");
     if (!inner.ok()) break;
     const double bias = inner.number(key, 0, -100, 100);
     if (inner.ok()) biases.push_back({std::stoi(key), static_cast<float>(bias)});
@@ -258,7 +259,8 @@ void read_prefill_node(const Engine& engine, Fields& fields, GenerationCall& cal
   for (Request& request : call.requests) request.prefill_node = host + ":" + std::to_string(port);
 }
 
-Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& name, PromptKind kind) {
+Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& name, PromptKind kind,
+                     bool add_special_tokens) {
   Prompts prompts;
   const json* value = fields.find(name);
   const json* first = value != nullptr && value->is_array() && !value->empty() ? &value->front() : value;
@@ -280,7 +282,7 @@ Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& na
   } else if (is_text) {
     prompts.texts = fields.strings(name);
     for (const std::string& text : prompts.texts)
-      prompts.ids.push_back(encode(engine, fields, name, text, /*add_special_tokens=*/true));
+      prompts.ids.push_back(encode(engine, fields, name, text, add_special_tokens));
   } else if (prompts.is_list) {
     for (size_t i = 0; i < value->size(); ++i) {
       const json one = {{name, (*value)[i]}};

@@ -67,7 +67,8 @@ struct Prompts {
   std::vector<std::string> texts;  // as given; empty if the prompts were given as ids
   bool is_list = false;            // the field was a list of prompts, possibly with one element
 };
-Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& name, PromptKind kind);
+Prompts read_prompts(const Engine& engine, Fields& fields, const std::string& name, PromptKind kind,
+                     bool add_special_tokens = true);
 
 // The routed expert ids (int32, little-endian) as base64, or null.
 json routed_experts_text(const Choice& choice);

@@ -14,7 +14,9 @@ namespace {
 
 // Fields of other servers' chats that are not supported, with the value that has no effect.
 void refuse_chat_fields(Fields& fields) {
+  fields.refuse("add_special_tokens", false);
   fields.refuse("echo", false);
+  fields.refuse("input_ids", json::array());
   fields.refuse("documents", nullptr);
   fields.refuse("chat_template", nullptr);
   fields.refuse("parse_tool_calls", true);

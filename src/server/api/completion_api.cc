@@ -132,8 +132,9 @@ GenerationCall parse_completion(const Engine& engine, Fields& fields) {
   format->read(call, fields, request);
   fields.refuse("best_of", format->n());
   fields.refuse("suffix", "");
+  const bool add_special_tokens = fields.boolean("add_special_tokens", true);
   if (!fields.ok()) return call;
-  Prompts prompts = read_prompts(engine, fields, "prompt", PromptKind::kAny);
+  Prompts prompts = read_prompts(engine, fields, "prompt", PromptKind::kAny, add_special_tokens);
   if (fields.ok() && echo) format->echoes = echoes_of(engine, fields, prompts);
   add_requests(engine, call, fields, {request}, std::move(prompts.ids), format->n());
   OpenAiFormat::check_experts(fields, call);

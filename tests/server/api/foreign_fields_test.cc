@@ -99,7 +99,9 @@ TEST(ForeignFields, WhatIsNotHereIsRefusedByName) {
     "dry_multiplier": 0.8, "dynatemp_range": 0.5, "lora": [{"id": 0}], "mirostat": 2, "n_indent": 2,
     "n_probs": 3, "repeat_last_n": 64, "samplers": ["top_k"], "top_n_sigma": 1.5, "typical_p": 0.5,
     "xtc_probability": 0.1, "audio": {"voice": "a"}, "modalities": ["text", "audio"],
-    "web_search_options": {}})");
+    "web_search_options": {}, "bad_words_token_ids": [[1]], "prompt_embeds": "x", "audio_data": ["x"],
+    "image_data": "x", "video_data": ["x"], "extra_key": "k", "input_embeds": [[0.5]], "lora_id": "x",
+    "positional_embed_overrides": {"a": 1}, "tfs_z": 0.5, "top_a": 0.2})");
   for (const auto& [name, value] : fields.items()) {
     EXPECT_EQ(refused(s, kChat, with("x", {{name, value}}))["param"], name);
     EXPECT_EQ(refused(s, kText, {{"prompt", "x"}, {name, value}})["param"], name);
@@ -112,6 +114,8 @@ TEST(ForeignFields, WhatIsNotHereIsRefusedByName) {
                           {"documents", {{{"text", "a"}}}},
                           {"chat_template", "{{ x }}"},
                           {"parse_tool_calls", false},
+                          {"add_special_tokens", true},
+                          {"input_ids", {1, 2}},
                           {"thinking_forced_open", true},
                           {"reasoning_format", "xml"}};
   for (const auto& [name, value] : chat_only.items())
@@ -127,7 +131,9 @@ TEST(ForeignFields, ValuesWithoutEffectAreAccepted) {
     "use_beam_search": false, "dry_multiplier": 0, "mirostat": 0, "typical_p": 1, "xtc_probability": 0,
     "repeat_last_n": -1, "modalities": ["text"], "echo": false, "parse_tool_calls": true,
     "cache_prompt": true, "id_slot": -1, "timings_per_token": false, "prediction": {"type": "content"},
-    "metadata": {"a": "b"}, "spaces_between_special_tokens": true, "reasoning_format": "auto"})");
+    "metadata": {"a": "b"}, "spaces_between_special_tokens": true, "reasoning_format": "auto",
+    "add_special_tokens": false, "input_ids": null, "tfs_z": 1, "top_a": 0, "bad_words_token_ids": [],
+    "image_data": null, "input_embeds": [], "lora_id": "", "extra_key": null})");
   ok(s, kChat, with("x", fields));
 }
 

@@ -237,6 +237,7 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"NegativeIdLogitBias", R"("logit_bias":{"-5":1})", "logit_bias.-5"},
         Wrong{"HugeIdLogitBias", R"("logit_bias":{"99999999999":1})", "logit_bias.99999999999"},
         Wrong{"BigLogitBias", R"("logit_bias":{"5":101})", "logit_bias.5"},
+        Wrong{"NullLogitBias", R"("logit_bias":{"5":null})", "logit_bias.5"},
         Wrong{"TextLogitBias", R"("logit_bias":{"5":"x"})", "logit_bias.5"},
         Wrong{"RoutedExpertsOfTwo", R"("return_routed_experts":true,"n":2)", "return_routed_experts"},
         Wrong{"RoutedExpertsFromFar", R"("return_routed_experts":true,"routed_experts_start_len":99)",
