@@ -99,6 +99,7 @@ class Connection final : public HttpExchange,
   bool waits_for_pace();
   void on_readable(boost::system::error_code error);
   void parse();
+  bool skip_empty_lines();
   bool parse_some();
   bool take_head();
   bool make_room_for_body();

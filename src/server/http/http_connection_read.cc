@@ -102,8 +102,19 @@ void Connection::parse() {
   if (!account(body) && parser_) refuse_for_memory();
 }
 
+// Skips empty lines before a request line (RFC 9112, section 2.2). Returns whether a request line may follow
+// in in_.
+bool Connection::skip_empty_lines() {
+  const auto input = [this] {
+    return std::string_view(static_cast<const char*>(in_.data().data()), in_.size());
+  };
+  while (input().starts_with("\r\n")) in_.consume(2);
+  return !input().empty() && input() != "\r";
+}
+
 // Returns whether there may be more to parse.
 bool Connection::parse_some() {
+  if (!parser_ && !skip_empty_lines()) return false;
   if (!parser_) {
     parser_.emplace();
     parser_->header_limit(static_cast<uint32_t>(shared_.config.max_header_bytes));

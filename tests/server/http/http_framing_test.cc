@@ -1,5 +1,8 @@
 // Every request has one interpretation: the rules of RFC 9112 for bounds, hosts and targets; and origin
 // checks.
+#include <chrono>
+#include <thread>
+
 #include "server/http/origin.h"
 #include "server/server_fixture.h"
 
@@ -200,6 +203,24 @@ TEST(Origins, AreAddedByConfiguration) {
   config.cors_allow_origins = {"*"};
   TestServer any({}, config);
   EXPECT_EQ(http_post(any.port, "/generate", R"({"text":"a"})", from("null")).status, 200);
+}
+
+TEST(Framing, EmptyLinesBeforeARequestAreIgnored) {
+  TestServer s;
+  const std::string text = "\r\n" + post_request("/generate", R"({"text":"a"})") + "\r\n\r\n" + kSmuggled;
+  for (size_t cut : {size_t{1}, size_t{2}, size_t{3}, text.size() - kSmuggled.size() - 1, text.size() - 1}) {
+    HttpClient client(s.port);
+    client.send(text.substr(0, cut));
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    client.send(text.substr(cut));
+    EXPECT_EQ(client.receive().status, 200) << cut;
+    EXPECT_EQ(client.receive().status, 200) << cut;
+  }
+  for (const char* wrong : {"\r", "\n", "\r\n\n", " \r\n"}) {
+    HttpClient client(s.port);
+    client.send(wrong + kSmuggled);
+    EXPECT_EQ(client.receive().status, 400) << wrong;
+  }
 }
 
 }  // namespace
