@@ -151,6 +151,15 @@ TEST(Ping, IsHealthWithoutABody) {
   (*server)->stop();
 }
 
+TEST(Openapi, HasTheRoutesOfOperatorsAndPages) {
+  TestServer s;
+  const json paths = get(s, "/openapi.json")["paths"];
+  for (const char* path : {"/", "/chat", "/slots", "/get_server_info"})
+    EXPECT_TRUE(paths.contains(path) && paths[path].contains("get")) << path;
+  for (const char* path : {"/flush_cache", "/rebalance_experts", "/update_weights_from_disk"})
+    EXPECT_TRUE(paths.contains(path) && paths[path].contains("post")) << path;
+}
+
 TEST(Routes, HaveTwoNamesEach) {
   TestServer s;
   for (const char* path : {"/v1/chat/completions", "/chat/completions", "/chat/completions/"})
