@@ -56,12 +56,57 @@ constexpr Row kStructuredOutputs[] = {
     {"structural_tag", GrammarSpec::Kind::kStructuralTag},
 };
 
+// One of the older form's "structures".
+json read_structure(Fields& tag, const json& structure, const std::string& name) {
+  Fields inner(structure, name + ".");
+  const std::string begin = inner.string("begin", ""), end = inner.string("end", "");
+  const json* schema = inner.find("schema");
+  const json given = schema == nullptr ? json() : *schema;
+  if (!given.is_object() && !given.is_boolean())
+    inner.fail("schema", std::string("must be a JSON Schema, not ") + given.type_name());
+  if (begin.empty()) inner.fail("begin", "is missing");
+  tag.merge(inner);
+  return {{"type", "tag"},
+          {"begin", begin},
+          {"content", json_schema_format(given, name + ".schema")},
+          {"end", end}};
+}
+
+// Returns the text of a structural tag. SGLang's older form {"structures": [{"begin", "schema", "end"}],
+// "triggers": [...]} is translated into the present one, {"format": {"type": "triggered_tags", ...}}.
+std::string tag_text(Fields& fields, const std::string& name, const json& given) {
+  const std::string text = schema_text(fields, name, given);
+  if (!fields.ok()) return text;
+  const json tag = json::parse(text);
+  if (!tag.is_object() || tag.contains("format")) return text;
+  Fields inner(tag, fields.prefix() + name + ".");
+  const json* structures = inner.find("structures");
+  const std::vector<std::string> triggers = inner.strings("triggers");
+  json tags = json::array();
+  if (structures == nullptr) {
+    inner.fail("format",
+               "is missing: send xgrammar's \"format\", or SGLang's older \"structures\" and \"triggers\"");
+  } else if (!structures->is_array() || structures->empty()) {
+    inner.fail("structures", "must be a non-empty array of {\"begin\", \"schema\", \"end\"}");
+  } else {
+    for (size_t i = 0; i < structures->size() && inner.ok(); ++i)
+      tags.push_back(
+          read_structure(inner, (*structures)[i], inner.prefix() + "structures[" + std::to_string(i) + "]"));
+    if (triggers.empty()) inner.fail("triggers", "must have at least one string");
+  }
+  fields.merge_error(inner);
+  return structural_tag({{"type", "triggered_tags"}, {"triggers", triggers}, {"tags", std::move(tags)}}).text;
+}
+
 void read_rows(const Engine& engine, Fields& fields, std::span<const Row> rows, GrammarSpec& grammar) {
   for (const auto& [name, kind] : rows) {
     const json* value = fields.find(name);
     if (value == nullptr) continue;
     const bool is_text = kind == GrammarSpec::Kind::kRegex || kind == GrammarSpec::Kind::kEbnf;
-    const std::string text = is_text ? fields.string(name, "") : schema_text(fields, name, *value);
+    const bool is_tag = kind == GrammarSpec::Kind::kStructuralTag;
+    const std::string text = is_text  ? fields.string(name, "")
+                             : is_tag ? tag_text(fields, name, *value)
+                                      : schema_text(fields, name, *value);
     set(engine, fields, name, grammar, kind, text);
     if (text.empty()) fields.fail(name, "is empty");
   }
@@ -149,7 +194,7 @@ void read_response_format(const Engine& engine, Fields& fields, GrammarSpec& gra
     set(engine, fields, name, grammar, GrammarSpec::Kind::kJsonSchema, named_schema(inner));
   } else if (type == "structural_tag") {
     for (const char* part : {"format", "structures", "triggers"}) inner.find(part);
-    set(engine, fields, name, grammar, GrammarSpec::Kind::kStructuralTag, to_text(*format));
+    set(engine, fields, name, grammar, GrammarSpec::Kind::kStructuralTag, tag_text(fields, name, *format));
   } else if (type != "text") {
     inner.fail("type", "must be \"text\", \"json_object\", \"json_schema\" or \"structural_tag\", got " +
                            shown(type));

@@ -100,6 +100,15 @@ TEST_F(GrammarTest, AnEndTokenIsNotAllowedBeforeTheEnd) {
   EXPECT_TRUE(matches(Kind::kRegex, "\\ud83d\\ude00", "\U0001F600"));
 }
 
+TEST_F(GrammarTest, ATriggerBeginsATag) {
+  const std::string tag =
+      R"({"type":"structural_tag","format":{"type":"triggered_tags","triggers":["<f"],"tags":[{"type":"tag",)"
+      R"("begin":"<f>","content":{"type":"json_schema","json_schema":{"type":"null"}},"end":"</f>"}]}})";
+  EXPECT_TRUE(matches(Kind::kStructuralTag, tag, "x<f>null</f>y"));
+  EXPECT_TRUE(matches(Kind::kStructuralTag, tag, "xy"));
+  EXPECT_FALSE(matches(Kind::kStructuralTag, tag, "x<f>1</f>"));
+}
+
 TEST_F(GrammarTest, JsonHasNoWhiteSpaceOfItsOwn) {
   const std::string schema =
       R"({"type":"object","properties":{"a":{"type":"integer"},"b":{"type":"array","items":{"type":"boolean"}}},)"

@@ -43,9 +43,9 @@ TEST(ForeignConstraints, BecomeGrammars) {
       {{{"structured_outputs", {{"choice", {"x"}}}}}, Kind::kEbnf, R"(root ::= "x")"},
       {{{"structured_outputs", {{"grammar", "root ::= \"c\""}}}}, Kind::kEbnf, "root ::= \"c\""},
       {{{"structured_outputs", {{"json_object", true}}}}, Kind::kJsonSchema, R"({"type":"object"})"},
-      {{{"structured_outputs", {{"structural_tag", {{"type", "structural_tag"}}}}}},
+      {{{"structured_outputs", {{"structural_tag", {{"format", {{"type", "any_text"}}}}}}}},
        Kind::kStructuralTag,
-       R"({"type":"structural_tag"})"},
+       R"({"format":{"type":"any_text"}})"},
       {{{"structured_outputs", json::object()}}, Kind::kNone, ""},
       {{{"response_format", {{"type", "json_object"}, {"schema", null_schema}}}},
        Kind::kJsonSchema,
@@ -62,6 +62,37 @@ TEST(ForeignConstraints, BecomeGrammars) {
     ok(s, kText, completion);
     EXPECT_EQ(s.engine.last_request().sampling.grammar, (GrammarSpec{kind, text})) << completion;
   }
+}
+
+TEST(ForeignConstraints, SglangsOlderStructuralTagIsTranslated) {
+  TestServer s(FakeOptions{.chat_template = "", .has_grammars = true});
+  const json schema = {{"type", "null"}};
+  const json structure = {{"begin", "<f>"}, {"schema", schema}, {"end", "</f>"}};
+  const json tag = {{"type", "structural_tag"}, {"structures", {structure}}, {"triggers", {"<f"}}};
+  for (const json& fields :
+       {json{{"response_format", tag}}, json{{"structural_tag", tag}}, json{{"structural_tag", tag.dump()}},
+        json{{"structured_outputs", {{"structural_tag", tag}}}}}) {
+    ok(s, kChat, with("x", fields));
+    const GrammarSpec grammar = s.engine.last_request().sampling.grammar;
+    ASSERT_EQ(grammar.kind, Kind::kStructuralTag);
+    const json format = json::parse(grammar.text)["format"];
+    EXPECT_EQ(format["type"], "triggered_tags");
+    EXPECT_EQ(format["triggers"], json({"<f"}));
+    EXPECT_EQ(format["tags"][0]["begin"], "<f>");
+    EXPECT_EQ(format["tags"][0]["end"], "</f>");
+    EXPECT_EQ(format["tags"][0]["content"]["json_schema"], schema);
+  }
+  const auto wrong = [&](const char* name, const json& value) {
+    json changed = tag;
+    changed[name] = value;
+    return refused(s, kChat, with("x", {{"response_format", changed}}))["param"];
+  };
+  EXPECT_EQ(wrong("structures", nullptr), "response_format.format");
+  EXPECT_EQ(wrong("structures", json::array()), "response_format.structures");
+  EXPECT_EQ(wrong("structures", {{{"begin", "<f>"}}}), "response_format.structures[0].schema");
+  EXPECT_EQ(wrong("structures", {{{"begin", 5}, {"schema", schema}}}), "response_format.structures[0].begin");
+  EXPECT_EQ(wrong("triggers", nullptr), "response_format.triggers");
+  EXPECT_EQ(wrong("triggers", 5), "response_format.triggers");
 }
 
 TEST(ForeignConstraints, WrongOnesAreNamed) {
