@@ -13,7 +13,8 @@
 namespace fp4moe {
 namespace {
 
-constexpr size_t kMaxEventBytes = 1 << 20;  // longer events are forwarded in pieces
+constexpr size_t kMaxEventBytes = 1 << 20;    // longer events are forwarded in pieces
+constexpr int64_t kMaxAheadBytes = 64 << 10;  // unsent bytes of a stream beyond which no more are read
 
 // The end of the last complete event; 0 if none ends in the last `num_new` bytes (earlier ones were searched
 // before).
@@ -68,6 +69,9 @@ class Relay : public std::enable_shared_from_this<Relay> {
     }
     exchange_->on_disconnect([weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->abandon();
+    });
+    exchange_->on_sent([weak = weak_from_this()] {
+      if (const auto self = weak.lock(); self && self->is_waiting_) self->read_on();
     });
     try_next();
   }
@@ -124,7 +128,15 @@ class Relay : public std::enable_shared_from_this<Relay> {
     if (context_.held_bytes.load() > context_.config.max_held_bytes)
       return give_up(503, "the router holds more than " + std::to_string(context_.config.max_held_bytes) +
                               " bytes of unfinished responses (--max-held-response-bytes)");
-    if (!over_ && call_) call_->read_on();
+    read_on();
+  }
+
+  // Reads the next piece, or waits until the client has received the earlier ones: a slow client slows down
+  // the node's response instead of filling the router's memory.
+  void read_on() {
+    if (over_ || !call_) return;
+    is_waiting_ = exchange_->unsent_bytes() > kMaxAheadBytes;
+    if (!is_waiting_) call_->read_on();
   }
 
   // Forwards the first `end` collected bytes of a stream.
@@ -214,7 +226,8 @@ class Relay : public std::enable_shared_from_this<Relay> {
   std::string name_;  // of the decode node
   std::shared_ptr<UpstreamCall> call_;
   UpstreamHead head_;
-  bool over_ = false;  // close() was called
+  bool is_waiting_ = false;  // for the client, before the next piece is read
+  bool over_ = false;        // close() was called
 };
 
 }  // namespace
