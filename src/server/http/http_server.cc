@@ -37,6 +37,7 @@ Status check_limits(const ServerConfig& c) {
                 {"max_body_bytes", c.max_body_bytes, 1, INT32_MAX},
                 {"max_header_bytes", c.max_header_bytes, 1, INT32_MAX},
                 {"max_output_bytes", c.max_output_bytes, 1, INT64_MAX},
+                {"stream_interval", c.stream_interval, 1, INT32_MAX},
                 {"max_unsent_bytes", c.max_unsent_bytes, 1, INT64_MAX},
                 {"max_buffered_bytes", c.max_buffered_bytes, c.max_body_bytes, INT64_MAX}};
   for (const auto& limit : limits)
