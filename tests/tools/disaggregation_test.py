@@ -298,7 +298,7 @@ class Disaggregation(unittest.TestCase):
                   "/get_model_info", "/version", "/props", "/server_info", "/get_server_info", "/health_generate", "/openapi.json",
                   "/expert_load", "/expert_load.svg", "/", "/chat"}
         own, operators = {"/health", "/ping", "/metrics"}, {"/abort_request", "/flush_cache"}
-        operators |= {"/get_load", "/v1/loads", "/update_weights_from_disk"}  # of one node
+        operators |= {"/get_load", "/v1/loads", "/slots", "/rebalance_experts", "/update_weights_from_disk"}  # of one node
         routes = ask(node.url, "/openapi.json")[1]["paths"]
         stored = {path for path in routes if path.startswith("/v1/responses/")}  # a router has none
         self.assertEqual(set(routes) - passed - own - operators - stored, set(), "a new route must be in one of these lists")
