@@ -40,6 +40,31 @@ Status system_error(const std::string& what, const std::string& path) {
 
 std::string partial(const std::string& path) { return path + ".partial"; }
 
+// The path that a chain of symbolic links leads to; the last link may name an absent file.
+Result<std::string> follow_links(const std::string& path) {
+  namespace fs = std::filesystem;
+  constexpr int kMaxLinks = 40;  // as in Linux
+  fs::path target = path;
+  for (int i = 0; i < kMaxLinks; ++i) {
+    std::error_code error;
+    const fs::path next = fs::read_symlink(target, error);
+    if (error) return target.string();  // not a link
+    target = target.parent_path() / next;
+  }
+  return data_loss("cannot create '" + path + "': too many levels of symbolic links");
+}
+
+// Returns 1 or 2 if that descriptor (stdout or stderr) refers to the file, as for /dev/stdout; -1 otherwise.
+int standard_stream(const struct stat& info) {
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat open_file = {};
+    if (::fstat(stream, &open_file) == 0 && open_file.st_dev == info.st_dev &&
+        open_file.st_ino == info.st_ino)
+      return stream;
+  }
+  return -1;
+}
+
 // Whether `path` still names the open file: another process may have renamed or removed it.
 bool has_name(int fd, const std::string& path) {
   struct stat open_file = {}, named = {};
@@ -148,7 +173,29 @@ Result<std::string> read_text_file(const std::string& path, int64_t max_bytes) {
   return std::string(bytes.begin(), bytes.end());
 }
 
-Result<NewFile> NewFile::create(const std::string& path) {
+Result<NewFile> NewFile::create(const std::string& path, Existing existing) {
+  if (existing == Existing::kReplaceAnything) return create_beside(path);
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) == 0) {
+    if (S_ISDIR(info.st_mode)) return data_loss("cannot create '" + path + "': it is a folder");
+    const int stream = standard_stream(info);
+    if (stream >= 0 || !S_ISREG(info.st_mode)) return open_direct(path, stream);
+  }
+  FP4MOE_ASSIGN_OR_RETURN(const std::string target, follow_links(path));
+  return create_beside(target);
+}
+
+Result<NewFile> NewFile::open_direct(const std::string& path, int stream) {
+  NewFile file;
+  file.is_direct_ = true;
+  file.path_ = path;
+  file.fd_ = stream >= 0 ? ::fcntl(stream, F_DUPFD_CLOEXEC, 0)
+                         : ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOCTTY);
+  if (file.fd_ < 0) return system_error("cannot open", path);
+  return file;
+}
+
+Result<NewFile> NewFile::create_beside(const std::string& path) {
   const std::string name = partial(path);
   for (;;) {
     NewFile file;
@@ -167,28 +214,31 @@ Result<NewFile> NewFile::create(const std::string& path) {
 }
 
 NewFile::~NewFile() {
-  if (!path_.empty()) ::unlink(partial(path_).c_str());
+  if (!path_.empty() && !is_direct_) ::unlink(partial(path_).c_str());
   if (fd_ >= 0) ::close(fd_);
 }
 
 NewFile::NewFile(NewFile&& other) noexcept
     : path_(std::exchange(other.path_, {})),
       fd_(std::exchange(other.fd_, -1)),
+      is_direct_(other.is_direct_),
       num_bytes_(std::exchange(other.num_bytes_, 0)),
       tail_(std::move(other.tail_)) {}
 
 NewFile& NewFile::operator=(NewFile&& other) noexcept {
   std::swap(path_, other.path_);
   std::swap(fd_, other.fd_);
+  std::swap(is_direct_, other.is_direct_);
   std::swap(num_bytes_, other.num_bytes_);
   std::swap(tail_, other.tail_);
   return *this;
 }
 
 Status NewFile::write_at(int64_t offset, std::span<const uint8_t> bytes) {
-  FP4MOE_RETURN_IF_ERROR(check_size_limit(path_, offset + std::ssize(bytes)));
+  if (!is_direct_) FP4MOE_RETURN_IF_ERROR(check_size_limit(path_, offset + std::ssize(bytes)));
   while (!bytes.empty()) {
-    const ssize_t n = ::pwrite(fd_, bytes.data(), bytes.size(), offset);
+    const ssize_t n = is_direct_ ? ::write(fd_, bytes.data(), bytes.size())
+                                 : ::pwrite(fd_, bytes.data(), bytes.size(), offset);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == ENOSPC || errno == EDQUOT || errno == EFBIG))
       return does_not_fit("cannot write '" + path_ + "': no space left for " + std::to_string(bytes.size()) +
@@ -230,18 +280,21 @@ Status NewFile::write_tail() {
 // Writes at num_bytes_ without advancing it.
 Status NewFile::write_end(std::span<const uint8_t> bytes) {
   FP4MOE_RETURN_IF_ERROR(write_at(num_bytes_, bytes));
+  if (is_direct_) return {};
   ::sync_file_range(fd_, num_bytes_, std::ssize(bytes), SYNC_FILE_RANGE_WRITE);  // commit() waits for it
   return {};
 }
 
 Status NewFile::overwrite(int64_t offset, std::span<const uint8_t> bytes) {
   FP4MOE_CHECK(offset >= 0 && offset + std::ssize(bytes) <= num_bytes_, "bytes past the end");
+  if (is_direct_) return unsupported("'" + path_ + "' is not a file, but this output needs one");
   FP4MOE_RETURN_IF_ERROR(write_tail());
   return write_at(offset, bytes);
 }
 
 Status NewFile::commit(Access access) {
   FP4MOE_RETURN_IF_ERROR(write_tail());
+  if (is_direct_) return {};
   if (::fsync(fd_) != 0) return system_error("cannot sync", partial(path_));
   if (::rename(partial(path_).c_str(), path_.c_str()) != 0) return system_error("cannot create", path_);
   // Not earlier: the partial file that a killed process leaves must stay writable for the next process.

@@ -47,19 +47,24 @@ Status make_private_folder(const std::string& folder);
 // Reads the whole file; kNotFound, or kDataLoss if it is longer than max_bytes.
 Result<std::string> read_text_file(const std::string& path, int64_t max_bytes);
 
-// A file written beside `path` that replaces it on commit(). Movable, not copyable.
+// A file written beside `path` that replaces it on commit(). If `path` is a symbolic link, the file that it
+// names is replaced. A device, pipe or socket, and what stdout or stderr refers to, is written directly.
+// Movable, not copyable.
 class NewFile {
  public:
   // Creates or truncates `path`.partial, which an earlier process may have left. kUnavailable: another
-  // process is writing it. kNotFound, kDataLoss: it cannot be created, or is a symbolic link.
-  static Result<NewFile> create(const std::string& path);
+  // process is writing it. kNotFound, kDataLoss: it cannot be created, or is a symbolic link, or `path` is a
+  // folder.
+  // kReplaceAnything: for files in a private folder; even a link or a device is replaced.
+  enum class Existing { kFollow, kReplaceAnything };
+  static Result<NewFile> create(const std::string& path, Existing existing = Existing::kFollow);
   ~NewFile();  // removes the partial file unless committed
   NewFile(NewFile&& other) noexcept;
   NewFile& operator=(NewFile&& other) noexcept;
 
   // Appends the bytes. kDoesNotFit if the disk is full (a later call may report it) or past RLIMIT_FSIZE.
   Status append(std::span<const uint8_t> bytes);
-  // Replaces bytes that were appended before.
+  // Replaces bytes that were appended before. kUnsupported: `path` is written directly.
   Status overwrite(int64_t offset, std::span<const uint8_t> bytes);
   int64_t num_bytes() const { return num_bytes_; }
   // Syncs the file and renames it to `path`; call no other function afterwards. kReadOnly: mode 400, so
@@ -69,12 +74,15 @@ class NewFile {
 
  private:
   NewFile() = default;
+  static Result<NewFile> create_beside(const std::string& path);
+  static Result<NewFile> open_direct(const std::string& path, int stream);
   Status write_at(int64_t offset, std::span<const uint8_t> bytes);
   Status write_tail();
   Status write_end(std::span<const uint8_t> bytes);
 
   std::string path_;
-  int fd_ = -1;  // the locked partial file
+  int fd_ = -1;             // the locked partial file, or `path_` itself
+  bool is_direct_ = false;  // `path_` is no regular file: bytes go to it at once, in order
   int64_t num_bytes_ = 0;
   std::vector<uint8_t> tail_;  // the last bytes, not written yet; fewer than a huge page
 };
@@ -82,7 +90,7 @@ class NewFile {
 // Consumes the next bytes of a file being written.
 using ByteSink = std::function<Status(std::span<const uint8_t>)>;
 // Creates or replaces `path` with the bytes that `fill` pushes: written beside it, synced, then renamed. On
-// any error `path` stays unchanged and the partial file is removed.
+// any error `path` stays unchanged and the partial file is removed. Devices and pipes: see NewFile.
 Status write_file(const std::string& path, const std::function<Status(const ByteSink&)>& fill);
 Status write_text_file(const std::string& path, std::string_view text);
 

@@ -1,10 +1,18 @@
 // Files are written next to their final name, by one writer at a time.
 #include "io/file.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <thread>
 
 #include "io/temp_folder.h"
 
@@ -140,6 +148,84 @@ TEST(NewFile, AFileSizeLimitDoesNotFit) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   EXPECT_FALSE(file_exists(path));
+}
+
+TEST(NewFile, FollowsSymbolicLinks) {
+  const TempFolder folder;
+  ASSERT_TRUE(std::filesystem::create_directory(folder.file("d")));
+  ASSERT_TRUE(write_text_file(folder.file("d/f"), "old").ok());
+  std::filesystem::create_symlink("d/f", folder.file("relative"));
+  std::filesystem::create_symlink(folder.file("relative"), folder.file("chain"));
+  std::filesystem::create_symlink("d/new", folder.file("dangling"));
+  std::filesystem::create_symlink("loop", folder.file("loop"));
+  ASSERT_TRUE(write_text_file(folder.file("chain"), "new").ok());
+  ASSERT_TRUE(write_text_file(folder.file("dangling"), "made").ok());
+  EXPECT_EQ(content(folder.file("d/f")), "new");
+  EXPECT_EQ(content(folder.file("d/new")), "made");
+  for (const char* name : {"relative", "chain", "dangling"})
+    EXPECT_TRUE(std::filesystem::is_symlink(folder.file(name))) << name;
+  EXPECT_EQ(write_text_file(folder.file("loop"), "").message(),
+            "cannot create '" + folder.file("loop") + "': too many levels of symbolic links");
+}
+
+TEST(NewFile, WritesDirectlyIntoAPipe) {
+  const TempFolder folder;
+  const std::string path = folder.file("p"), text(3 << 20, 'x');
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  std::string received;
+  std::thread reader([&] {
+    std::ifstream pipe(path);
+    received.assign(std::istreambuf_iterator<char>(pipe), {});
+  });
+  const Status status = write_text_file(path, text);
+  reader.join();
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  EXPECT_TRUE(received == text);
+  EXPECT_TRUE(std::filesystem::is_fifo(path));
+}
+
+// Private device nodes, so that a failure destroys no node of the system.
+TEST(NewFile, WritesDirectlyIntoADevice) {
+  const TempFolder folder;
+  const std::string null = folder.file("null"), full = folder.file("full");
+  if (::mknod(null.c_str(), S_IFCHR | 0666, makedev(1, 3)) != 0 ||
+      ::mknod(full.c_str(), S_IFCHR | 0666, makedev(1, 7)) != 0)
+    GTEST_SKIP() << "device nodes cannot be created";
+  const Status status = write_text_file(null, "text");
+  if (!status.ok() && status.message().find("Permission denied") != std::string::npos)
+    GTEST_SKIP() << "device nodes cannot be opened here";
+  EXPECT_TRUE(status.ok()) << status.to_string();
+  const Status no_space = write_text_file(full, "text");
+  EXPECT_EQ(no_space.code(), StatusCode::kDoesNotFit);
+  EXPECT_NE(no_space.message().find("'" + full + "'"), std::string::npos) << no_space.message();
+  EXPECT_TRUE(std::filesystem::is_character_file(null) && std::filesystem::is_character_file(full));
+  Result<NewFile> file = NewFile::create(null);
+  ASSERT_TRUE(file.ok() && file->append(bytes("text")).ok());
+  EXPECT_EQ(file->overwrite(0, bytes("x")).code(), StatusCode::kUnsupported);
+}
+
+// "--output /dev/stdout >file" must not replace the file that the shell has opened.
+TEST(NewFile, WritesIntoTheFileThatStdoutNames) {
+  const TempFolder folder;
+  const std::string path = folder.file("f");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT, 0600);
+    const bool ok = fd >= 0 && ::dup2(fd, STDOUT_FILENO) >= 0 && ::write(STDOUT_FILENO, "a", 1) == 1 &&
+                    write_text_file("/dev/stdout", "b").ok() && ::write(STDOUT_FILENO, "c", 1) == 1;
+    _exit(ok ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(content(path), "abc");
+}
+
+TEST(NewFile, RefusesAFolder) {
+  const TempFolder folder;
+  EXPECT_EQ(write_text_file(folder.path(), "").message(),
+            "cannot create '" + folder.path() + "': it is a folder");
+  EXPECT_FALSE(file_exists(folder.path() + ".partial"));
 }
 
 TEST(NewFile, NamesTheFolderThatIsNone) {

@@ -13,7 +13,9 @@ namespace {
 
 Result<nlohmann::json> read_cache(const std::string& path) {
   constexpr int64_t kMaxBytes = 1 << 20;
-  if (!file_exists(path)) return nlohmann::json::object();
+  std::error_code absent;  // a device or pipe, such as /dev/null, holds no tactics
+  if (!std::filesystem::is_regular_file(path, absent) && !std::filesystem::is_directory(path, absent))
+    return nlohmann::json::object();
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxBytes));
   // parse_json limits the nesting, because nlohmann's dump() and copying, which write_entry() needs, recurse.
   FP4MOE_ASSIGN_OR_RETURN(nlohmann::json root, parse_json(text, "'" + path + "'"));

@@ -98,7 +98,7 @@ WeightCache::WeightCache(WeightCachePlace place, ThreadPool& pool)
                 "; it will be rewritten");
   }
   index_.key = place_.key;
-  Result<NewFile> file = NewFile::create(place_.path);
+  Result<NewFile> file = NewFile::create(place_.path, NewFile::Existing::kReplaceAnything);
   Status status = file.status();
   if (file.ok()) {
     new_file_ = std::move(*file);

@@ -68,6 +68,7 @@ TEST(TacticsCache, KeepsEveryKey) {
   a.chosen[0][1] = 2;
   b.chosen[1][3] = 3;
   EXPECT_FALSE(*read_tactics(folder.file(kFile), "a", read)) << "a missing file must read as empty";
+  EXPECT_FALSE(*read_tactics("/dev/null", "a", read)) << "a device holds no tactics";
   ASSERT_TRUE(write_tactics(folder.file(kFile), "a", a).ok());
   ASSERT_TRUE(write_tactics(folder.file(kFile), "b", b).ok());
   EXPECT_TRUE(*read_tactics(folder.file(kFile), "a", read));
