@@ -33,7 +33,7 @@ int report_error(const Status& status) {
     case StatusCode::kInternal:
       return kExitSelfTest;
     default:
-      return 1;
+      return kExitFailure;
   }
 }
 

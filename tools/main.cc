@@ -1,14 +1,18 @@
 // fp4moe: one binary with subcommands.
 #include <csignal>
 #include <cstdio>
+#include <iostream>
 #include <memory>
 #include <new>
+#include <sstream>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "config_file.h"
 #include "engine/startup/kernels_id.h"
 #include "help_text.h"
+#include "standard_streams.h"
 #include "subcommand.h"
 #include "unknown_names.h"
 
@@ -38,7 +42,10 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? fp4moe::kExitOk : fp4moe::kExitUsage;
+    std::ostringstream help;
+    const int code = app.exit(error, help, std::cerr);
+    std::fputs(help.str().c_str(), stdout);
+    return code == 0 ? fp4moe::kExitOk : fp4moe::kExitUsage;
   }
   return exit_code;
 }
@@ -49,10 +56,16 @@ int main(int argc, char** argv) {
   // A write that exceeds `ulimit -f` must fail with an error, which each writer handles, instead of killing
   // the process.
   std::signal(SIGXFSZ, SIG_IGN);
+  fp4moe::open_standard_streams();
   try {
-    return run(argc, argv);
+    return fp4moe::finish_output(run(argc, argv));
   } catch (const std::bad_alloc&) {
     std::fputs("error: out of memory\n", stderr);
     return fp4moe::kExitDoesNotFit;
+  } catch (const std::system_error& error) {
+    // fmt::print() throws it if it cannot write.
+    const bool is_output = std::ferror(stdout) != 0;
+    if (!is_output) std::fprintf(stderr, "error: %s\n", error.what());
+    return fp4moe::finish_output(is_output ? fp4moe::kExitOk : fp4moe::kExitFailure);
   }
 }

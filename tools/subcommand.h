@@ -10,9 +10,16 @@ namespace fp4moe {
 struct EngineConfig;
 
 // Exit codes of the binary.
-enum ExitCode { kExitOk = 0, kExitUsage = 2, kExitUnsupported = 3, kExitDoesNotFit = 4, kExitSelfTest = 5 };
+enum ExitCode {
+  kExitOk = 0,
+  kExitFailure = 1,
+  kExitUsage = 2,
+  kExitUnsupported = 3,
+  kExitDoesNotFit = 4,
+  kExitSelfTest = 5
+};
 
-// Prints "error: ..." to stderr and returns the status' exit code (1 for statuses without a code above).
+// Prints "error: ..." to stderr and returns the status' exit code (kExitFailure for other statuses).
 int report_error(const Status& status);
 
 // Runs this process's ranks as a follower of a job (Engine::is_follower()) until the job ends. Prints only
