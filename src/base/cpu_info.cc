@@ -12,6 +12,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/cgroup.h"
 #include "base/log.h"
 
 #if defined(__x86_64__)
@@ -59,20 +60,6 @@ Isa detect_isa() {
 #endif
 }
 
-// Returns the first integer in a file; -1 if the file is absent or starts with another text, such as "max".
-int64_t read_number(const char* path) {
-  std::ifstream file(path);
-  int64_t value = -1;
-  return file >> value ? value : -1;
-}
-
-int cgroup_core_quota() {
-  std::ifstream file("/sys/fs/cgroup/cpu.max");
-  double quota = 0, period = 0;
-  if (!(file >> quota >> period) || quota <= 0 || period <= 0) return 1 << 20;
-  return std::max(1, static_cast<int>(std::ceil(quota / period)));
-}
-
 }  // namespace
 
 const char* isa_name(Isa isa) {
@@ -114,7 +101,8 @@ int available_cores() {
   CPU_ZERO(&set);
   int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set)
                                                            : static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-  return std::max(1, std::min(cores, cgroup_core_quota()));
+  const double quota = std::ceil(cgroup_cores());
+  return std::max(1, quota < cores ? static_cast<int>(quota) : cores);
 }
 
 std::string cpu_model_name() {
@@ -147,10 +135,7 @@ int64_t available_memory_bytes() {
     int64_t kib = 0;
     if (words >> key >> kib && key == "MemAvailable:") available = kib * 1024;
   }
-  const int64_t limit = read_number("/sys/fs/cgroup/memory.max");
-  const int64_t used = read_number("/sys/fs/cgroup/memory.current");
-  if (limit > 0 && used >= 0) available = std::min(available, std::max<int64_t>(0, limit - used));
-  return available;
+  return std::min(available, cgroup_available_memory());
 }
 
 }  // namespace fp4moe

@@ -24,13 +24,14 @@ Isa best_isa();
 // Whether `isa` is at most best_isa().
 bool isa_available(Isa isa);
 
-// Cores this process may run on (affinity mask and cgroup quota), at least 1.
+// Cores this process may run on (affinity mask and control groups), at least 1.
 int available_cores();
 // "AMD EPYC 9B45", from /proc/cpuinfo; "unknown CPU" if it is not listed there.
 std::string cpu_model_name();
 // Bytes of CPU 0's largest cache, which other cores may share; 0 if unknown.
 int64_t last_level_cache_bytes();
-// Bytes available without swapping: the smaller of MemAvailable and the cgroup's limit minus its usage.
+// Bytes available without swapping: the smaller of MemAvailable and what the control groups leave
+// (base/cgroup.h).
 int64_t available_memory_bytes();
 
 }  // namespace fp4moe
