@@ -100,7 +100,12 @@ Status check_size_limit(const std::string& path, int64_t end) {
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
   const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));  // don't block on a FIFO
-  if (file.fd < 0) return system_error("cannot open", path);
+  if (file.fd < 0) {
+    const Status status = system_error("cannot open", path);
+    if (status.code() != StatusCode::kNotFound || !file_exists(path)) return status;
+    return not_found(status.message() +
+                     " (it is a symbolic link to a missing file, as after a partial download)");
+  }
   return map(file.fd, path);
 }
 
@@ -147,7 +152,10 @@ bool MappedFile::keep_in_memory() const {
   return ::mlock2(bytes_.data(), bytes_.size(), MLOCK_ONFAULT) == 0;
 }
 
-bool file_exists(const std::string& path) { return ::access(path.c_str(), F_OK) == 0; }
+bool file_exists(const std::string& path) {
+  struct stat info = {};
+  return ::lstat(path.c_str(), &info) == 0;
+}
 
 Status make_private_folder(const std::string& folder) {
   namespace fs = std::filesystem;

@@ -40,6 +40,8 @@ class MappedFile {
   int64_t modified_at_ = 0;
 };
 
+// True for a symbolic link to a missing file too: reading it then fails with the path instead of silently
+// being skipped.
 bool file_exists(const std::string& path);
 // Creates the folder, with mode 700, and its parents if they are absent. kUnsupported, naming the problem, if
 // a user other than this process's user and root can add or remove files. kDataLoss: it cannot be created.

@@ -44,6 +44,18 @@ TEST(MappedFile, SaysWhetherItStaysInMemory) {
   EXPECT_TRUE(MappedFile().keep_in_memory()) << "an empty mapping has nothing to keep";
 }
 
+TEST(MappedFile, NamesALinkToAMissingFile) {
+  const TempFolder folder;
+  const std::string path = folder.file("link");
+  std::filesystem::create_symlink("none", path);
+  EXPECT_TRUE(file_exists(path)) << "it must not count as an absent optional file";
+  const Status status = MappedFile::open(path).status();
+  EXPECT_EQ(status.code(), StatusCode::kNotFound);
+  EXPECT_EQ(status.message(), "cannot open '" + path +
+                                  "': No such file or directory (it is a symbolic link to a " +
+                                  "missing file, as after a partial download)");
+}
+
 TEST(NewFile, TakesItsPlaceWhenItIsCommitted) {
   const TempFolder folder;
   const std::string path = folder.file("f");

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <unordered_map>
 
 #include "base/check.h"
@@ -67,8 +68,9 @@ Result<CheckpointIndex> read_index(const std::string& folder) {
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxIndexBytes));
   Result<CheckpointIndex> index = parse_checkpoint_index(text);
   if (!index.ok()) return index.status().with_context(path);
+  std::error_code missing;  // a link without its target is a missing shard too
   for (const auto& [tensor, file] : index->tensors)
-    if (!file_exists(folder + "/" + file))
+    if (!std::filesystem::exists(folder + "/" + file, missing))
       return not_found("shard '" + file + "' is missing from '" + folder + "'; " + kIndexFile +
                        " puts tensor '" + tensor + "' in it");
   return index;

@@ -206,7 +206,9 @@ Status read_quant(const FamilyRow& row, const Json& keys, std::string_view hf_qu
 
 Result<std::string> read_if_there(const std::string& path) {
   if (!file_exists(path)) return std::string();
-  return read_text_file(path, kMaxConfigBytes);
+  FP4MOE_ASSIGN_OR_RETURN(std::string text, read_text_file(path, kMaxConfigBytes));
+  if (text.empty()) return data_loss("'" + path + "' is empty; it must be a JSON object, or absent");
+  return text;
 }
 
 }  // namespace

@@ -2,10 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <string>
 
 #include "io/config/model_config_text.h"
+#include "io/file.h"
 #include "io/status_matchers.h"
+#include "io/temp_folder.h"
 
 namespace fp4moe {
 namespace {
@@ -79,6 +82,22 @@ TEST(ModelConfig, NamesAFolderThatDoesNotExist) {
   for (const char* folder : {"", "/none/such", FP4MOE_DEMO_MODEL "/config.json"})
     EXPECT_TRUE(fails_with(load_model_config(folder), StatusCode::kNotFound,
                            {"'" + std::string(folder) + "' does not exist", "config.json"}));
+}
+
+// Only a file that does not exist counts as absent.
+TEST(ModelConfig, RefusesOptionalFilesWithoutContent) {
+  for (const std::string name : {"generation_config.json", "hf_quant_config.json"}) {
+    const TempFolder folder;
+    std::filesystem::create_symlink(FP4MOE_DEMO_MODEL "/config.json", folder.file("config.json"));
+    EXPECT_TRUE(is_ok(load_model_config(folder.path())));
+    std::filesystem::create_symlink("../blobs/missing", folder.file(name));
+    EXPECT_TRUE(fails_with(load_model_config(folder.path()), StatusCode::kNotFound,
+                           {folder.file(name), "symbolic link to a missing file"}));
+    std::filesystem::remove(folder.file(name));
+    ASSERT_TRUE(is_ok(write_text_file(folder.file(name), "")));
+    EXPECT_TRUE(
+        fails_with(load_model_config(folder.path()), StatusCode::kDataLoss, {folder.file(name), "is empty"}));
+  }
 }
 
 TEST(ModelConfig, ReadsLayerTypes) {
