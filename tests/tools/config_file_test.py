@@ -9,7 +9,7 @@ import unittest
 import urllib.error
 import urllib.request
 
-from serve_process import Serve
+from serve_process import Serve, environment
 
 BINARY, MODEL = map(os.path.abspath, sys.argv[1:3])
 USAGE = 2
@@ -105,6 +105,14 @@ class Keys(Files):
         log = "".join(serve.lines)
         for key in ("alpha", "beta", "gamma"):
             self.assertNotIn(key, log)
+
+    def test_empty_keys(self):
+        for flag in ("--api-key", "--admin-api-key", "--api-key-file", "--admin-api-key-file"):
+            self.assertIn(f"{flag}: must not be empty", self.refusal(flag, ""))
+            variable = "FP4MOE_" + flag[2:].upper().replace("-", "_")
+            with environment(**{variable: ""}):
+                self.assertIn(f"{variable} must not be empty", self.refusal())
+        self.assertIn("FP4MOE_API_KEY must not be empty", self.refusal("--config", self.write("a.toml", 'api-key = ""\n')))
 
     def test_bad_files(self):
         self.assertIn("contains no key", self.refusal("--api-key-file", self.write("empty", "# none\n")))

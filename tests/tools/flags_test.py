@@ -55,6 +55,8 @@ REFUSED = [
     ("given twice by two names", "--tp 4 --tp-size 3 --dp 2", UNSUPPORTED, "dp=2", "tp=3"),
     ("no time to wait", "--comm-timeout 0", USAGE, "--comm-timeout", "above 0"),
     ("no memory for rows", "--a2a-memory-budget 0", USAGE, "--a2a-memory-budget 0", "1 to"),
+    ("metrics prefix with a space", ["--metrics-prefix", "a b"], USAGE, "--metrics-prefix", "'a b'", "letters, digits"),
+    ("metrics prefix with a digit", "--metrics-prefix 9x:", USAGE, "--metrics-prefix", "'9x:'", "letters, digits"),
     ("negative tuning", "--autotune-budget -1", USAGE, "--autotune-budget", "0 and 3600"),
 ]
 
@@ -95,7 +97,7 @@ class Flags(unittest.TestCase):
     def test_refused(self):
         for name, flags, code, *words in REFUSED:
             with self.subTest(name):
-                self.refused(flags.split(), code, *words)
+                self.refused(flags.split() if isinstance(flags, str) else flags, code, *words)
 
     def test_listed_values_are_those_that_the_engine_accepts(self):
         text = subprocess.run([BINARY, "serve", "--help-all"], capture_output=True, text=True, check=True).stdout

@@ -1,6 +1,10 @@
 #include "serve/serve_flags.h"
 
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
 #include <fstream>
+#include <utility>
 
 #include "config_file.h"
 
@@ -89,9 +93,14 @@ void add_disaggregation_flags(CLI::App& subcommand, ServeOptions& options) {
       ->check(CLI::Range(0.1, 1e6));
 }
 
+// An empty key, as from an unset shell variable, must not start a server that is open to all.
+std::string refuse_empty(const std::string& key) {
+  return key.empty() ? "must not be empty; omit the flag for a server without this key" : "";
+}
+
 void add_key_flags(CLI::App& subcommand, ServeOptions& options) {
   const auto flag = [&subcommand](const std::string& name, std::string& value, const std::string& help) {
-    return subcommand.add_option(name, value, help)->group("Keys");
+    return subcommand.add_option(name, value, help)->check(refuse_empty)->group("Keys");
   };
   flag("--api-key", options.api_key,
        "key that clients must send; visible to other users of the machine, so prefer --api-key-file");
@@ -100,6 +109,16 @@ void add_key_flags(CLI::App& subcommand, ServeOptions& options) {
   flag("--admin-api-key-file", options.admin_api_key_file,
        "file with keys for administrative routes, one per line")
       ->type_name("FILE");
+}
+
+// With the names behind it, the prefix must make names of the Prometheus text format.
+std::string refuse_bad_prefix(const std::string& prefix) {
+  const auto is_legal = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == ':'; };
+  const bool is_prefix = std::all_of(prefix.begin(), prefix.end(), is_legal) &&
+                         (prefix.empty() || std::isdigit(static_cast<unsigned char>(prefix[0])) == 0);
+  return is_prefix
+             ? ""
+             : "'" + prefix + "' must consist of letters, digits, '_' and ':', and not begin with a digit";
 }
 
 void add_log_flags(CLI::App& subcommand, ServeOptions& options) {
@@ -119,7 +138,8 @@ void add_log_flags(CLI::App& subcommand, ServeOptions& options) {
   flag("--decode-log-interval", options.decode_log_interval,
        "decode steps between two decode log lines; 0: no prefill or decode log lines")
       ->check(CLI::NonNegativeNumber);
-  flag("--metrics-prefix", options.server.metrics_prefix, "prefix of metric names in /metrics");
+  flag("--metrics-prefix", options.server.metrics_prefix, "prefix of metric names in /metrics")
+      ->check(refuse_bad_prefix);
 }
 
 }  // namespace
@@ -154,6 +174,15 @@ Status read_mode(ServeOptions& options) {
 }
 
 Status read_keys(ServeOptions& options) {
+  const std::pair<const char*, const std::string&> kVariables[] = {
+      {"FP4MOE_API_KEY", options.api_key},
+      {"FP4MOE_API_KEY_FILE", options.api_key_file},
+      {"FP4MOE_ADMIN_API_KEY", options.admin_api_key},
+      {"FP4MOE_ADMIN_API_KEY_FILE", options.admin_api_key_file}};
+  for (const auto& [name, value] : kVariables)  // CLI11 takes an empty variable for an absent one
+    if (value.empty() && std::getenv(name) != nullptr)
+      return invalid_argument(std::string(name) +
+                              " must not be empty; unset it for a server without this key");
   ServerConfig& s = options.server;
   if (!options.api_key.empty()) s.api_keys.push_back(options.api_key);
   if (!options.admin_api_key.empty()) s.admin_api_keys.push_back(options.admin_api_key);
