@@ -1,6 +1,7 @@
 """serve + eval on the demo checkpoint: the scores, and equal responses with 1 and 32 threads."""
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,22 @@ class Eval(unittest.TestCase):
         log = "".join(serve.lines)
         self.assertRegex(log, r"Prefill batch, #new-seq: \d+, #new-token: \d+, #cached-token: \d+, token usage: \d\.\d\d, #run")
         self.assertRegex(log, r"Decode batch, #running-req: \d+, #token: \d+, token usage: \d\.\d\d, gen throughput")
+
+    def test_ipv6_addresses(self):
+        try:
+            with socket.socket(socket.AF_INET6) as probe:
+                probe.bind(("::1", 0))
+        except OSError as error:
+            self.skipTest(f"no IPv6: {error}")
+        for host in ("::1", "[::1]"):
+            with self.subTest(host), Serve(BINARY, MODEL, "--host", host) as serve:
+                self.assertRegex(serve.url, r"\Ahttp://\[::1\]:\d+\Z")
+                port = serve.url.rpartition(":")[2]
+                for command in (["eval", "--eval-name", "gsm8k", "--data-path", os.path.join(EVALS, "gsm8k_form.jsonl"),
+                                 "--num-examples", "1", "--max-tokens", "4"],
+                                ["bench", "serving", "--num-prompts", "1", "--random-input-len", "4", "--random-output-len", "2"]):
+                    ended = subprocess.run([BINARY, *command, "--host", host, "--port", port], capture_output=True, text=True, timeout=60)
+                    self.assertEqual((ended.returncode, ended.stderr), (0, ""))
 
 
 if __name__ == "__main__":

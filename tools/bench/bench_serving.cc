@@ -12,6 +12,7 @@
 #include "bench/serving_dataset.h"
 #include "bench/serving_report.h"
 #include "eval/json_client.h"
+#include "server/http/server_url.h"
 #include "subcommand.h"
 
 namespace fp4moe {
@@ -179,7 +180,8 @@ Result<json> parse_extra(const std::string& text) {
 }
 
 Status prepare(ServingOptions& options) {
-  if (options.base_url.empty()) options.base_url = fmt::format("http://{}:{}", options.host, options.port);
+  if (options.base_url.empty())
+    options.base_url = fmt::format("http://{}:{}", url_host(options.host), options.port);
   if (options.load.api_key.empty()) {
     const char* key = std::getenv("OPENAI_API_KEY");
     options.load.api_key = key == nullptr ? "" : key;

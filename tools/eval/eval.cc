@@ -16,6 +16,7 @@
 #include "eval/eval_score.h"
 #include "eval/json_client.h"
 #include "inspect/html_page.h"
+#include "server/http/server_url.h"
 #include "subcommand.h"
 
 namespace fp4moe {
@@ -212,7 +213,8 @@ void print_repeats(FILE* file, const std::vector<double>& scores) {
 }
 
 int eval(EvalOptions options) {
-  if (options.base_url.empty()) options.base_url = fmt::format("http://{}:{}", options.host, options.port);
+  if (options.base_url.empty())
+    options.base_url = fmt::format("http://{}:{}", url_host(options.host), options.port);
   const auto set = load_questions(options.questions);
   if (!set.ok()) return report_error(set.status());
   if (options.api.empty()) options.api = set->few_shot ? "completion" : "chat";

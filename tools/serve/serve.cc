@@ -13,6 +13,7 @@
 #include "serve/serve_flags.h"
 #include "serve/service_manager.h"
 #include "serve/signals.h"
+#include "server/http/server_url.h"
 
 namespace fp4moe {
 
@@ -33,9 +34,9 @@ void print_ready(const ServeOptions& options, const Server& server, const ModelI
                            "/v1/chat/completions /v1/completions /v1/messages /v1/models /generate /tokenize "
                            "/detokenize /health /metrics /server_info /expert_load");
   if (info.disaggregation_mode == "prefill")
-    log(LogLevel::kInfo,
-        fmt::format("prefill node: decode nodes fetch KV pages at {}:{}",
-                    options.engine.disaggregation_bootstrap_host, info.disaggregation_bootstrap_port));
+    log(LogLevel::kInfo, fmt::format("prefill node: decode nodes fetch KV pages at {}:{}",
+                                     url_host(options.engine.disaggregation_bootstrap_host),
+                                     info.disaggregation_bootstrap_port));
   if (info.disaggregation_mode == "decode")
     log(LogLevel::kInfo, "decode node: send requests through `fp4moe router`");
   log(LogLevel::kInfo, "chat page: " + url + "/");

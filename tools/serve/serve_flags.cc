@@ -148,7 +148,11 @@ void add_listener_flags(CLI::App& subcommand, ServerConfig& http) {
   const auto flag = [&subcommand](const std::string& name, auto& value, const std::string& help) {
     return subcommand.add_option(name, value, help)->capture_default_str()->group("HTTP");
   };
-  flag("--host", http.host, "address to listen on, or unix:/path for a socket in the file system");
+  flag("--host", http.host, "address to listen on, or unix:/path for a socket in the file system")
+      ->transform([](const std::string& host) {  // "[::1]", as in a URL, is ::1
+        const bool has_brackets = host.size() > 2 && host.front() == '[' && host.back() == ']';
+        return has_brackets ? host.substr(1, host.size() - 2) : host;
+      });
   flag("--port", http.port, "port to listen on; 0: any free port");
   flag(
       "--cors-allow-origins,--allowed-origins", http.cors_allow_origins,

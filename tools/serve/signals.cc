@@ -7,6 +7,8 @@
 #include <chrono>
 #include <future>
 
+#include "server/http/server_url.h"
+
 namespace fp4moe {
 
 LogLevel least_level(const std::string& name) {
@@ -62,7 +64,7 @@ void drain_unless_signalled(const sigset_t& set, const LogSink& log, const std::
 bool is_unix_socket(const std::string& host) { return host.rfind("unix:", 0) == 0; }
 
 std::string url_to_announce(const std::string& host, int port, const LogSink& log) {
-  if (!is_unix_socket(host)) return "http://" + host + ":" + std::to_string(port);
+  if (!is_unix_socket(host)) return "http://" + url_host(host) + ":" + std::to_string(port);
   log(LogLevel::kInfo, "listening on " + host);
   return "http://localhost";
 }

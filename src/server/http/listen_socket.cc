@@ -10,6 +10,8 @@
 #include <cstring>
 #include <memory>
 
+#include "server/http/server_url.h"
+
 namespace fp4moe {
 
 namespace {
@@ -87,7 +89,7 @@ Status ListenSocket::open_unix(const std::string& path, int mode) {
 }
 
 Status ListenSocket::open_tcp(const std::string& host, int port) {
-  const std::string place = host + ":" + std::to_string(port);
+  const std::string place = url_host(host) + ":" + std::to_string(port);
   addrinfo wanted{};
   wanted.ai_flags = AI_PASSIVE;
   wanted.ai_socktype = SOCK_STREAM;

@@ -7,12 +7,17 @@
 
 namespace fp4moe {
 
+// The host as in a URL: an IPv6 address gets brackets unless it has them.
+inline std::string url_host(const std::string& host) {
+  return host.find(':') == std::string::npos || host[0] == '[' ? host : "[" + host + "]";
+}
+
 struct ServerUrl {
   std::string host, port;  // a name or an address (IPv6 without brackets); port 1..65535
   std::string prefix;      // prepended to every path: "" or "/..." without a trailing slash
 
   std::string authority() const {  // "host:port"
-    return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + port;
+    return url_host(host) + ":" + port;
   }
   std::string text() const { return "http://" + authority() + prefix; }
 };

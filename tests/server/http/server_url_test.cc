@@ -24,6 +24,13 @@ TEST(ServerUrl, IsHostPortAndPrefix) {
   EXPECT_EQ(parsed("http://[fe80::1%eth0]"), "fe80::1%eth0|80||http://[fe80::1%eth0]:80");
 }
 
+TEST(ServerUrl, OnlyAddressesOfVersionSixGetBrackets) {
+  EXPECT_EQ(url_host("::1"), "[::1]");
+  EXPECT_EQ(url_host("[::1]"), "[::1]");
+  EXPECT_EQ(url_host("127.0.0.1"), "127.0.0.1");
+  EXPECT_EQ(url_host("a-b.c"), "a-b.c");
+}
+
 TEST(ServerUrl, WhatCannotBeOneIsRefused) {
   for (const std::string& text : {""s,
                                   "a:1"s,
