@@ -323,4 +323,17 @@ Status write_text_file(const std::string& path, std::string_view text) {
   });
 }
 
+Status check_writable(const std::string& what, const std::string& path) {
+  Status status;
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) != 0 || S_ISREG(info.st_mode) || S_ISDIR(info.st_mode)) {
+    status = NewFile::create(path).status();
+  } else if (::access(path.c_str(), W_OK) != 0) {  // opening a pipe would block, or end its reader's input
+    status = system_error("cannot open", path);
+  }
+  if (status.ok() || status.code() == StatusCode::kUnavailable)
+    return {};  // another process may check it too
+  return invalid_argument(what + ": " + status.message());
+}
+
 }  // namespace fp4moe

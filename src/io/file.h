@@ -95,5 +95,8 @@ using ByteSink = std::function<Status(std::span<const uint8_t>)>;
 // any error `path` stays unchanged and the partial file is removed. Devices and pipes: see NewFile.
 Status write_file(const std::string& path, const std::function<Status(const ByteSink&)>& fill);
 Status write_text_file(const std::string& path, std::string_view text);
+// Checks, before long work whose result NewFile will write to `path`, that it can be written; changes
+// nothing. kInvalidArgument: it cannot; the message begins with `what`, such as a flag.
+Status check_writable(const std::string& what, const std::string& path);
 
 }  // namespace fp4moe

@@ -240,6 +240,21 @@ TEST(NewFile, RefusesAFolder) {
   EXPECT_FALSE(file_exists(folder.path() + ".partial"));
 }
 
+TEST(CheckWritable, RefusesWhatCannotBeWrittenAndChangesNothing) {
+  const TempFolder folder;
+  ASSERT_TRUE(write_text_file(folder.file("f"), "old").ok());
+  ASSERT_EQ(::mkfifo(folder.file("pipe").c_str(), 0600), 0);
+  for (const char* name : {"f", "new", "pipe"})
+    EXPECT_TRUE(check_writable("--out", folder.file(name)).ok()) << name;
+  EXPECT_EQ(content(folder.file("f")), "old");
+  EXPECT_FALSE(file_exists(folder.file("new")) || file_exists(folder.file("new.partial")));
+  for (const std::string& path : {folder.path(), folder.file("none/f"), folder.file("f/g")}) {
+    const Status status = check_writable("--out", path);
+    EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(status.message().find("--out: cannot create '" + path), 0) << status.message();
+  }
+}
+
 TEST(NewFile, NamesTheFolderThatIsNone) {
   const TempFolder folder;
   ASSERT_TRUE(write_text_file(folder.file("f"), "").ok());

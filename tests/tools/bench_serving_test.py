@@ -264,6 +264,11 @@ class AgainstFake(unittest.TestCase):
             self.assertEqual(ended.returncode, 2)
             self.assertIn('line 3: "prompt" has token ids, which /v1/chat/completions does not accept', ended.stderr)
 
+    def test_unwritable_files_are_refused_before_any_request(self):
+        for path, reason in (("/none/x", "No such file or directory"), (tempfile.gettempdir(), "Is a directory")):
+            ended = bench("http://127.0.0.1:1", "--output-file", path)
+            self.assertEqual((ended.returncode, ended.stderr), (2, f"error: --output-file {path}: {reason}\n"))
+
     def test_refusals(self):
         ended = bench(self.url + "/nameless")
         self.assertEqual(ended.returncode, 3)

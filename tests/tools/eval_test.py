@@ -53,6 +53,14 @@ class Eval(unittest.TestCase):
         self.assertRegex(log, r"Prefill batch, #new-seq: \d+, #new-token: \d+, #cached-token: \d+, token usage: \d\.\d\d, #run")
         self.assertRegex(log, r"Decode batch, #running-req: \d+, #token: \d+, token usage: \d\.\d\d, gen throughput")
 
+    def test_unwritable_reports_are_refused_before_any_request(self):
+        for flag in ("--output-json", "--output-html"):
+            for path in ("/none/x", tempfile.gettempdir()):
+                ended = subprocess.run([BINARY, "eval", "--base-url", "http://127.0.0.1:1", "--eval-name", "gsm8k", "--data-path",
+                                        os.path.join(EVALS, "gsm8k_form.jsonl"), flag, path], capture_output=True, text=True)
+                self.assertEqual(ended.returncode, 2, ended.stderr)
+                self.assertIn(f"{flag}: cannot create '{path}", ended.stderr)
+
     def test_ipv6_addresses(self):
         try:
             with socket.socket(socket.AF_INET6) as probe:

@@ -61,6 +61,12 @@ class Quantize(unittest.TestCase):
             self.assertIn(part, page)
         return report
 
+    def test_a_report_can_be_put_into_the_new_folder(self):
+        out = self.path("with-report")
+        ended = fp4moe("quantize", self.bf16[GPT_OSS], out, "--report", os.path.join(out, "r.html"))
+        self.assertEqual((ended.returncode, ended.stderr), (0, ""))
+        self.assertIn("r.html", os.listdir(out))
+
     def test_mxfp4_as_gpt_oss(self):
         report = self.check(GPT_OSS, "gptoss-mxfp4")
         self.assertEqual((report["dialect"], report["calibration"]), ("gpt-oss", ""))
@@ -105,6 +111,8 @@ class Quantize(unittest.TestCase):
                 ([self.bf16[GPT_OSS], out, "--format", "nvfp4"], 3, "--format mxfp4"),
                 ([self.bf16[DSV3], out, "--eval", "mmlu"], 2, "gsm8k=FILE, gpqa=FILE or mmlu=FILE"),
                 ([self.bf16[DSV3], out, "--calib", self.path("absent.txt")], 2, "absent.txt"),
+                ([self.bf16[DSV3], out, "--report", "/none/r.html"], 2, "--report: cannot create '/none/r.html.partial'"),
+                ([self.bf16[DSV3], out, "--report-json", self.temp.name], 2, f"--report-json: cannot create '{self.temp.name}'"),
                 ([self.bf16[DSV3], self.temp.name], 2, "is not empty")]:
             ended = fp4moe("quantize", *flags)
             self.assertIn(text, ended.stderr)

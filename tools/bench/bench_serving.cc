@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 #include <sys/resource.h>
 
+#include <cerrno>
 #include <cmath>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -134,12 +136,20 @@ void add_details(json& result, const LoadRun& run, const std::vector<AskedTokens
   }
 }
 
-Status append_line(const std::string& path, const std::string& line) {
+// Opens the file before the first request, so that no result is lost if it cannot be written.
+Status open_output(const std::string& path, std::ofstream& file) {
   if (path.empty()) return {};
-  std::ofstream file(path, std::ios::binary | std::ios::app);
+  errno = 0;
+  file.open(path, std::ios::binary | std::ios::app);
+  return file ? Status() : invalid_argument("--output-file " + path + ": " + std::strerror(errno));
+}
+
+Status append_line(const std::string& path, std::ofstream& file, const std::string& line) {
+  if (path.empty()) return {};
+  errno = 0;
   file << line << "\n";
   file.close();
-  return file ? Status() : not_found("cannot write " + path);
+  return file ? Status() : data_loss("cannot write " + path + ": " + std::strerror(errno));
 }
 
 void print_head(const ServingOptions& options) {
@@ -201,6 +211,8 @@ Status prepare(ServingOptions& options) {
 }
 
 Status bench_serving(ServingOptions& options) {
+  std::ofstream output;
+  if (Status status = open_output(options.output_file, output); !status.ok()) return status;
   if (Status status = prepare(options); !status.ok()) return status;
   const auto extra = parse_extra(options.extra_body);
   if (!extra.ok()) return extra.status();
@@ -223,7 +235,7 @@ Status bench_serving(ServingOptions& options) {
   json result = describe(options, report);
   if (options.output_details) add_details(result, *run, asked);
   if (options.json_to_stdout) fmt::print("{}\n", to_text(result));
-  if (Status status = append_line(options.output_file, to_text(result)); !status.ok()) return status;
+  if (Status status = append_line(options.output_file, output, to_text(result)); !status.ok()) return status;
   return name_failures(*run);
 }
 

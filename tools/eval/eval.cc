@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <fstream>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -16,6 +15,7 @@
 #include "eval/eval_score.h"
 #include "eval/json_client.h"
 #include "inspect/html_page.h"
+#include "io/file.h"
 #include "server/http/server_url.h"
 #include "subcommand.h"
 
@@ -191,14 +191,6 @@ std::string html_report(const json& result) {
   return page.text();
 }
 
-Status write_file(const std::string& path, const std::string& text) {
-  if (path.empty()) return {};
-  std::ofstream file(path, std::ios::binary);
-  file << text;
-  file.close();
-  return file ? Status() : not_found("cannot write " + path);
-}
-
 void print_round(FILE* file, const Round& round) {
   fmt::print(file, "Total latency: {:.3f} s\nScore: {:.3f}\nOutput throughput: {:.3f} token/s\n",
              round.seconds, round.score(), static_cast<double>(round.tokens()) / round.seconds);
@@ -212,11 +204,25 @@ void print_repeats(FILE* file, const std::vector<double>& scores) {
              scores.size(), mean, list);
 }
 
+Status check_outputs(const EvalOptions& options) {
+  if (!options.output_json.empty())
+    FP4MOE_RETURN_IF_ERROR(check_writable("--output-json", options.output_json));
+  return options.output_html.empty() ? Status() : check_writable("--output-html", options.output_html);
+}
+
+Status write_outputs(const EvalOptions& options, const json& result) {
+  const std::string text = to_text(result, 1) + "\n";
+  if (options.json_to_stdout) fmt::print("{}", text);
+  if (!options.output_json.empty()) FP4MOE_RETURN_IF_ERROR(write_text_file(options.output_json, text));
+  return options.output_html.empty() ? Status() : write_text_file(options.output_html, html_report(result));
+}
+
 int eval(EvalOptions options) {
   if (options.base_url.empty())
     options.base_url = fmt::format("http://{}:{}", url_host(options.host), options.port);
   const auto set = load_questions(options.questions);
   if (!set.ok()) return report_error(set.status());
+  if (Status status = check_outputs(options); !status.ok()) return report_error(status);
   if (options.api.empty()) options.api = set->few_shot ? "completion" : "chat";
   if (Status status = find_model(options); !status.ok()) return report_error(status);
 
@@ -233,10 +239,7 @@ int eval(EvalOptions options) {
   }
   if (options.repeat > 1) print_repeats(options.prints(), scores);
   const json result = report(options, *set, rounds);
-  const std::string text = to_text(result, 1) + "\n";
-  if (options.json_to_stdout) fmt::print("{}", text);
-  if (Status s = write_file(options.output_json, text); !s.ok()) return report_error(s);
-  if (Status s = write_file(options.output_html, html_report(result)); !s.ok()) return report_error(s);
+  if (Status status = write_outputs(options, result); !status.ok()) return report_error(status);
   if (failed > 0) return report_error(unavailable(std::to_string(failed) + " requests failed"));
   return kExitOk;
 }

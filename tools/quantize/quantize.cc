@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <optional>
@@ -139,7 +140,19 @@ Status check_source(const QuantizeFlags& flags, const ModelConfig& config) {
   return status;
 }
 
+// Reports may be put into the output folder, which does not exist yet.
+Status check_report(const char* flag, const std::string& path, const std::string& out) {
+  if (path.empty()) return {};
+  const auto whole = [](const std::string& name) {
+    return std::filesystem::absolute(name).lexically_normal();
+  };
+  if (!out.empty() && whole(path).string().starts_with((whole(out) / "").string())) return {};
+  return check_writable(flag, path);
+}
+
 Status run_quantize(QuantizeFlags flags) {
+  FP4MOE_RETURN_IF_ERROR(check_report("--report", flags.report, flags.out));
+  FP4MOE_RETURN_IF_ERROR(check_report("--report-json", flags.report_json, flags.out));
   QuantizeOptions& options = flags.options;
   options.format = flags.format == "nvfp4" ? Fp4Format::kNvfp4 : Fp4Format::kMxfp4;
   options.search = flags.search == "mse" ? ScaleSearch::kMse : ScaleSearch::kAbsmax;

@@ -65,6 +65,7 @@ Result<std::vector<float>> run_steps(RankGroup& ranks, std::span<const int32_t> 
 
 Status run_logits(const LogitsFlags& flags) {
   const EngineConfig& engine = flags.engine;
+  FP4MOE_RETURN_IF_ERROR(check_writable("--output", flags.output));
   FP4MOE_ASSIGN_OR_RETURN(const ModelConfig config, load_model_config(engine.model_path));
   FP4MOE_ASSIGN_OR_RETURN(const ModelPlan plan, plan_model(config, engine));
   FP4MOE_ASSIGN_OR_RETURN(const std::vector<int32_t> ids, read_ids(flags.input_ids, config.vocab_size));
