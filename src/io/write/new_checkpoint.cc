@@ -3,15 +3,30 @@
 #include <filesystem>
 
 #include "base/check.h"
+#include "io/file.h"
 
 namespace fp4moe {
+
+namespace {
+
+constexpr const char* kPartial = ".partial";  // as NewFile names files that are being written
+
+}  // namespace
 
 Status prepare_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) return not_found("cannot create folder '" + folder + "': " + error.message());
-  if (!std::filesystem::is_empty(folder, error) || error)
-    return invalid_argument("folder '" + folder + "' is not empty; legal: a new or empty folder");
+  std::vector<std::string> partial;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::filesystem::path& path = entry.path();
+    if (path.extension() != kPartial || !entry.is_regular_file(error))
+      return invalid_argument("folder '" + folder + "' is not empty; legal: a new or empty folder");
+    partial.push_back((path.parent_path() / path.stem()).string());
+  }
+  if (error) return data_loss("cannot read folder '" + folder + "': " + error.message());
+  for (const std::string& path : partial)  // creating the file anew takes over the partial one and removes it
+    FP4MOE_RETURN_IF_ERROR(NewFile::create(path).status());
   return {};
 }
 

@@ -341,6 +341,23 @@ TEST(MakeTiny, OnlyWritesIntoANewFolder) {
                          {folder.path(), "not empty"}));
 }
 
+TEST(MakeTiny, RemovesWhatAnInterruptedWriterLeft) {
+  const TempFolder folder;
+  const std::string left = folder.file("model-00001-of-00009.safetensors.partial");
+  ASSERT_TRUE(is_ok(write_text_file(left, "half")));
+  EXPECT_TRUE(is_ok(make_tiny(folder.path(), small_model("gpt-oss-tiny"))));
+  EXPECT_FALSE(file_exists(left));
+  EXPECT_TRUE(file_exists(folder.file("config.json")));
+}
+
+TEST(MakeTiny, LeavesThePartialFileOfARunningWriter) {
+  const TempFolder folder;
+  Result<NewFile> running = NewFile::create(folder.file("model.safetensors"));
+  ASSERT_TRUE(is_ok(running));
+  EXPECT_TRUE(fails_with(make_tiny(folder.path(), small_model("gpt-oss-tiny")), StatusCode::kUnavailable,
+                         {"model.safetensors.partial", "locked by another writer"}));
+}
+
 TEST(MakeTiny, RefusesADiskThatIsTooSmall) {
   const TempFolder folder;
   MakeTinyOptions options;
