@@ -11,6 +11,7 @@
 
 #include "config_file.h"
 #include "engine/startup/kernels_id.h"
+#include "flag_checks.h"
 #include "help_text.h"
 #include "standard_streams.h"
 #include "subcommand.h"
@@ -37,6 +38,7 @@ int run(int argc, char** argv) {
         fp4moe::add_bench, fp4moe::add_inspect, fp4moe::add_backends, fp4moe::add_plan, fp4moe::add_make_tiny,
         fp4moe::add_quantize, fp4moe::add_doctor, fp4moe::add_completion})
     add_subcommand(app, exit_code);
+  fp4moe::require_decimal_integers(app);
   if (const fp4moe::Status status = fp4moe::apply_config_file(app, argc, argv); !status.ok())
     return fp4moe::report_error(status);
   try {

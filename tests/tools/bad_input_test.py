@@ -161,7 +161,7 @@ FLAG_CASES = [  # also on copies without weights
     ("unknown runner", "--moe-runner-backend fast", USAGE, "'fast'", "marlin"),
     ("ep 3 of 16 experts", "--tp 3 --ep-size 3", UNSUPPORTED, "ep=3", "num_experts=16", "--ep 1"),
     ("tp 0", "--tp 0", USAGE, "tp=0", "1 and 1024"),
-    ("tp two", "--tp two", USAGE, "--tp-size = two"),
+    ("tp two", "--tp two", USAGE, "--tp-size: 'two' must be a decimal integer"),
     ("deepep", "--moe-a2a-backend deepep --tp 3", UNSUPPORTED, "ep=3 (raised to tp by a2a=deepep)", "--tp 2"),
     ("float16", "--dtype float16", USAGE, "--dtype float16", "bfloat16"),
     ("wrong scheme", "--quantization modelopt_fp4", UNSUPPORTED, "modelopt_fp4", "which is mxfp4"),

@@ -65,6 +65,7 @@ class ConfigFile(Files):
         self.assertEqual((first["served_model_name"], first["context_length"]), ("line", 512))
         self.assertEqual(self.info(MODEL, "--config", path, FP4MOE_SERVED_MODEL_NAME="variable")["served_model_name"],
                          "variable")
+        self.assertEqual(self.info(MODEL, "--context-length", "0400")["context_length"], 400, "integers are decimal")
         self.assertEqual(self.info(MODEL, FP4MOE_CONFIG=path)["served_model_name"], "file")
 
     def test_every_flag_is_a_variable(self):

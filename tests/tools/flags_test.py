@@ -57,6 +57,11 @@ REFUSED = [
     ("no memory for rows", "--a2a-memory-budget 0", USAGE, "--a2a-memory-budget 0", "1 to"),
     ("metrics prefix with a space", ["--metrics-prefix", "a b"], USAGE, "--metrics-prefix", "'a b'", "letters, digits"),
     ("metrics prefix with a digit", "--metrics-prefix 9x:", USAGE, "--metrics-prefix", "'9x:'", "letters, digits"),
+    ("hexadecimal number", "--port 0x10", USAGE, "--port: '0x10' must be a decimal integer"),
+    ("fraction in a list", "--cuda-graph-bs 1 2.5", USAGE, "--cuda-graph-bs: '2.5' must be a decimal integer"),
+    ("octal number", "--log-requests-level 010", USAGE, "--log-requests-level: Value 10 not in range 0 to 3;"),
+    ("negative interval", "--decode-log-interval -1", USAGE, "--decode-log-interval: Value -1 must be at least 0;"),
+    ("negative time", "--drain-timeout -1", USAGE, "--drain-timeout: Value -1 not in range 0 to 1000000;"),
     ("negative tuning", "--autotune-budget -1", USAGE, "--autotune-budget", "0 and 3600"),
 ]
 

@@ -85,7 +85,7 @@ class UnknownNames(unittest.TestCase):
             self.assertEqual(error.count(part), 1)
 
     def test_values_are_not_flags(self):
-        self.assertIn("Could not convert: --port = abc", error_of("serve", "M", "--port", "abc"))
+        self.assertIn("--port: 'abc' must be a decimal integer", error_of("serve", "M", "--port", "abc"))
         self.assertIn("not expected: extra", error_of("serve", "M", "extra"))
 
     def test_subcommands(self):

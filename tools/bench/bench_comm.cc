@@ -21,6 +21,7 @@
 #include "device/device_memory.h"
 #include "device/event.h"
 #include "device/graph.h"
+#include "flag_checks.h"
 #include "moe/device/device_exchange.h"
 #include "subcommand.h"
 
@@ -362,7 +363,7 @@ void add_bench_comm(CLI::App& bench, int& exit_code) {
       "comm", "Measure sums, gathers and row exchanges between the GPUs of this host, compared with NCCL");
   auto options = std::make_shared<CommBenchOptions>();
   subcommand->add_option("--ranks,--tp", options->ranks, "number of ranks; 0: one per GPU")
-      ->check(CLI::Range(0, kMaxGroupRanks))
+      ->check(in_range(0, kMaxGroupRanks))
       ->capture_default_str();
   subcommand
       ->add_option("--ops", options->ops,
@@ -372,7 +373,7 @@ void add_bench_comm(CLI::App& bench, int& exit_code) {
       ->capture_default_str();
   subcommand->add_option("--tokens", options->tokens, "tokens per rank, separated by commas")
       ->delimiter(',')
-      ->check(CLI::Range(1, 8192))
+      ->check(in_range(1, 8192))
       ->capture_default_str();
   subcommand
       ->add_option("--dispatcher-output-dtype", options->rows,
@@ -392,18 +393,18 @@ void add_bench_comm(CLI::App& bench, int& exit_code) {
       ->check(CLI::IsMember({"float32", "bfloat16"}))
       ->capture_default_str();
   subcommand->add_option("--hidden-size", options->hidden_size, "columns per row, a multiple of 16")
-      ->check(CLI::Range(16, 1 << 16))
+      ->check(in_range(16, 1 << 16))
       ->capture_default_str();
   subcommand->add_option("--top-k", options->top_k, "experts per token")
-      ->check(CLI::Range(1, 32))
+      ->check(in_range(1, 32))
       ->capture_default_str();
   subcommand
       ->add_option("--num-experts", options->num_experts,
                    "number of experts, a multiple of the number of ranks")
-      ->check(CLI::Range(1, 1 << 14))
+      ->check(in_range(1, 1 << 14))
       ->capture_default_str();
   subcommand->add_option("-r,--repeats", options->repeats, "replays of each graph")
-      ->check(CLI::Range(5, 1000))
+      ->check(in_range(5, 1000))
       ->capture_default_str();
   subcommand->add_flag("--json", options->as_json, "print JSON");
   subcommand->callback([options, &exit_code] {

@@ -15,6 +15,7 @@
 #include "bench/bench_spread.h"
 #include "bench/busy_processes.h"
 #include "bench/random_drafts.h"
+#include "flag_checks.h"
 #include "fp4moe/config.h"
 #include "fp4moe/engine.h"
 #include "subcommand.h"
@@ -454,23 +455,21 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
   const auto list = [subcommand](const char* names, auto& values, const char* help) {
     return subcommand->add_option(names, values, help)->delimiter(',')->capture_default_str();
   };
-  list("-t,--threads", options->threads, "numbers of CPU threads; 0: all cores")
-      ->check(CLI::NonNegativeNumber);
+  list("-t,--threads", options->threads, "numbers of CPU threads; 0: all cores")->check(not_negative());
   list("-p,--n-prompt", options->prompt, "prompt lengths in tokens; 0: no prefill test")
-      ->check(CLI::NonNegativeNumber);
-  list("-n,--n-gen", options->generate, "decode lengths in tokens; 0: no decode test")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
+  list("-n,--n-gen", options->generate, "decode lengths in tokens; 0: no decode test")->check(not_negative());
   list("-d,--n-depth", options->depth, "context tokens before decoding; their prefill is not timed")
-      ->check(CLI::NonNegativeNumber);
-  list("-b,--batch", options->batch, "numbers of concurrent requests")->check(CLI::Range(1, 4096));
+      ->check(not_negative());
+  list("-b,--batch", options->batch, "numbers of concurrent requests")->check(in_range(1, 4096));
   subcommand->add_option("-r,--repetitions", options->repeat, "repeats of each test")
-      ->check(CLI::Range(1, 1000))
+      ->check(in_range(1, 1000))
       ->capture_default_str();
-  subcommand->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
+  subcommand->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(in_range(1, 1 << 24));
   subcommand
       ->add_option("--beside-busy", options->busy,
                    "also run each test next to this many busy processes, alternating with runs alone")
-      ->check(CLI::Range(0, 1024));
+      ->check(in_range(0, 1024));
   subcommand->add_flag("--no-warmup", options->no_warmup, "time the first run of each test too");
   subcommand->add_option("-o,--output", options->output, "output format: md, csv, json or jsonl")
       ->check(CLI::IsMember({"md", "csv", "json", "jsonl"}))
@@ -482,7 +481,7 @@ void add_bench_latency(CLI::App& bench, int& exit_code) {
                    "probability that a draft is kept if the one before is; the model's choice does not "
                    "matter, and outputs "
                    "are random; without --speculative-algorithm, drafts are random tokens")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(in_range(0.0, 1.0));
   subcommand->callback([options, &exit_code] {
     options->has_random_drafts = options->is_synthetic() && !options->has_drafts();
     if (options->has_random_drafts) options->engine.speculative_algorithm = "NGRAM";

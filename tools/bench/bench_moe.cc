@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "bench/bench_cpu.h"
+#include "flag_checks.h"
 #include "subcommand.h"
 
 namespace fp4moe {
@@ -125,7 +126,7 @@ void add_bench_moe(CLI::App& bench, int& exit_code) {
       ->add_option("--tokens", options->tokens,
                    "token counts, separated by commas; default: powers of two up to 8192, on a CPU up to 512")
       ->delimiter(',')
-      ->check(CLI::Range(1, 65536));
+      ->check(in_range(1, 65536));
   subcommand
       ->add_option("--routing", options->routing,
                    "distribution of tokens over experts: uniform, zipf or onehot")
@@ -145,13 +146,13 @@ void add_bench_moe(CLI::App& bench, int& exit_code) {
                    "cuda: file with results of peers to compare with, such as bench/peers_h200.json")
       ->type_name("FILE");
   subcommand->add_option("-t,--threads", options->threads, "cpu: threads; 0: all cores")
-      ->check(CLI::Range(0, 4096))
+      ->check(in_range(0, 4096))
       ->capture_default_str();
-  subcommand->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
+  subcommand->add_option("--cold-mib", options->cold_mib, kColdMibHelp)->check(in_range(1, 1 << 24));
   subcommand
       ->add_option("-r,--repeats", options->repeats,
                    "repeats of each point's calls; on a GPU, replays of their graph")
-      ->check(CLI::Range(5, 1000))
+      ->check(in_range(5, 1000))
       ->capture_default_str();
   subcommand->add_flag("--json", options->json, "print JSON");
   subcommand->callback([options, &exit_code] {

@@ -16,6 +16,7 @@
 #include "device/cuda_probe.h"
 #include "device/device_memory.h"
 #include "device/pinned_memory.h"
+#include "flag_checks.h"
 #include "kernels/device_peak.h"
 #include "subcommand.h"
 
@@ -213,11 +214,11 @@ void add_bench_peak(CLI::App& bench, int& exit_code) {
   subcommand
       ->add_option("-t,--threads", options->flags.threads,
                    "cpu: threads, measured in addition to a single thread; 0: all cores")
-      ->check(CLI::Range(0, 4096))
+      ->check(in_range(0, 4096))
       ->capture_default_str();
-  subcommand->add_option("--cold-mib", options->flags.cold_mib, kColdMibHelp)->check(CLI::Range(1, 1 << 24));
+  subcommand->add_option("--cold-mib", options->flags.cold_mib, kColdMibHelp)->check(in_range(1, 1 << 24));
   subcommand->add_option("-r,--repeats", options->flags.repeats, "repeats; on a GPU, replays of each graph")
-      ->check(CLI::Range(5, 1000))
+      ->check(in_range(5, 1000))
       ->capture_default_str();
   subcommand->add_flag("--json", options->flags.json, "print JSON");
   subcommand->callback([options, &exit_code] {

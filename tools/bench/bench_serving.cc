@@ -14,6 +14,7 @@
 #include "bench/serving_dataset.h"
 #include "bench/serving_report.h"
 #include "eval/json_client.h"
+#include "flag_checks.h"
 #include "server/http/server_url.h"
 #include "subcommand.h"
 
@@ -249,15 +250,15 @@ void add_dataset_flags(CLI::App& subcommand, DatasetOptions& d) {
        R"(file of JSON lines with "prompt" (text or token ids) and optionally "max_tokens")")
       ->type_name("FILE");
   flag("--num-prompts", d.num_prompts, "number of requests; with a file, at most its number of lines")
-      ->check(CLI::Range(1, 1 << 24));
+      ->check(in_range(1, 1 << 24));
   flag("--random-input-len", d.random_input_len, "tokens per prompt, or words for a chat backend")
-      ->check(CLI::Range(1, 1 << 24));
-  flag("--random-output-len", d.random_output_len, "tokens per output")->check(CLI::Range(1, 1 << 24));
+      ->check(in_range(1, 1 << 24));
+  flag("--random-output-len", d.random_output_len, "tokens per output")->check(in_range(1, 1 << 24));
   flag("--random-range-ratio", d.random_range_ratio, "lengths are uniform in [ratio * length, length]")
-      ->check(CLI::Range(0.0, 1.0));
+      ->check(in_range(0.0, 1.0));
   flag("--vocab-size", d.vocab_size,
        "exclusive upper bound of random token ids; 0: as reported by the server")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   flag("--seed", d.seed, "seed for prompts, lengths and send times");
 }
 
@@ -288,12 +289,12 @@ void add_bench_serving(CLI::App& bench, int& exit_code) {
                    : fmt::format("{} must be inf or at least {}", text, kLeastRate);
       });
   flag("--max-concurrency", o.load.max_concurrency, "maximum requests in flight; 0: no limit")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   flag("--warmup-requests", o.warmup_requests,
        "copies of the first request to send first, without measuring them")
-      ->check(CLI::Range(0, 4096));
+      ->check(in_range(0, 4096));
   flag("--timeout", o.load.timeout_s, "seconds without received bytes after which a request fails")
-      ->check(CLI::Range(0.001, 1e6));
+      ->check(in_range(0.001, 1e6));
   subcommand->add_flag(
       "--disable-stream", o.disable_stream,
       "request whole responses; the report then has no time to first token or between tokens");

@@ -14,6 +14,7 @@
 #include "eval/eval_questions.h"
 #include "eval/eval_score.h"
 #include "eval/json_client.h"
+#include "flag_checks.h"
 #include "inspect/html_page.h"
 #include "io/file.h"
 #include "server/http/server_url.h"
@@ -281,11 +282,10 @@ void add_eval(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"chat", "completion", "generate"}));
   flag("--num-shots", o.questions.num_shots,
        "number of worked examples in the prompt, taken from the start of the data")
-      ->check(CLI::NonNegativeNumber);
-  flag("--num-examples", o.questions.num_examples, "number of questions; 0: all")
-      ->check(CLI::NonNegativeNumber);
-  flag("--num-threads", o.num_threads, "maximum concurrent requests")->check(CLI::Range(1, 4096));
-  flag("--repeat", o.repeat, "number of rounds")->check(CLI::Range(1, 1000));
+      ->check(not_negative());
+  flag("--num-examples", o.questions.num_examples, "number of questions; 0: all")->check(not_negative());
+  flag("--num-threads", o.num_threads, "maximum concurrent requests")->check(in_range(1, 4096));
+  flag("--repeat", o.repeat, "number of rounds")->check(in_range(1, 1000));
   flag("--max-tokens", o.max_tokens, "maximum tokens per answer");
   flag("--temperature", o.temperature, "sampling temperature; 0: greedy");
   flag("--top-p", o.top_p, "nucleus sampling probability");

@@ -3,6 +3,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "flag_checks.h"
 #include "inspect/doctor_checks.h"
 #include "subcommand.h"
 
@@ -53,7 +54,7 @@ void add_doctor(CLI::App& app, int& exit_code) {
       ->type_name("FOLDER");
   add_revision_flag(subcommand, flags->model, nullptr);
   subcommand.add_option("--port", flags->port, "port that the server would listen on")
-      ->check(CLI::Range(1, 65535))
+      ->check(in_range(1, 65535))
       ->capture_default_str();
   subcommand.add_flag("--json", flags->json, "print JSON, for programs and bug reports");
   subcommand.callback([flags, &exit_code] { exit_code = run_doctor(*flags); });

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/check.h"
+#include "flag_checks.h"
 #include "formats/bf16.h"
 #include "inspect/inspect_numerics.h"
 #include "io/checkpoint/module_formats.h"
@@ -292,8 +293,7 @@ void add_inspect(CLI::App& app, int& exit_code) {
   subcommand.add_flag(
       "--numerics", flags->numerics,
       "run all experts; show the error of each scheme, saturation and unusual scales by layer and expert");
-  subcommand.add_option("--layer", flags->layer, "with --numerics: only this layer")
-      ->check(CLI::NonNegativeNumber);
+  subcommand.add_option("--layer", flags->layer, "with --numerics: only this layer")->check(not_negative());
   subcommand.add_flag("--json", flags->json, "print JSON");
   subcommand.callback([flags, &exit_code] {
     const Result<Report> report = make_report(*flags);

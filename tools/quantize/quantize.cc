@@ -11,6 +11,7 @@
 #include "base/cpu_info.h"
 #include "base/log.h"
 #include "eval/text_pass.h"
+#include "flag_checks.h"
 #include "io/checkpoint/unused_tensors.h"
 #include "io/file.h"
 #include "io/write/quantize_checkpoint.h"
@@ -230,7 +231,7 @@ void add_quantize(CLI::App& app, int& exit_code) {
           "scales and comparing predictions; without it, NVFP4 is written for bf16 activations (W4A16)")
       ->type_name("FILE");
   subcommand.add_option("--calib-tokens", f.calib_tokens, "maximum tokens read from --calib")
-      ->check(CLI::Range(int64_t{2}, int64_t{1} << 30))
+      ->check(in_range(int64_t{2}, int64_t{1} << 30))
       ->capture_default_str();
   subcommand.add_option("--eval", f.evals,
                         "question set for scoring both checkpoints: gsm8k=FILE, gpqa=FILE or mmlu=FILE");
@@ -240,8 +241,7 @@ void add_quantize(CLI::App& app, int& exit_code) {
   subcommand.add_option("--report", f.report, "HTML report file: errors by layer, predictions, scores")
       ->type_name("FILE");
   subcommand.add_option("--report-json", f.report_json, "JSON file with the same report")->type_name("FILE");
-  subcommand.add_option("--threads", f.threads, "CPU threads; default: all cores")
-      ->check(CLI::NonNegativeNumber);
+  subcommand.add_option("--threads", f.threads, "CPU threads; default: all cores")->check(not_negative());
   subcommand.callback([flags, &exit_code] {
     if (const Status status = run_quantize(*flags); !status.ok()) exit_code = report_error(status);
   });

@@ -2,6 +2,7 @@
 #include "fp4moe/router.h"
 
 #include "config_file.h"
+#include "flag_checks.h"
 #include "serve/log_writer.h"
 #include "serve/serve_flags.h"
 #include "serve/signals.h"
@@ -88,24 +89,24 @@ void add_router(CLI::App& app, int& exit_code) {
   flag("--api-key", r.api_key,
        "key for the router's own requests to nodes; the nodes check the keys of clients");
   flag("--health-check-interval-secs", r.health_check_seconds, "seconds between two health checks of a node")
-      ->check(CLI::Range(0.05, 3600.0));
+      ->check(in_range(0.05, 3600.0));
   flag("--health-check-timeout-secs", r.health_timeout_seconds, "maximum seconds for a health check")
-      ->check(CLI::Range(0.05, 3600.0));
+      ->check(in_range(0.05, 3600.0));
   flag("--request-timeout-secs", r.request_timeout_seconds,
        "maximum seconds until a node's response is complete or its stream begins; 0: no limit")
-      ->check(CLI::Range(0.0, 1e9));
+      ->check(in_range(0.0, 1e9));
   flag("--quiet-timeout-secs", r.quiet_timeout_seconds,
        "maximum seconds between two pieces of a node's response that has begun; 0: no limit")
-      ->check(CLI::Range(0.0, 1e9));
+      ->check(in_range(0.0, 1e9));
   flag("--max-response-bytes", r.max_response_bytes,
        "maximum bytes of one response that a node does not stream")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+      ->check(in_range(int64_t{1}, int64_t{1} << 40));
   flag("--max-held-response-bytes", r.max_held_bytes,
        "maximum total bytes of responses that the router has not forwarded yet")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40));
+      ->check(in_range(int64_t{1}, int64_t{1} << 40));
   flag("--drain-timeout", options->drain_timeout,
        "maximum seconds to wait for running requests after SIGTERM")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(in_range(0.0, 1e6));
   flag("--log-level", options->log_level, "debug, info, warning or error")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   flag("--log-format", options->log_format, "text, or json: one object per line")

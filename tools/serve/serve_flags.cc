@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "config_file.h"
+#include "flag_checks.h"
 
 namespace fp4moe {
 
@@ -43,13 +44,13 @@ void add_http_flags(CLI::App& subcommand, ServeOptions& options) {
        "maximum bytes of text, tokens and log-probabilities of one request's outputs");
   flag("--max-stored-response-bytes", s.max_stored_response_bytes,
        "maximum bytes of responses that /v1/responses stores in memory; 0: store none")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   flag("--stream-keep-alive", s.keep_alive_seconds,
        "seconds after which an idle stream gets an SSE comment; 0: never")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(in_range(0.0, 1e6));
   flag("--stream-interval", s.stream_interval,
        "output tokens per event of a stream; the first token and the end have their own event")
-      ->check(CLI::Range(1, 1 << 20));
+      ->check(in_range(1, 1 << 20));
   subcommand.add_flag("--strict-requests", s.strict_requests, "refuse requests with unknown fields")
       ->group("HTTP");
   subcommand
@@ -57,7 +58,7 @@ void add_http_flags(CLI::App& subcommand, ServeOptions& options) {
                 "accept any model name in requests; responses name the served model")
       ->group("HTTP");
   flag("--drain-timeout", options.drain_timeout, "maximum seconds to wait for running requests after SIGTERM")
-      ->check(CLI::Range(0.0, 1e6));
+      ->check(in_range(0.0, 1e6));
 }
 
 void add_disaggregation_flags(CLI::App& subcommand, ServeOptions& options) {
@@ -72,10 +73,10 @@ void add_disaggregation_flags(CLI::App& subcommand, ServeOptions& options) {
       ->type_name("TEXT:{null,prefill,decode}");
   flag("--disaggregation-bootstrap-port", e.disaggregation_bootstrap_port,
        "prefill: port on --host from which decode nodes fetch KV pages; 0: any free port")
-      ->check(CLI::Range(0, 65535));
+      ->check(in_range(0, 65535));
   flag("--disaggregation-timeout", e.disaggregation_timeout,
        "prefill: seconds to hold KV pages that no decode node fetches")
-      ->check(CLI::Range(0.1, 1e6));
+      ->check(in_range(0.1, 1e6));
   subcommand
       .add_option("--disaggregation-secret-file", e.disaggregation_secret_file,
                   "file with the secret that all nodes share; required for addresses other than loopback")
@@ -87,10 +88,10 @@ void add_disaggregation_flags(CLI::App& subcommand, ServeOptions& options) {
       ->allow_extra_args(false);  // the next argument can be the model
   flag("--disaggregation-max-connections", e.disaggregation_max_connections,
        "prefill: maximum connected decode nodes; decode: maximum remembered prefill nodes")
-      ->check(CLI::Range(1, 65536));
+      ->check(in_range(1, 65536));
   flag("--disaggregation-io-timeout", e.disaggregation_io_timeout,
        "maximum seconds for the transfer of a hello or a frame, plus 1 s per 256 KiB of a frame")
-      ->check(CLI::Range(0.1, 1e6));
+      ->check(in_range(0.1, 1e6));
 }
 
 // An empty key, as from an unset shell variable, must not start a server that is open to all.
@@ -134,10 +135,10 @@ void add_log_flags(CLI::App& subcommand, ServeOptions& options) {
       ->group("Logs and metrics");
   flag("--log-requests-level", options.server.log_requests_level,
        "0: ids and sizes, 1: plus sampling parameters, 2: plus texts up to 2048 bytes, 3: plus full texts")
-      ->check(CLI::Range(0, 3));
+      ->check(in_range(0, 3));
   flag("--decode-log-interval", options.decode_log_interval,
        "decode steps between two decode log lines; 0: no prefill or decode log lines")
-      ->check(CLI::NonNegativeNumber);
+      ->check(not_negative());
   flag("--metrics-prefix", options.server.metrics_prefix, "prefix of metric names in /metrics")
       ->check(refuse_bad_prefix);
 }
