@@ -86,15 +86,16 @@ void add_environment_names(CLI::App& subcommand) {
   }
 }
 
-// For each key, sets the flag's environment variable unless it is already set, so that the environment and
+// Sets the environment variables of the keys' flags unless they are already set, so that the environment and
 // the command line take precedence.
-Status apply_config_file(CLI::App& app, int argc, char** argv) {
+Status apply_config_file(CLI::App& app, int argc, char** argv, VariableSources& sources) {
   CLI::App* subcommand = find_subcommand(app, argc < 2 ? "" : argv[1]);
   if (subcommand == nullptr || subcommand->get_option_no_throw("--config") == nullptr) return {};
   const std::string path = config_path(argc, argv);
   if (path.empty()) return {};
   const auto items = read_items(path);
   if (!items.ok()) return items.status();
+  std::map<const CLI::Option*, std::vector<std::string>> values;
   for (const CLI::ConfigItem& item : *items) {
     if (item.name == "++" || item.name == "--") continue;  // CLI11's section markers
     const CLI::Option* flag = find_flag(*subcommand, item);
@@ -102,9 +103,37 @@ Status apply_config_file(CLI::App& app, int argc, char** argv) {
       return invalid_argument("--config " + path + ": '" + item.fullname() + "' is not a flag of fp4moe " +
                               subcommand->get_name() + unknown_flag_hint(*subcommand, "--" + item.name) +
                               "; see `fp4moe " + subcommand->get_name() + " --help-all`");
-    setenv(flag->get_envname().c_str(), one_string(*flag, item.inputs).c_str(), /*overwrite=*/0);
+    std::vector<std::string>& inputs = values[flag];
+    inputs.insert(inputs.end(), item.inputs.begin(), item.inputs.end());
+    const bool is_list = flag->get_items_expected_max() > 1;
+    if (!is_list && inputs.size() > 1) inputs = {inputs.back()};
+  }
+  for (const auto& [flag, inputs] : values) {
+    const std::string& name = flag->get_envname();
+    if (std::getenv(name.c_str()) != nullptr) continue;
+    setenv(name.c_str(), one_string(*flag, inputs).c_str(), /*overwrite=*/0);
+    sources[name] = path;
   }
   return {};
+}
+
+std::string with_value_source(const CLI::App& subcommand, const std::string& text,
+                              const std::vector<std::string>& args, const VariableSources& sources) {
+  for (const CLI::Option* option : subcommand.get_options()) {
+    const std::string name = option->get_name(), &variable = option->get_envname();
+    const size_t at = text.find(name), end = at + name.size();
+    const bool is_named =
+        at != std::string::npos && (end == text.size() || text[end] == ':' || text[end] == ' ');
+    if (!is_named || variable.empty() || std::getenv(variable.c_str()) == nullptr) continue;
+    const auto is_given = [option](const std::string& arg) {
+      return arg.rfind('-', 0) == 0 && option->check_name(arg.substr(0, arg.find('=')));
+    };
+    if (std::any_of(args.begin(), args.end(), is_given)) continue;
+    const auto source = sources.find(variable);
+    if (source != sources.end()) return "--config " + source->second + ": " + text;
+    return text.substr(0, at) + variable + text.substr(end);
+  }
+  return text;
 }
 
 }  // namespace fp4moe

@@ -26,9 +26,10 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_help_all_flag("--help-all", "Print the help of all flags and exit");
   app.formatter(std::make_shared<fp4moe::HelpText>());
-  app.failure_message([args = std::vector<std::string>(argv + 1, argv + argc)](const CLI::App* parsed,
-                                                                               const CLI::Error& error) {
-    return fp4moe::usage_error(*parsed, error, args);
+  const std::vector<std::string> args(argv + 1, argv + argc);
+  fp4moe::VariableSources sources;
+  app.failure_message([&args, &sources](const CLI::App* parsed, const CLI::Error& error) {
+    return fp4moe::usage_error(*parsed, error, args, sources);
   });
   // Like argparse: the last value of a repeated flag wins; values of a list are appended.
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -39,7 +40,7 @@ int run(int argc, char** argv) {
         fp4moe::add_quantize, fp4moe::add_doctor, fp4moe::add_completion})
     add_subcommand(app, exit_code);
   fp4moe::require_decimal_integers(app);
-  if (const fp4moe::Status status = fp4moe::apply_config_file(app, argc, argv); !status.ok())
+  if (const fp4moe::Status status = fp4moe::apply_config_file(app, argc, argv, sources); !status.ok())
     return fp4moe::report_error(status);
   try {
     app.parse(argc, argv);

@@ -114,7 +114,8 @@ std::string unknown_flag_hint(const CLI::App& subcommand, const std::string& nam
   return near.empty() ? "" : " (did you mean " + near + "?)";
 }
 
-std::string usage_error(const CLI::App& app, const CLI::Error& error, const std::vector<std::string>& args) {
+std::string usage_error(const CLI::App& app, const CLI::Error& error, const std::vector<std::string>& args,
+                        const VariableSources& sources) {
   const CLI::App* chosen = &app;
   std::string path = "fp4moe";
   while (!chosen->get_subcommands().empty()) {
@@ -130,7 +131,8 @@ std::string usage_error(const CLI::App& app, const CLI::Error& error, const std:
     const std::vector<std::string> rest = app.remaining(/*recurse=*/true);
     return subcommand_error(*chosen, path, rest.empty() ? "" : rest.front());
   }
-  return std::string("error: ") + error.what() + "; see `" + path + " --help`\n";
+  return "error: " + with_value_source(*chosen, error.what(), args, sources) + "; see `" + path +
+         " --help`\n";
 }
 
 }  // namespace fp4moe

@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "config_file.h"
+
 namespace fp4moe {
 
 // Returns the known name that is nearest to `name` by edit distance (a swap of neighbours counts once), or
@@ -17,7 +19,8 @@ std::string nearest_name(const std::string& name, const std::vector<std::string>
 std::string unknown_flag_hint(const CLI::App& subcommand, const std::string& name);
 
 // Returns one line for a failed parse of `args` (without the program's name): the unknown flags, each with
-// its hint, or the error and the command that lists what is valid.
-std::string usage_error(const CLI::App& app, const CLI::Error& error, const std::vector<std::string>& args);
+// its hint, or the error and the command that lists what is valid. `sources` as for with_value_source().
+std::string usage_error(const CLI::App& app, const CLI::Error& error, const std::vector<std::string>& args,
+                        const VariableSources& sources);
 
 }  // namespace fp4moe

@@ -62,11 +62,28 @@ class ConfigFile(Files):
     def test_order(self):
         path = self.write("a.toml", 'served-model-name = "file"\ncontext-length = 512\nmax-model-len = 300\n')
         first = self.info(MODEL, "--config=" + path, "--served-model-name", "line", FP4MOE_SERVED_MODEL_NAME="variable")
-        self.assertEqual((first["served_model_name"], first["context_length"]), ("line", 512))
+        self.assertEqual((first["served_model_name"], first["context_length"]), ("line", 300))
         self.assertEqual(self.info(MODEL, "--config", path, FP4MOE_SERVED_MODEL_NAME="variable")["served_model_name"],
                          "variable")
         self.assertEqual(self.info(MODEL, "--context-length", "0400")["context_length"], 400, "integers are decimal")
         self.assertEqual(self.info(MODEL, FP4MOE_CONFIG=path)["served_model_name"], "file")
+
+    def test_the_last_value_of_a_repeated_key_wins(self):
+        path = self.write("a.toml", 'context-length = 512\ncontext-length = 256\nlog-level = "debug"\ncontext_length = 128\n'
+                                    'served-model-name = "a"\nserved-model-name = "b"\n')
+        info = self.info(MODEL, "--config", path)
+        self.assertEqual((info["context_length"], info["served_model_name"]), (128, "a"))
+
+    def test_errors_name_where_the_value_comes_from(self):
+        path = self.write("a.toml", "port = many\n")
+        self.assertIn(f"error: --config {path}: --port: 'many' must be", self.refusal("--config", path))
+        with environment(FP4MOE_PORT="abc", FP4MOE_LOG_LEVEL="loud"):
+            error = self.refusal("--log-level", "error")
+            self.assertIn("error: FP4MOE_PORT: 'abc' must be", error)
+            self.assertNotIn("--port", error)
+            self.assertIn("error: FP4MOE_PORT: 'abc' must be", self.refusal("--config", path, "--log-level", "error"))
+            self.assertIn("error: --port: 'x' must be", self.refusal("--port", "x", "--log-level", "error"))
+            self.assertIn("error: FP4MOE_LOG_LEVEL: loud not in", self.refusal("--port", "0"))
 
     def test_every_flag_is_a_variable(self):
         help_text = subprocess.run([BINARY, "serve", "--help-all"], capture_output=True, text=True, check=True).stdout
