@@ -19,7 +19,23 @@
 
 namespace {
 
-int run(int argc, char** argv) {
+// Splits "--name=" into "--name" and "", as argparse does: CLI11 would take the next argument for the value.
+std::vector<std::string> split_empty_values(int argc, char** argv) {
+  std::vector<std::string> args;
+  for (int i = 0; i < argc; ++i) {
+    const std::string arg = argv[i];
+    const bool is_empty = arg.size() > 3 && arg.rfind("--", 0) == 0 && arg.find('=') == arg.size() - 1;
+    args.push_back(is_empty ? arg.substr(0, arg.size() - 1) : arg);
+    if (is_empty) args.emplace_back();
+  }
+  return args;
+}
+
+int run(std::vector<std::string> words) {
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  const int argc = static_cast<int>(pointers.size());
+  char** const argv = pointers.data();
   CLI::App app{"fp4moe " FP4MOE_VERSION ": native FP4 mixture-of-experts inference"};
   app.set_version_flag("--version",
                        std::string("fp4moe " FP4MOE_VERSION " (kernels ") + fp4moe::kernels_id() + ")");
@@ -61,7 +77,7 @@ int main(int argc, char** argv) {
   std::signal(SIGXFSZ, SIG_IGN);
   fp4moe::open_standard_streams();
   try {
-    return fp4moe::finish_output(run(argc, argv));
+    return fp4moe::finish_output(run(split_empty_values(argc, argv)));
   } catch (const std::bad_alloc&) {
     std::fputs("error: out of memory\n", stderr);
     return fp4moe::kExitDoesNotFit;

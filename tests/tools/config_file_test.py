@@ -127,6 +127,7 @@ class Keys(Files):
     def test_empty_keys(self):
         for flag in ("--api-key", "--admin-api-key", "--api-key-file", "--admin-api-key-file"):
             self.assertIn(f"{flag}: must not be empty", self.refusal(flag, ""))
+            self.assertIn(f"{flag}: must not be empty", self.refusal(flag + "=", "--port", "0"))
             variable = "FP4MOE_" + flag[2:].upper().replace("-", "_")
             with environment(**{variable: ""}):
                 self.assertIn(f"{variable} must not be empty", self.refusal())
