@@ -105,6 +105,7 @@ Status NcclComm::settle(const char* function, NcclResult result, std::chrono::na
     if (Clock::now() - begin >= timeout) return {StatusCode::kDeadline, waited_text(timeout) + function};
     std::this_thread::yield();
   }
+  FP4MOE_RETURN_IF_ERROR(failure());  // after which an abort may have ended the loop
   return nccl_.check(function, result);
 }
 
