@@ -9,7 +9,6 @@ one. `fp4moe bench serving` sends REQUESTS random prompts of PROMPT tokens to ea
 measured in turn, ROUNDS times each. Prints the medians of the rounds: TTFT and TPOT in ms, and output tokens per second.
 Exit status 1 if a request failed.
 """
-import argparse
 import contextlib
 import json
 import os
@@ -19,20 +18,9 @@ import sys
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "server"))
 sys.dont_write_bytecode = True
+from node_arguments import node_arguments  # noqa: E402
 from pd_nodes import Node, Router  # noqa: E402
 from serve_process import Serve, environment, num_gpus  # noqa: E402
-
-
-def parse_arguments():
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("binary")
-    parser.add_argument("model")
-    for name, default in (("flags", ""), ("prefill", "--fp4-compute w4a8"), ("decode", "--fp4-compute w4a16"),
-                          ("concurrency", "1,16")):
-        parser.add_argument(f"--{name}", default=default)
-    for name, default in (("prompt", 4096), ("output", 128), ("requests", 64), ("rounds", 3)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    return parser.parse_args()
 
 
 def gpu(options, number):
@@ -74,7 +62,8 @@ def measure(options, url, vocab_size, concurrency, seed):
 
 
 def main():
-    options = parse_arguments()
+    options = node_arguments(__doc__, flags="", prefill="--fp4-compute w4a8", decode="--fp4-compute w4a16",
+                             concurrency="1,16", prompt=4096, output=128, requests=64, rounds=3)
     with open(os.path.join(options.model, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     vocab_size = config.get("text_config", config)["vocab_size"]

@@ -10,7 +10,6 @@ beside further transfers. Prints the rates of the transfers and of the nodes' co
 their limits: a TCP connection over loopback and, with --device cuda, the host copies that `fp4moe bench peak` measures. Exit
 status 1 if a command or a request failed.
 """
-import argparse
 import contextlib
 import http.client
 import json
@@ -25,19 +24,9 @@ import urllib.request
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "tests", "server"))
 sys.dont_write_bytecode = True
+from node_arguments import node_arguments  # noqa: E402
 from pd_nodes import Node  # noqa: E402
 from serve_process import metrics  # noqa: E402
-
-
-def parse_arguments():
-    parser = argparse.ArgumentParser(usage=__doc__)
-    parser.add_argument("binary")
-    parser.add_argument("model")
-    for name in ("flags", "prefill", "decode"):
-        parser.add_argument(f"--{name}", default="")
-    for name, default in (("prompt", 8192), ("transfers", 32), ("streams", 8), ("seconds", 10)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    return parser.parse_args()
 
 
 def loopback_rate(seconds=1.0):
@@ -122,7 +111,7 @@ def measure_streams(pair, options, prompt):
 
 
 def main():
-    options = parse_arguments()
+    options = node_arguments(__doc__, flags="", prefill="", decode="", prompt=8192, transfers=32, streams=8, seconds=10)
     with open(os.path.join(options.model, "config.json"), encoding="utf-8") as file:
         config = json.load(file)
     vocab_size = config.get("text_config", config)["vocab_size"]

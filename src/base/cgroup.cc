@@ -54,7 +54,7 @@ int64_t read_number(const std::string& path) {
   return file >> value ? value : -1;
 }
 
-// Returns the number after `key` in a file of "key number" lines; 0 if there is none.
+// Returns the number after `key` in a file of "key number" lines; 0 if no line has the key.
 int64_t read_entry(const std::string& path, const std::string& key) {
   std::ifstream file(path);
   std::string name;

@@ -145,7 +145,7 @@ std::string escaped(uint32_t c) {
   return text.data();
 }
 
-// The code unit of \uXXXX at `at`; 0 if there is none.
+// Returns the code unit of the escape \uXXXX at `at`; 0 if other text is there.
 uint32_t escaped_unit(const std::string& text, size_t at) {
   if (at + kUnitBytes > text.size() || text.compare(at, 2, "\\u") != 0) return 0;
   for (size_t i = at + 2; i < at + kUnitBytes; ++i)
@@ -153,7 +153,7 @@ uint32_t escaped_unit(const std::string& text, size_t at) {
   return read_hex(text, at + 2, kUnitBytes - 2);
 }
 
-// The character of two escaped surrogates at `at`; 0 if there are none.
+// Returns the character of the two escaped surrogates at `at`; 0 if other text is there.
 uint32_t surrogate_pair(const std::string& text, size_t at) {
   const uint32_t high = escaped_unit(text, at);
   if (high < kFirstSurrogate || high >= kFirstLowSurrogate) return 0;
