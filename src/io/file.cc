@@ -38,7 +38,7 @@ Status system_error(const std::string& what, const std::string& path) {
   return code == ENOENT || code == ENOTDIR ? not_found(message) : data_loss(message);
 }
 
-std::string partial(const std::string& path) { return path + ".partial"; }
+std::string partial(const std::string& path) { return path + NewFile::kSuffix; }
 
 // The path that a chain of symbolic links leads to; the last link may name an absent file.
 Result<std::string> follow_links(const std::string& path) {

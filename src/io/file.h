@@ -54,6 +54,7 @@ Result<std::string> read_text_file(const std::string& path, int64_t max_bytes);
 // Movable, not copyable.
 class NewFile {
  public:
+  static constexpr const char* kSuffix = ".partial";  // of the file until commit()
   // Creates or truncates `path`.partial, which an earlier process may have left. kUnavailable: another
   // process is writing it. kNotFound, kDataLoss: it cannot be created, or is a symbolic link, or `path` is a
   // folder.

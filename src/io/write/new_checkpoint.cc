@@ -7,12 +7,6 @@
 
 namespace fp4moe {
 
-namespace {
-
-constexpr const char* kPartial = ".partial";  // as NewFile names files that are being written
-
-}  // namespace
-
 Status prepare_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
@@ -20,7 +14,7 @@ Status prepare_folder(const std::string& folder) {
   std::vector<std::string> partial;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
     const std::filesystem::path& path = entry.path();
-    if (path.extension() != kPartial || !entry.is_regular_file(error))
+    if (path.extension() != NewFile::kSuffix || !entry.is_regular_file(error))
       return invalid_argument("folder '" + folder + "' is not empty; legal: a new or empty folder");
     partial.push_back((path.parent_path() / path.stem()).string());
   }
