@@ -5,6 +5,9 @@
 // (s, t) of all ranks. The lanes of a rank are then a batch of R x T tokens, in which ids of other ranks'
 // experts are dropped: a layer runs on it as on any batch. Results return to places that both sides compute
 // from the ids. No count is exchanged, nothing can overflow, and nothing depends on the host.
+//
+// A round of up to kDirectLanes lanes can be direct: the experts' kernel (DeviceMoeOps::direct) waits for the
+// rows itself and stores its sums on the tokens' ranks, and no kernel waits for another rank's flags.
 #pragma once
 
 #include <algorithm>
@@ -46,6 +49,11 @@ struct A2aShape {
   // area, and travel from there.
   bool is_staged = false;
 
+  // Whether rounds can be direct. All ranks have experts of the same sizes, so they all choose alike.
+  constexpr bool allows_direct(int num_ranks) const {
+    return row_format == A2aRowFormat::kBf16 && result_format != A2aResultFormat::kFp8 && !slots_return &&
+           !is_staged && num_experts == num_ranks * experts_per_rank;
+  }
   // Returns the largest number of results per token from one rank.
   constexpr int64_t parts_of_rank() const { return slots_return ? top_k : 1; }
   // Returns the largest number of results per token.
@@ -82,8 +90,14 @@ struct A2aArea {
   int64_t weights = 0;   // [R][T][K] f32
   int64_t returns = 0;   // [T][parts][result_bytes]; is_staged: by source, as `outgoing`
   int64_t outgoing = 0;  // is_staged: results for other ranks, [R][T][parts_of_rank][result_bytes]
+  // Of direct rounds, if the shape allows them: lanes in two buffers that are used in turn, and results. All
+  // are marked words (kernels/cuda/comm/group.cuh).
+  int64_t direct_rows = 0;   // [2][kDirectLanes][H] bf16
+  int64_t direct_slots = 0;  // [2][kDirectLanes][K] of an id, as in `ids`, and an f32 weight
+  int64_t direct_sums = 0;   // [T][R][result_bytes], R T <= kDirectLanes
   int64_t num_bytes = 0;
 };
+constexpr int kDirectLanes = 8;
 constexpr A2aArea a2a_area(const A2aShape& shape, int num_ranks, int64_t max_tokens) {
   const int64_t lanes = num_ranks * max_tokens;
   int64_t used = 0;
@@ -99,6 +113,11 @@ constexpr A2aArea a2a_area(const A2aShape& shape, int num_ranks, int64_t max_tok
   const int64_t parts = shape.is_staged ? num_ranks * shape.parts_of_rank() : shape.parts(num_ranks);
   area.returns = take(max_tokens * parts * shape.result_bytes());
   if (shape.is_staged) area.outgoing = take(max_tokens * parts * shape.result_bytes());
+  if (shape.allows_direct(num_ranks)) {
+    area.direct_rows = take(2 * kDirectLanes * shape.row_bytes());
+    area.direct_slots = take(2 * kDirectLanes * shape.top_k * 8);
+    area.direct_sums = take(kDirectLanes * shape.result_bytes());
+  }
   area.num_bytes = used;
   return area;
 }
@@ -161,6 +180,10 @@ struct DeviceA2aOps {
   // per slot; otherwise it sums ranks in ascending order. A rank's own results are read in place, rounded to
   // the format of those that return.
   void (*combine)(const A2aRound& round, const A2aResults& results, float* out);
+  // Direct rounds: send_direct, DeviceMoeOps::direct, add_direct. Each token has results from all ranks.
+  void (*send_direct)(const A2aRound& round, const bf16* x);
+  // Adds to out [num_own, H] f32 the results of this rank's tokens as combine() does, as they arrive.
+  void (*add_direct)(const A2aRound& round, float* out);
   // Sets out [n] to 0.
   void (*clear)(float* out, int64_t n);
   // out [T, K]: ReplicaTable::replica_of(ids [t, k], t); -1 for ids outside [0, E).

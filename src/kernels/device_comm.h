@@ -35,6 +35,7 @@ struct CommState {
   uint32_t poison;       // not 0: the group has failed, and operations do nothing
   uint32_t num_entered;  // blocks of the current operation that have read `epoch`
   uint32_t num_failed;   // waits that have passed their deadline; the first one writes the verdict
+  uint32_t num_direct;   // direct rounds (kernels/device_a2a.h) so far; selects the next one's buffer
 };
 
 // Byte offsets in a rank's region, the same on all ranks; multiples of 128. If ranks do not share memory

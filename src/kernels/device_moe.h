@@ -141,6 +141,8 @@ struct DeviceMoeArgs {
   // If set, the tokens are this exchange's lanes: results return to the lanes' ranks, and `out` is [num_own,
   // H] of this rank's tokens, which the layer adds to.
   const A2aRound* exchange = nullptr;
+  // DeviceMoeOps::direct(): the tokens are a direct round's lanes. x, ids, weights and outputs are not used.
+  const A2aRound* direct = nullptr;
   // kMoeCounterBytes bytes: zeroed before the first call and not touched between calls; all calls use one
   // stream.
   uint8_t* counters = nullptr;
@@ -186,6 +188,9 @@ struct DeviceMoeOps {
   // linear().
   bool (*linear_fits)(const TiledLinearArgs&) = nullptr;
   void (*linear)(const TiledLinearArgs&) = nullptr;  // precondition: linear_fits()
+  // Runs a layer on the lanes of a direct round (kernels/device_a2a.h). Null: there is no direct().
+  bool (*direct_fits)(const DeviceMoeArgs&) = nullptr;
+  void (*direct)(const DeviceMoeArgs&) = nullptr;  // precondition: direct_fits()
 };
 
 inline void run_layer(const DeviceMoeOps& ops, const DeviceMoeArgs& args) {

@@ -10,6 +10,8 @@
 
 namespace fp4moe {
 
+struct A2aRound;  // kernels/device_a2a.h
+
 using RouterWord = unsigned long long;                            // on a GPU
 constexpr int64_t kRouterFewTokens = 16;                          // tokens whose experts several blocks share
 constexpr int64_t kMaxDeviceExperts = 1024, kMaxDeviceTopk = 32;  // limits of E and K on a GPU
@@ -38,6 +40,10 @@ struct DeviceRouterArgs {                  // all in device memory; x and weight
   // [kRouterFewTokens, E] or null: with them, a norm and several blocks per token run in one launch. Zero
   // before the first call and after each call; all calls use one stream.
   RouterWord* words = nullptr;
+  // If set, the normalised rows, ids and weights also go to the lanes of this direct round, in place of
+  // DeviceA2aOps::send_direct(). Only with a norm that runs in the router's launch, and if all T tokens of
+  // the round are this rank's (some may be padding).
+  const A2aRound* direct = nullptr;
 };
 
 }  // namespace fp4moe

@@ -80,26 +80,41 @@ int64_t DeviceExchange::num_rounds(const ExchangeTokens& tokens) const {
   return (tokens.num_lane_tokens + size_.max_tokens - 1) / size_.max_tokens;
 }
 
-A2aRound DeviceExchange::send(const ExchangeTokens& tokens, int64_t round) const {
+A2aRound DeviceExchange::round_of(const ExchangeTokens& tokens, int64_t round) const {
   const int64_t first = round * size_.max_tokens, own = std::min(first, tokens.num_own);
   FP4MOE_CHECK(first < tokens.num_lane_tokens && tokens.num_own <= tokens.num_lane_tokens,
                "the round does not exist, or num_own exceeds num_lane_tokens");
-  const int64_t h = size_.shape.hidden_size, k = size_.shape.top_k;
+  const int64_t k = size_.shape.top_k;
   const int64_t num_tokens = std::min(size_.max_tokens, tokens.num_lane_tokens - first);
-  const A2aRound made{.group = world_->exchange_group(),
-                      .op = {"dispatch", tokens.layer},
-                      .shape = size_.shape,
-                      .area = size_.area,
-                      .num_tokens = num_tokens,
-                      .num_own = std::min(num_tokens, tokens.num_own - own),
-                      .first_own = own,
-                      .num_filled = tokens.num_filled,
-                      .first_token = tokens.first + own,
-                      .ids = tokens.ids + own * k,
-                      .weights = tokens.weights + own * k,
-                      .nvfp4_scale = tokens.nvfp4_scale};
-  cuda_a2a_ops()->send(made, tokens.x + own * h);
-  return made;
+  return {.group = world_->exchange_group(),
+          .op = {"dispatch", tokens.layer},
+          .shape = size_.shape,
+          .area = size_.area,
+          .num_tokens = num_tokens,
+          .num_own = std::min(num_tokens, tokens.num_own - own),
+          .first_own = own,
+          .num_filled = tokens.num_filled,
+          .first_token = tokens.first + own,
+          .ids = tokens.ids + own * k,
+          .weights = tokens.weights + own * k,
+          .nvfp4_scale = tokens.nvfp4_scale};
+}
+
+void DeviceExchange::send(const A2aRound& round, const ExchangeTokens& tokens) const {
+  cuda_a2a_ops()->send(round, tokens.x + round.first_own * size_.shape.hidden_size);
+}
+
+int64_t DeviceExchange::direct_lanes(const A2aRound& round) const {
+  const int64_t lanes = world_->size() * round.num_tokens;
+  return size_.shape.allows_direct(world_->size()) && lanes <= kDirectLanes ? lanes : 0;
+}
+
+void DeviceExchange::send_direct(const A2aRound& round, const ExchangeTokens& tokens) const {
+  cuda_a2a_ops()->send_direct(round, tokens.x + round.first_own * size_.shape.hidden_size);
+}
+
+void DeviceExchange::add_direct(const A2aRound& round, float* out) const {
+  cuda_a2a_ops()->add_direct(returning(round), own_rows(round, out));
 }
 
 LaneBatch DeviceExchange::wait(const A2aRound& round, bool takes_nvfp4, Arena& scratch) const {

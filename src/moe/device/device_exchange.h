@@ -61,15 +61,22 @@ class DeviceExchange {
   int64_t max_batch_tokens() const { return world_->size() * size_.max_tokens; }
 
   int64_t num_rounds(const ExchangeTokens& tokens) const;
-  // Sends the tokens of round `round`. The caller then calls wait(), runs the experts on the batch, and calls
-  // combine(). All of these only enqueue work.
-  A2aRound send(const ExchangeTokens& tokens, int64_t round) const;
+  A2aRound round_of(const ExchangeTokens& tokens, int64_t round) const;
+  // Sends a round's tokens. The caller then calls wait(), runs the experts on the batch, and calls combine().
+  // All of these only enqueue work.
+  void send(const A2aRound& round, const ExchangeTokens& tokens) const;
   // Waits for the round's rows and decodes them to bf16. With `takes_nvfp4`, the tensor scales of NVFP4 rows
   // are not applied; if each row has one, they are returned. The batch is in the lanes and in scratch memory.
   LaneBatch wait(const A2aRound& round, bool takes_nvfp4, Arena& scratch) const;
   // Returns the results to the tokens' ranks and adds those of this rank's tokens to out, which has all of
   // its tokens of the layer, [num_own, H] f32.
   void combine(const A2aRound& round, const A2aResults& results, float* out) const;
+  // The number of lanes of a round that is direct if the experts' ops can run it (DeviceMoeOps::direct),
+  // between send_direct() and add_direct(); 0 if it cannot be direct. Depends only on sizes that are the same
+  // on all ranks, also while a group rehearses with one rank.
+  int64_t direct_lanes(const A2aRound& round) const;
+  void send_direct(const A2aRound& round, const ExchangeTokens& tokens) const;
+  void add_direct(const A2aRound& round, float* out) const;
   // The arguments of a layer that combines by itself (DeviceMoeArgs::exchange and out).
   A2aRound returning(const A2aRound& round) const;
   float* own_rows(const A2aRound& round, float* out) const;

@@ -46,12 +46,16 @@ DeviceMoeArgs DeviceExpertRunner::layer_sizes(const DeviceSlots& slots) const {
 
 DeviceMoeArgs DeviceExpertRunner::layer_args(const ActRows& x, const DeviceSlots& slots, const float* weights,
                                              Arena& scratch) const {
-  DeviceMoeArgs args = layer_sizes(slots);
+  DeviceMoeArgs args = with_memory(layer_sizes(slots), scratch);
   args.x = static_cast<const bf16*>(x.data);
   args.weights = weights;
+  return args;
+}
+
+DeviceMoeArgs DeviceExpertRunner::with_memory(DeviceMoeArgs args, Arena& scratch) const {
   args.counters = counters_.data();
   args.workspace =
-      scratch.take<uint8_t>(layer_workspace_bytes(*ops_, experts_.tiles(), slots.num_tokens, slots.topk));
+      scratch.take<uint8_t>(layer_workspace_bytes(*ops_, experts_.tiles(), args.num_tokens, args.topk));
   return args;
 }
 
@@ -116,6 +120,23 @@ int64_t DeviceExpertRunner::returned_sums_bytes() const {
 
 const float* DeviceExpertRunner::nvfp4_scale() const {
   return is_w4a4() && experts_.numerics().a1 == ActScaleChoice::kScalar ? experts_.a1() : nullptr;
+}
+
+bool DeviceExpertRunner::runs_direct(const A2aRound& round, int64_t num_lanes, DeviceSlots slots) const {
+  if (num_lanes == 0 || is_w4a4() || ops_->direct == nullptr) return false;
+  slots.num_tokens = num_lanes;
+  DeviceMoeArgs args = layer_sizes(slots);
+  args.direct = &round;
+  return ops_->direct_fits(args);
+}
+
+void DeviceExpertRunner::run_direct(const A2aRound& round, DeviceSlots slots, Arena& scratch) const {
+  const int64_t mark = scratch.used_bytes();
+  slots.num_tokens = round.group.size * round.num_tokens;
+  DeviceMoeArgs args = with_memory(layer_sizes(slots), scratch);
+  args.direct = &round;
+  ops_->direct(args);
+  scratch.rewind(mark);
 }
 
 void DeviceExpertRunner::run_on_lanes(const DeviceExchange& exchange, const A2aRound& round,

@@ -40,6 +40,10 @@ class DeviceExpertRunner {
   void run_on_lanes(const DeviceExchange& exchange, const A2aRound& round, DeviceSlots slots, float* out,
                     Arena& scratch) const;
   int64_t returned_sums_bytes() const;
+  // The same for a direct round, before which the caller has sent the rows and after which it adds the sums.
+  // num_lanes: DeviceExchange::direct_lanes().
+  bool runs_direct(const A2aRound& round, int64_t num_lanes, DeviceSlots slots) const;
+  void run_direct(const A2aRound& round, DeviceSlots slots, Arena& scratch) const;
   // The scalar scale with which w4a4 quantises x, [1] in device memory; null if a1 is not scalar, and in
   // other schemes.
   const float* nvfp4_scale() const;
@@ -51,6 +55,7 @@ class DeviceExpertRunner {
   DeviceMoeArgs layer_sizes(const DeviceSlots& slots) const;
   DeviceMoeArgs layer_args(const ActRows& x, const DeviceSlots& slots, const float* weights,
                            Arena& scratch) const;
+  DeviceMoeArgs with_memory(DeviceMoeArgs args, Arena& scratch) const;
   const DeviceMoeTactic& tactic(DeviceMoeArgs args) const;
 
   const DeviceMoeOps* ops_ = nullptr;

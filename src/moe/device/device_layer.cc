@@ -36,7 +36,9 @@ struct DeviceRouter {
   int64_t scratch_bytes(int64_t max_tokens) const {
     return Arena::padded(max_tokens * rule.num_experts * 4) + 2 * Arena::padded(max_tokens * rule.top_k * 4);
   }
-  Routes route(const DeviceMoeOps& ops, const MoeForwardArgs& args, Arena& scratch) const {
+  // direct: DeviceRouterArgs::direct.
+  Routes route(const DeviceMoeOps& ops, const MoeForwardArgs& args, const A2aRound* direct,
+               Arena& scratch) const {
     const int64_t num_tokens = args.x.rows;
     DeviceRouterArgs router = sizes(num_tokens);
     float* logits = scratch.take<float>(num_tokens * rule.num_experts);
@@ -49,6 +51,7 @@ struct DeviceRouter {
     router.weights = routes.weights;
     router.count = counts(args);
     router.norm = args.norm;
+    router.direct = direct;
     ops.route(router);
     return routes;
   }
@@ -180,11 +183,11 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
 
   Status forward_moe(const MoeForwardArgs& args, Transport&, Arena& scratch,
                      ThreadPool& pool) const override {
-    const Routes routes = router_.route(ops_, args, scratch);
     if (args.exchange != nullptr) {
-      run_exchanged(args, routes, scratch, pool);
+      run_exchanged(args, scratch, pool);
       return {};
     }
+    const Routes routes = router_.route(ops_, args, nullptr, scratch);
     DeviceSlots slots = local_slots(args.x.rows);
     slots.ids = physical_ids(routes.ids, args.x.rows, scratch);
     slots.uncombined = args.uncombined;
@@ -247,8 +250,7 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
 
   // Each rank of a group dispatches its share of the group's rows. Without args.partial, only this share of
   // the residual is complete afterwards.
-  void run_exchanged(const MoeForwardArgs& args, const Routes& routes, Arena& scratch,
-                     ThreadPool& pool) const {
+  void run_exchanged(const MoeForwardArgs& args, Arena& scratch, ThreadPool& pool) const {
     const RankLayout& layout = plan_.problem().layout;
     const int ranks = layout.attention_tp();
     const int64_t h = args.x.cols, k = router_.rule.top_k;
@@ -257,23 +259,49 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
                  "a group of several ranks needs args.partial unless it is deterministic");
     if (args.partial != nullptr) cuda_a2a_ops()->clear(args.partial, args.x.rows * h);
     float* const sum = (args.partial != nullptr ? args.partial : args.residual) + own.first * h;
-    const ExchangeTokens tokens{.layer = args.layer,
-                                .num_lane_tokens = shard_blocks(args.largest_group_rows, 1, ranks, 0).count,
-                                .num_own = own.count,
-                                .first = own.first,
-                                .num_filled = args.num_counted,
-                                .x = static_cast<const bf16*>(args.x.data) + own.first * h,
-                                .ids = physical_ids(routes.ids + own.first * k, own.count, scratch),
-                                .weights = routes.weights + own.first * k,
-                                .nvfp4_scale = experts_.nvfp4_scale()};
-    const int64_t rounds = args.exchange->num_rounds(tokens);
+    const DeviceExchange& exchange = *args.exchange;
+    ExchangeTokens tokens{.layer = args.layer,
+                          .num_lane_tokens = shard_blocks(args.largest_group_rows, 1, ranks, 0).count,
+                          .num_own = own.count,
+                          .first = own.first,
+                          .num_filled = args.num_counted,
+                          .x = static_cast<const bf16*>(args.x.data) + own.first * h,
+                          .nvfp4_scale = experts_.nvfp4_scale()};
+    const bool router_sends = can_router_send(args, tokens);
+    const A2aRound sent = router_sends ? exchange.round_of(tokens, 0) : A2aRound{};
+    const Routes routes = router_.route(ops_, args, router_sends ? &sent : nullptr, scratch);
+    tokens.ids = physical_ids(routes.ids + own.first * k, own.count, scratch);
+    tokens.weights = routes.weights + own.first * k;
+    const int64_t rounds = exchange.num_rounds(tokens);
     SharedOutput shared;
     for (int64_t i = 0; i < rounds; ++i) {
-      const A2aRound round = args.exchange->send(tokens, i);
+      const A2aRound round = exchange.round_of(tokens, i);
+      const bool is_direct = runs_direct(exchange, round);
+      if (!router_sends) is_direct ? exchange.send_direct(round, tokens) : exchange.send(round, tokens);
       if (i == 0) shared = run_shared(args, own, scratch, pool);  // while the rows are in flight
-      experts_.run_on_lanes(*args.exchange, round, local_slots(), sum, scratch);
+      if (is_direct) {
+        experts_.run_direct(round, local_slots(), scratch);
+        exchange.add_direct(round, sum);
+      } else {
+        experts_.run_on_lanes(exchange, round, local_slots(), sum, scratch);
+      }
     }
     add_shared(shared, sum, pool);
+  }
+
+  // If ranks share a GPU, the blocks of one rank's experts, which wait for other ranks, could keep theirs
+  // from starting.
+  bool runs_direct(const DeviceExchange& exchange, const A2aRound& round) const {
+    return ranks_per_gpu() == 1 && experts_.runs_direct(round, exchange.direct_lanes(round), local_slots());
+  }
+  // Whether the router's launch can send the rows: it has all of them, and the experts it chooses are the
+  // ones that run. The other ranks need not know, because send_direct() sends the same.
+  bool can_router_send(const MoeForwardArgs& args, const ExchangeTokens& tokens) const {
+    if (args.norm == nullptr || placement_ || tokens.num_own == 0 || tokens.num_own != args.x.rows)
+      return false;
+    const A2aRound round = args.exchange->round_of(tokens, 0);
+    return round.num_tokens == round.num_own && args.exchange->num_rounds(tokens) == 1 &&
+           runs_direct(*args.exchange, round);
   }
 
   // The shared expert's output for some rows, in scratch memory.

@@ -74,7 +74,11 @@ int64_t expected_exchange_bytes(const ModelConfig& c, const Layout& layout) {
   const int64_t r = layout.tp, k = c.top_k, t = std::max<int64_t>(kGroupRows / r, 1);
   const int64_t sums = layout.ep == 1 ? r : std::min(r, k), results = layout.deterministic ? k : sums;
   const int64_t result_bytes = c.hidden_size * (layout.deterministic ? 2 : 4);
-  return padded(r * t * 2 * c.hidden_size) + 2 * padded(r * t * k * 4) + padded(t * results * result_bytes);
+  const int64_t direct = layout.deterministic || layout.ep != r
+                             ? 0
+                             : padded(16 * 2 * c.hidden_size) + padded(16 * k * 8) + padded(8 * result_bytes);
+  return padded(r * t * 2 * c.hidden_size) + 2 * padded(r * t * k * 4) + padded(t * results * result_bytes) +
+         direct;
 }
 
 // The regions that are not empty, one behind the other up to the end of the heap.

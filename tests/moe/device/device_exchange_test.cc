@@ -186,7 +186,8 @@ class DeviceExchanges : public testing::TestWithParam<std::tuple<int, Protocol, 
       group_->for_each([&](int r, DeviceCommunicator&) {
         const DeviceExchange& exchange = exchanges_[static_cast<size_t>(r)];
         EXPECT_EQ(exchange.num_rounds(inputs(r, most)), rounds);
-        sent.push_back(exchange.send(inputs(r, most), round));
+        sent.push_back(exchange.round_of(inputs(r, most), round));
+        exchange.send(sent.back(), inputs(r, most));
         Arena& arena = scratch_[static_cast<size_t>(r)];
         arena.reset();
         const bool kept = protocol().nvfp4 == Nvfp4::kPerRowKept || protocol().nvfp4 == Nvfp4::kScalarKept;

@@ -126,12 +126,13 @@ class ExchangeSoak : public testing::TestWithParam<std::tuple<int, bool>> {
     return Graph::capture(
                group_->ranks[at]->stream,
                [&]() -> Status {
-                 const A2aRound round = exchange.send({.num_lane_tokens = c.num_tokens,
-                                                       .num_own = part.num_own,
-                                                       .x = part.x.as<bf16>(),
-                                                       .ids = part.ids.as<int32_t>(),
-                                                       .weights = part.weights.as<float>()},
-                                                      0);
+                 const ExchangeTokens tokens{.num_lane_tokens = c.num_tokens,
+                                             .num_own = part.num_own,
+                                             .x = part.x.as<bf16>(),
+                                             .ids = part.ids.as<int32_t>(),
+                                             .weights = part.weights.as<float>()};
+                 const A2aRound round = exchange.round_of(tokens, 0);
+                 exchange.send(round, tokens);
                  Arena none;
                  const LaneBatch batch = exchange.wait(round, false, none);
                  cudaMemcpyAsync(part.y.data(), batch.x.data, static_cast<size_t>(part.y.num_bytes()),

@@ -235,6 +235,8 @@ const DeviceA2aOps* cuda_a2a_ops() {
   static constexpr DeviceA2aOps ops{.send = cuda::send,
                                     .wait = cuda::wait,
                                     .combine = cuda::combine,
+                                    .send_direct = cuda::send_direct,
+                                    .add_direct = cuda::add_direct,
                                     .clear = cuda::clear,
                                     .choose_replicas = cuda::choose_replicas};
   return &ops;

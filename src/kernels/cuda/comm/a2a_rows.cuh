@@ -23,10 +23,6 @@ struct Part {
   int row, piece;
   int begin, end;  // vectors of kColumns columns
 };
-template <class T>
-__device__ __forceinline__ T* exchange_memory(const CommGroup& group, int rank, int64_t offset) {
-  return reinterpret_cast<T*>(group.regions[rank] + group.layout.exchange + offset);
-}
 __device__ __forceinline__ uint8_t* lane_row(const A2aRound& a, int rank, int64_t lane) {
   return exchange_memory<uint8_t>(a.group, rank, a.area.rows) + lane * a.shape.row_bytes();
 }

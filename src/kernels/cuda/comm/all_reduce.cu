@@ -177,15 +177,15 @@ void staged_all_reduce(const AllReduceArgs& a, int64_t vectors) {
 
 struct ArmArgs {
   uint4* region;
-  int64_t num_zeros, num_vectors;  // vectors to zero (state and flags); all vectors, with the words
+  int64_t num_zeros, num_words;  // vectors to zero (state and flags); these and the words
+  int64_t exchange, end;         // vectors of the exchange memory, which has words too
 };
 
 __global__ void __launch_bounds__(kThreads) arm_kernel(const __grid_constant__ ArmArgs a) {
   ptx::grid_dependency_wait();
-  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
-    const uint32_t word = i < a.num_zeros ? 0 : kUnsent;
-    a.region[i] = make_uint4(word, word, word, word);
-  }
+  const auto set = [&](int64_t i, uint32_t word) { a.region[i] = make_uint4(word, word, word, word); };
+  for (int64_t i = first_vector(); i < a.num_words; i += num_threads()) set(i, i < a.num_zeros ? 0 : kUnsent);
+  for (int64_t i = a.exchange + first_vector(); i < a.end; i += num_threads()) set(i, kUnsent);
 }
 
 }  // namespace
@@ -193,7 +193,8 @@ __global__ void __launch_bounds__(kThreads) arm_kernel(const __grid_constant__ A
 void arm_group(const CommGroup& g) {
   auto* const region = reinterpret_cast<uint4*>(g.regions[g.rank]);
   launch("comm_arm", arm_kernel, {dim3(static_cast<unsigned>(g.max_blocks)), dim3(kThreads)},
-         ArmArgs{region, g.layout.words / 16, g.layout.gather / 16});
+         ArmArgs{region, g.layout.words / 16, g.layout.gather / 16, g.layout.exchange / 16,
+                 (g.layout.exchange + g.layout.exchange_bytes) / 16});
 }
 
 void all_reduce(const AllReduceArgs& a) {

@@ -15,6 +15,10 @@ void gather_columns(const GatherArgs& args);
 void staged_send(const A2aRound& round);
 void staged_wait(const A2aRound& round, const A2aDecoded& decoded);
 void staged_combine(const A2aRound& round, const A2aResults& results, float* out);
+void send_direct(const A2aRound& round, const bf16* x);
+// Loads the kernel of send_direct(), which waits for the GPU (DeviceCommunicator::rehearse()).
+void load_send_direct();
+void add_direct(const A2aRound& round, float* out);
 // Return how many blocks of a kernel fit on an SM of the current GPU.
 int all_reduce_blocks_per_sm();
 int gather_blocks_per_sm();

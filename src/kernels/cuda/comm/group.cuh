@@ -40,6 +40,9 @@ __device__ __forceinline__ void store_words(void* to, const uint4& v) {
 __device__ __forceinline__ void store_words(void* to, const uint2& v) {
   asm volatile("st.relaxed.sys.global.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(v.x), "r"(v.y) : "memory");
 }
+__device__ __forceinline__ void store_words(void* to, uint32_t v) {
+  asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(to), "r"(v) : "memory");
+}
 __device__ __forceinline__ uint4 load_words(const uint4* from) {
   uint4 v;
   asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -56,6 +59,12 @@ __device__ __forceinline__ uint2 load_words(const uint2* from) {
 
 __device__ __forceinline__ CommState* state_of(const CommGroup& group, int rank) {
   return reinterpret_cast<CommState*>(group.regions[rank]);
+}
+
+// Returns an address in a rank's exchange memory (kernels/device_a2a.h).
+template <class T>
+__device__ __forceinline__ T* exchange_memory(const CommGroup& group, int rank, int64_t offset) {
+  return reinterpret_cast<T*>(group.regions[rank] + group.layout.exchange + offset);
 }
 
 // Selects the constructor for a kernel that waits for the peers' stores in an operation that an earlier
@@ -135,6 +144,7 @@ struct Operation {
 };
 
 __device__ __forceinline__ uint32_t sendable(uint32_t word) { return word == kUnsent ? 0x7fffffffu : word; }
+__device__ __forceinline__ uint2 sendable(const uint2& v) { return {sendable(v.x), sendable(v.y)}; }
 __device__ __forceinline__ uint4 sendable(const uint4& v) {
   return {sendable(v.x), sendable(v.y), sendable(v.z), sendable(v.w)};
 }

@@ -2,7 +2,7 @@
 //
 // Computes  out[t] (+)= sum over k of weight[t, k] * (act(x W13_e^T + b13_e) W2_e^T + b2_e), e = ids[t, k];
 //           a shared expert (SharedSlot) is the last of a token's experts; a bf16 one:
-//           few_tokens_dense.cuh.
+//           few_tokens_dense.cuh. In a direct round: few_tokens_lanes.cuh.
 // Shapes    as in DeviceMoeArgs; T <= 8, T * topk (with a shared expert, T * (topk + 1)) <= 64. Plan:
 //           kernels/cuda/experts/few_tokens_plan.h.
 // Bytes     the tiles of U active experts once: (gated ? 3 : 2) H I / 2 bytes of codes each, and their
@@ -33,6 +33,7 @@
 #include "kernels/cuda/experts/few_tokens_consume.cuh"
 #include "kernels/cuda/experts/few_tokens_dense.cuh"
 #include "kernels/cuda/experts/few_tokens_fp8.cuh"
+#include "kernels/cuda/experts/few_tokens_lanes.cuh"
 #include "kernels/cuda/ptx/launch.h"
 
 namespace fp4moe {
@@ -115,8 +116,8 @@ constexpr int shared_bytes(bool fp8, bool dense) {
 
 // Copies to shared memory the h that this CTA's part of `down` needs, and does meanwhile what the shared
 // expert needs.
-template <class W, bool kDense>
-__device__ inline void exchange_h(const Args& a, Shared& s, uint8_t* act) {
+template <class W, bool kDense, class Input>
+__device__ inline void exchange_h(const Args& a, Shared& s, const Input& input, uint8_t* act) {
   few::DenseShared& dense = few::dense_of(s);
   few::DenseDown dense_down;
   if constexpr (kDense) {
@@ -126,9 +127,9 @@ __device__ inline void exchange_h(const Args& a, Shared& s, uint8_t* act) {
   few::weigh_shared(a, s);
   const Part down(a, s.num_experts, true, 0);
   if constexpr (W::kFp8)
-    few::stage_fp8_h(a, s, down, act);
+    few::stage_fp8_h(a, s, input, down, act);
   else
-    few::stage_h(a, s, down, act);
+    few::stage_h(a, s, input, down, act);
   if constexpr (kDense) few::stage_dense_h(a, s, dense);
   __syncthreads();
   if constexpr (kDense) dense_down.multiply(a, s, dense);
@@ -148,9 +149,13 @@ __device__ inline void prefetch_next(const Args& a) {
     ptx::bulk_prefetch_l2(piece + at, kStep);
 }
 
-// kDense: with a bf16 shared expert.
-template <class W, int kDepth, bool kDense>
-__global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __grid_constant__ Args a) {
+// kDense: with a bf16 shared expert. With LaneArgs, only the helper warp waits for the kernels before, so
+// that the other warps can read what other ranks have sent.
+template <class W, int kDepth, bool kDense, class KernelArgs = Args>
+__global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __grid_constant__ KernelArgs a) {
+  constexpr bool kOnLanes = std::is_same_v<KernelArgs, few::LaneArgs>;
+  using Input = std::conditional_t<kOnLanes, few::LaneInput, few::StoredInput>;
+  using Sums = std::conditional_t<kOnLanes, few::ReturnedSums, few::StoredSums>;
   extern __shared__ __align__(128) uint8_t memory[];
   Shared& s = *reinterpret_cast<Shared*>(memory);
   uint8_t* act = memory + shared_bytes(W::kFp8, kDense);
@@ -162,16 +167,21 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
   }
   few::DenseUp dense_up;
   if constexpr (kDense) dense_up.load(a);
-  ptx::grid_dependency_wait();
-  note_reached(a.mark);
-  const bool is_helper = warp == few::kHelperWarp;
-  const few::Slots slots(a, is_helper);
-  if (!is_helper) {
-    if constexpr (W::kFp8)
-      few::stage_raw_x(a, few::fp8_of(s), act);
-    else
-      few::stage_x(a, act);
+  if constexpr (!kOnLanes) {
+    ptx::grid_dependency_wait();
+    note_reached(a.mark);
   }
+  const bool is_helper = warp == few::kHelperWarp;
+  const Input input(a);
+  const auto stage_x = [&] {
+    if constexpr (W::kFp8)
+      few::stage_raw_x(a, input, few::fp8_of(s), act);
+    else
+      few::stage_x(a, input, act);
+  };
+  if (kOnLanes && !is_helper) stage_x();  // while the helper warp waits for the slots
+  const few::Slots slots = input.slots(a, s, is_helper);
+  if (!kOnLanes && !is_helper) stage_x();  // while the slots are being loaded
   const few::Routing routing(a, slots);
   Ring<W, kDepth> ring(a, routing, rings);
   if (is_helper) {
@@ -186,15 +196,22 @@ __global__ void __launch_bounds__(few::kThreads, 1) few_tokens_kernel(const __gr
   few::Outputs outputs(a);
 #pragma unroll 1
   for (int phase = 0; phase < 2; ++phase) {
-    if (is_helper && phase == 0)
+    if (is_helper && phase == 0) {
+      if constexpr (kOnLanes) {
+        ptx::grid_dependency_wait();
+        input.clear_last_lanes();
+      }
       few::clear_words(a, s, few::dense_row(s, kDense ? static_cast<int>(a.moe.num_tokens) : 0));
+    }
     if (is_helper && phase != 0) prefetch_next(a);
     run_phase(a, s, act, phase != 0, is_helper, ring);
     if (phase != 0) break;
     ptx::grid_dependents_launch();  // if triggered at the start, a model's step would take 2.5 % longer
-    exchange_h<W, kDense>(a, s, act);
+    exchange_h<W, kDense>(a, s, input, act);
   }
-  few::combine(a, s, outputs);
+  // The helper has passed run_phase()'s barrier, so all CTAs have read the lanes.
+  if constexpr (kOnLanes) note_reached(a.mark);
+  few::combine<Sums>(a, s, input, outputs);
 }
 
 // ---- host ----------------------------------------------------------------------------------------
@@ -212,6 +229,16 @@ const Kernel* kernels_of(Fp4Format format, FewWeights weights) {
   constexpr Fp4Format kMx = Fp4Format::kMxfp4, kNv = Fp4Format::kNvfp4;
   if (weights == FewWeights::kFp8) return format == kMx ? kKernels<kMx, true> : kKernels<kNv, true>;
   return format == kMx ? kKernels<kMx, false> : kKernels<kNv, false>;
+}
+
+using LaneKernel = void (*)(few::LaneArgs);
+template <Fp4Format kFormat, bool kFp8>
+constexpr LaneKernel kLaneKernel =
+    few_tokens_kernel<few::Weights<kFormat, kFp8>, kFewMaxDepth, false, few::LaneArgs>;
+LaneKernel lane_kernel_of(Fp4Format format, FewWeights weights) {
+  constexpr Fp4Format kMx = Fp4Format::kMxfp4, kNv = Fp4Format::kNvfp4;
+  if (weights == FewWeights::kFp8) return format == kMx ? kLaneKernel<kMx, true> : kLaneKernel<kNv, true>;
+  return format == kMx ? kLaneKernel<kMx, false> : kLaneKernel<kNv, false>;
 }
 
 int token_slots(const DeviceMoeArgs& args) {
@@ -249,6 +276,25 @@ few::Fp8Matrix fp8_matrix(Fp4Format format, int64_t n, int64_t k) {
   return {fp8_tiled_bytes(format, n, k), fp8_row_factors_offset(format, n, k)};
 }
 
+template <class KernelArgs>
+void launch_few(void (*kernel)(KernelArgs), int shared_bytes, const KernelArgs& args) {
+  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = may_start_early();
+  attributes[1].id = cudaLaunchAttributeCooperative;  // the CTAs wait for each other
+  attributes[1].val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(args.plan.num_ctas));
+  config.blockDim = dim3(few::kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = current_stream().handle();
+  config.attrs = attributes;
+  config.numAttrs = 2;
+  cudaLaunchKernelEx(&config, kernel, args);
+  current_stream().check_launch("few_tokens");
+}
+
 }  // namespace
 
 bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights) {
@@ -257,6 +303,8 @@ bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights) {
   if (gpu.compute_major() != 9 || gpu.num_sms < kFewMaxPairs || args.num_tokens > kFewMaxTokens ||
       pairs > kFewMaxPairs || args.exchange != nullptr || args.added.exist())
     return false;
+  // Direct rounds have kernels for the greatest depth only.
+  if (args.direct != nullptr) return !args.shared.exists && plan_of(args, weights).depth >= kFewMaxDepth;
   if (has_dense_shared(args) && !dense_shared_fits(args, weights)) return false;
   return plan_of(args, weights).depth >= kDepths[std::size(kDepths) - 1];
 }
@@ -282,23 +330,11 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   a.mark = current_stream().mark("few_tokens");
   size_t choice = 0;
   while (kDepths[choice] > a.plan.depth) ++choice;
-  const Kernel kernel = has_dense_shared(args) ? kDenseKernel : kernels_of(e.format, weights)[choice];
-  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = may_start_early();
-  attributes[1].id = cudaLaunchAttributeCooperative;  // the CTAs wait for each other
-  attributes[1].val.cooperative = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(a.plan.num_ctas));
-  config.blockDim = dim3(few::kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(fixed_bytes(args, weights) + a.plan.act_bytes +
-                                                kFewWarps * kDepths[choice] * few_slot_bytes(e.format));
-  config.stream = current_stream().handle();
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  cudaLaunchKernelEx(&config, kernel, a);
-  current_stream().check_launch("few_tokens");
+  const int shared_bytes =
+      fixed_bytes(args, weights) + a.plan.act_bytes + kFewWarps * kDepths[choice] * few_slot_bytes(e.format);
+  if (args.direct != nullptr)
+    return launch_few(lane_kernel_of(e.format, weights), shared_bytes, few::LaneArgs{a, *args.direct});
+  launch_few(has_dense_shared(args) ? kDenseKernel : kernels_of(e.format, weights)[choice], shared_bytes, a);
 }
 
 }  // namespace fp4moe

@@ -11,7 +11,8 @@ enum class FewWeights : uint8_t {
 };
 
 // Returns whether few_tokens_layer() supports args: few tokens and pairs, no exchange, and H and I
-// with which everything fits in shared memory. The result depends only on these and on the current GPU.
+// with which everything fits in shared memory. The result depends only on these, on `direct` and on the
+// current GPU.
 bool few_tokens_fits(const DeviceMoeArgs& args, FewWeights weights = FewWeights::kBf16);
 // Bytes needed for DeviceMoeArgs::workspace.
 int64_t few_tokens_workspace_bytes(const TiledExperts& experts, int64_t topk);

@@ -46,9 +46,27 @@ __device__ inline void find_rows(int token_slots, const Routing& routing, const 
   }
 }
 
+// Where a kernel's tokens are: in memory, complete when the kernel before has ended. few_tokens_lanes.cuh has
+// another such type.
+struct StoredInput {
+  const bf16* x;
+
+  __device__ explicit StoredInput(const Args& a) : x(a.moe.x) {}
+  // Returns the ids, and for the helper warp the weights, of the lane's slots. Called by all threads.
+  __device__ Slots slots(const Args& a, Shared&, bool is_helper) const { return {a, is_helper}; }
+  // Loads eight columns of token t's row; await() then waits until they are complete.
+  __device__ uint4 piece(const Args& a, int t, int col) const {
+    return *reinterpret_cast<const uint4*>(x + static_cast<int64_t>(t) * a.moe.experts.hidden_size + col);
+  }
+  __device__ void await(const Args&, int, int, uint4&) const {}
+  // Whether a wait for other CTAs goes on. Called by a thread for each poll, which it counts.
+  __device__ bool goes_on(uint32_t&) const { return true; }
+};
+
 // w4a16: copies x to shared memory, multiplied by 2^64: decoded codes have a factor of 2^-126, which is too
 // small for f32 sums. Columns past H are zeros. Called by all warps but the helper.
-__device__ inline void stage_x(const Args& a, uint8_t* act) {
+template <class Input>
+__device__ inline void stage_x(const Args& a, const Input& input, uint8_t* act) {
   const int row_bytes = a.plan.up.steps() * kFewRowStepBytes, h = static_cast<int>(a.moe.experts.hidden_size);
   const int pieces = row_bytes / 16, total = pieces * static_cast<int>(a.moe.num_tokens);  // of 8 columns
   constexpr int kAtOnce = 4, kStep = kWarps * 32;
@@ -58,13 +76,13 @@ __device__ inline void stage_x(const Args& a, uint8_t* act) {
     for (int i = 0; i < kAtOnce; ++i) {
       const int piece = begin + i * kStep, t = piece / pieces, col = (piece - t * pieces) * 8;
       v[i] = {0, 0, 0, 0};
-      if (piece < total && col < h)
-        v[i] = *reinterpret_cast<const uint4*>(a.moe.x + static_cast<int64_t>(t) * h + col);
+      if (piece < total && col < h) v[i] = input.piece(a, t, col);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int piece = begin + i * kStep, t = piece / pieces, col = (piece - t * pieces) * 8;
       if (piece >= total) break;
+      if (col < h) input.await(a, t, col, v[i]);
       const uint32_t words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
       uint8_t* at = act + few_act_offset(t, row_bytes, few_act_word(col));
 #pragma unroll
@@ -126,7 +144,9 @@ struct RowsOfH {
 };
 
 // w4a16: copies the rows of h (RowsOfH) to shared memory as they become valid. Called by all threads.
-__device__ inline void stage_h(const Args& a, const Shared& s, const Part& down, uint8_t* act) {
+template <class Input>
+__device__ inline void stage_h(const Args& a, const Shared& s, const Input& input, const Part& down,
+                               uint8_t* act) {
   const auto [first, last] = RowsOfH(s, down);
   const int row_bytes = down.phase.steps() * kFewRowStepBytes, pairs = row_bytes / 8;
   const int h_pairs = h_words(a) / 2;
@@ -137,7 +157,7 @@ __device__ inline void stage_h(const Args& a, const Shared& s, const Part& down,
     if (pair / 8 * 32 < static_cast<int>(a.moe.experts.intermediate_size)) {
       const Word* p = a.h + (static_cast<int64_t>(first + row) * h_pairs + pair) * 2;
       TwoWords w = load_words(p);
-      while (!w.there()) w = load_words(p);
+      for (uint32_t polls = 0; !w.there() && input.goes_on(polls);) w = load_words(p);
       v = {bf16x2_mul(static_cast<uint32_t>(w.a), kActFactor),
            bf16x2_mul(static_cast<uint32_t>(w.b), kActFactor)};
     }

@@ -183,16 +183,30 @@ struct Outputs {
   }
 };
 
-// Writes `out` as soon as the y words of the outputs' columns are valid. Called by all threads.
-__device__ inline void combine(const Args& a, const Shared& s, const Outputs& outputs) {
-  const DeviceMoeArgs& m = a.moe;
+// Where combine() puts the sums of two columns: into the outputs. few_tokens_lanes.cuh has another such type.
+struct StoredSums {
+  const DeviceMoeArgs& m;
+  __device__ StoredSums(const Args& a, const StoredInput&) : m(a.moe) {}
+  __device__ void put(int t, int col, float2 sum, const float2& before) const {
+    const int64_t at = static_cast<int64_t>(t) * m.experts.hidden_size + col;
+    if (m.out != nullptr) {
+      if (m.accumulate) sum.x += before.x, sum.y += before.y;
+      *reinterpret_cast<float2*>(m.out + at) = sum;
+    }
+    if (m.out_bf16 != nullptr) *reinterpret_cast<uint32_t*>(m.out_bf16 + at) = ptx::bf16_pair(sum.x, sum.y);
+  }
+};
+
+// Puts each sum as soon as the y words of its columns are valid. Called by all threads.
+template <class Sums, class Input>
+__device__ inline void combine(const Args& a, const Shared& s, const Input& input, const Outputs& outputs) {
+  const Sums sums(a, input);
   constexpr int kAtOnce = 12;  // experts whose words are loaded at once
-  const int h = static_cast<int>(m.experts.hidden_size), topk = a.token_slots;
+  const int h = static_cast<int>(a.moe.experts.hidden_size), topk = a.token_slots;
   float2 before = outputs.before;
   for (int i = outputs.first; i < outputs.end; i += kThreads) {
     if (i != outputs.first) before = Outputs::old_values(a, i);
     const int t = i / (h / 2), col = i % (h / 2) * 2;
-    const int64_t at = static_cast<int64_t>(t) * h + col;
     float2 sum = {0, 0};
     for (int k0 = 0; k0 < topk; k0 += kAtOnce) {
       TwoWords y[kAtOnce];
@@ -205,16 +219,13 @@ __device__ inline void combine(const Args& a, const Shared& s, const Outputs& ou
       for (int j = 0; j < kAtOnce; ++j) {
         const int slot = t * topk + k0 + j, row = k0 + j < topk ? s.row_of_slot[slot] : -1;
         if (row < 0) continue;
-        while (!y[j].there()) y[j] = load_words(a.y + static_cast<int64_t>(row) * h + col);
+        for (uint32_t polls = 0; !y[j].there() && input.goes_on(polls);)
+          y[j] = load_words(a.y + static_cast<int64_t>(row) * h + col);
         sum.x = fmaf(s.weight_of_slot[slot], __uint_as_float(static_cast<uint32_t>(y[j].a)), sum.x);
         sum.y = fmaf(s.weight_of_slot[slot], __uint_as_float(static_cast<uint32_t>(y[j].b)), sum.y);
       }
     }
-    if (m.out != nullptr) {
-      if (m.accumulate) sum.x += before.x, sum.y += before.y;
-      *reinterpret_cast<float2*>(m.out + at) = sum;
-    }
-    if (m.out_bf16 != nullptr) *reinterpret_cast<uint32_t*>(m.out_bf16 + at) = ptx::bf16_pair(sum.x, sum.y);
+    sums.put(t, col, sum, before);
   }
 }
 

@@ -32,7 +32,8 @@ __device__ __forceinline__ void note_most(float* of_warp, int row, float most) {
 }
 
 // Stages x as bf16, 32 pieces of a row per warp at a time. Called by all warps but the helper.
-__device__ inline void stage_raw_x(const Args& a, Fp8Shared& fp8, uint8_t* act) {
+template <class Input>
+__device__ inline void stage_raw_x(const Args& a, const Input& input, Fp8Shared& fp8, uint8_t* act) {
   const int row_bytes = a.plan.up.steps() * kFewRowStepBytes, h = static_cast<int>(a.moe.experts.hidden_size);
   const int pieces = row_bytes / 16, chunks = (pieces + 31) / 32;
   const int total = chunks * static_cast<int>(a.moe.num_tokens), lane = threadIdx.x % 32;
@@ -44,13 +45,13 @@ __device__ inline void stage_raw_x(const Args& a, Fp8Shared& fp8, uint8_t* act) 
     for (int i = 0; i < kAtOnce; ++i) {
       const int chunk = begin + i * kWarps, t = chunk / chunks, col = ((chunk - t * chunks) * 32 + lane) * 8;
       v[i] = {0, 0, 0, 0};
-      if (chunk < total && col < h)
-        v[i] = *reinterpret_cast<const uint4*>(a.moe.x + static_cast<int64_t>(t) * h + col);
+      if (chunk < total && col < h) v[i] = input.piece(a, t, col);
     }
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const int chunk = begin + i * kWarps, t = chunk / chunks, piece = (chunk - t * chunks) * 32 + lane;
       if (chunk >= total) break;
+      if (piece * 8 < h) input.await(a, t, piece * 8, v[i]);
       if (piece < pieces) *fp8_piece_at(act, t, row_bytes, piece) = v[i];
       note_most(most, t, most_of_piece(v[i], 0));
     }
@@ -59,7 +60,9 @@ __device__ inline void stage_raw_x(const Args& a, Fp8Shared& fp8, uint8_t* act) 
 
 // Stages the rows of h that the CTA's part of `down` reads. Each thread has kAtOnce loads in flight and
 // stores the values as they become valid. Called by all threads.
-__device__ inline void stage_raw_h(const Args& a, Fp8Shared& fp8, const RowsOfH& rows, uint8_t* act) {
+template <class Input>
+__device__ inline void stage_raw_h(const Args& a, const Input& input, Fp8Shared& fp8, const RowsOfH& rows,
+                                   uint8_t* act) {
   const int row_bytes = a.plan.down.steps() * kFewRowStepBytes, pairs = row_bytes / 8;  // of words
   const auto i_size = static_cast<int>(a.moe.experts.intermediate_size);
   const int total = (rows.last - rows.first) * pairs;
@@ -80,7 +83,7 @@ __device__ inline void stage_raw_h(const Args& a, Fp8Shared& fp8, const RowsOfH&
     for (int j = 0; j < kAtOnce; ++j) {
       const int i = begin + j * kThreads, row = i / pairs;
       if (i >= total) break;
-      while (!w[j].there()) w[j] = load_words(h + int64_t{i} * 2);
+      for (uint32_t polls = 0; !w[j].there() && input.goes_on(polls);) w[j] = load_words(h + int64_t{i} * 2);
       const uint2 v = {static_cast<uint32_t>(w[j].a), static_cast<uint32_t>(w[j].b)};
       *reinterpret_cast<uint2*>(act + few_act_offset(row, row_bytes, (i - row * pairs) * 2)) = v;
       note_most(most, row, most_of_pair(v.y, most_of_pair(v.x, 0)));
@@ -123,10 +126,12 @@ __device__ inline void quantise_x(const Args& a, Fp8Shared& fp8, uint8_t* act) {
 }
 
 // Stages and quantises h. Called by all threads.
-__device__ inline void stage_fp8_h(const Args& a, const Shared& s, const Part& down, uint8_t* act) {
+template <class Input>
+__device__ inline void stage_fp8_h(const Args& a, const Shared& s, const Input& input, const Part& down,
+                                   uint8_t* act) {
   Fp8Shared& fp8 = fp8_of(s);
   const RowsOfH rows(s, down);
-  stage_raw_h(a, fp8, rows, act);
+  stage_raw_h(a, input, fp8, rows, act);
   __syncthreads();
   quantise_rows(fp8, rows.last - rows.first, a.plan.down.steps() * kFewRowStepBytes, kThreads, fp8.h_scales,
                 act);

@@ -80,6 +80,7 @@ struct Slots {
   float weight[2];
   bool is_shared[2];  // the last of a token's slots, if there is a shared expert
 
+  Slots() = default;
   __device__ Slots(const Args& a, bool needs_weights) {
     const DeviceMoeArgs& m = a.moe;
     const int topk = static_cast<int>(m.topk);
@@ -88,7 +89,7 @@ struct Slots {
       const int slot = threadIdx.x % 32 + 32 * i, t = slot / a.token_slots, k = slot - t * a.token_slots;
       const bool is_routed = t < m.num_tokens && k < topk;
       is_shared[i] = t < m.num_tokens && k == topk;
-      id[i] = is_routed && m.ids != nullptr ? m.ids[t * topk + k] : 0;
+      id[i] = is_routed && m.ids != nullptr ? m.ids[t * topk + k] : static_cast<int32_t>(m.first_expert);
       weight[i] = needs_weights && is_routed && m.weights != nullptr ? m.weights[t * topk + k] : 1;
     }
   }
@@ -105,7 +106,7 @@ struct Routing {
     const int lane = threadIdx.x % 32, n = static_cast<int>(m.num_tokens) * a.token_slots;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int64_t local = lane + 32 * i >= n ? -1 : m.ids != nullptr ? slots.id[i] - m.first_expert : 0;
+      const int64_t local = lane + 32 * i >= n ? -1 : slots.id[i] - m.first_expert;
       id[i] = local >= 0 && local < m.experts.num_experts ? static_cast<int>(local) : -1;
       if (slots.is_shared[i])  // a bf16 one is not an FP4 expert (few_tokens_dense.cuh)
         id[i] = m.shared.gate_up == nullptr ? static_cast<int>(m.experts.num_experts) : -1;

@@ -172,7 +172,9 @@ constexpr DeviceMoeOps kSm90Fp8MoeOps = {.name = "sm90_fp8",
                                          .default_tactic = default_tactic,
                                          .route = cuda_route,
                                          .route_fuses_norm = cuda_route_fuses_norm,
-                                         .quantize = cuda_quantize_act};
+                                         .quantize = cuda_quantize_act,
+                                         .direct_fits = kTactics[kFewTokens].fits,
+                                         .direct = kTactics[kFewTokens].layer};
 
 }  // namespace
 

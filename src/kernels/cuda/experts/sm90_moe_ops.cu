@@ -50,7 +50,9 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .route_fuses_norm = cuda_route_fuses_norm,
                                       .quantize = cuda_quantize_act,
                                       .linear_fits = linear_few_tiles_fits,
-                                      .linear = linear_few_tiles};
+                                      .linear = linear_few_tiles,
+                                      .direct_fits = kTactics[kFewTokens].fits,
+                                      .direct = kTactics[kFewTokens].layer};
 
 constexpr DeviceMoeTactic kBf16Tactics[] = {{.name = "wide",
                                              .fits = sorted_layer_fits,

@@ -2,7 +2,7 @@
 // more, by one to four blocks per token.
 //
 // Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias); then
-//            choose_experts() for each token.
+//            choose_experts() for each token. In a direct round, y, ids and weights also go to other ranks.
 // Shapes:    x [T, H] f32, H a multiple of 8; W [E, H] bf16. Up to 16 tokens: H up to 8192, a block has
 //            kBlockExperts rows of W in shared memory, and another block chooses. More tokens: H up to 4096.
 // Bytes:     2 E H of weights for each token (from the L2 after the first), T H (4 + 2 + 4) of x and y.
@@ -18,6 +18,9 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+#include "kernels/cuda/comm/a2a_direct.cuh"
+#include "kernels/cuda/comm/comm_kernels.h"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
@@ -118,18 +121,21 @@ __device__ __forceinline__ float dot(const float (&x)[kVector], const uint4& w, 
   return sum;
 }
 
-// Writes vector v of a token's normalised row; x is already multiplied by the norm's weight.
-__device__ __forceinline__ void write_vector(const NormRouteArgs& a, int64_t t, int v,
-                                             const float (&x)[kVector], float inverse) {
+// Writes vector v of a token's normalised row and returns it in bf16; x is already multiplied by the norm's
+// weight.
+__device__ __forceinline__ uint4 write_vector(const NormRouteArgs& a, int64_t t, int v,
+                                              const float (&x)[kVector], float inverse) {
   float y[kVector];
 #pragma unroll
   for (int j = 0; j < kVector; ++j) y[j] = x[j] * inverse;
   const int64_t at = t * a.hidden_size + v * kVector;
-  *reinterpret_cast<uint4*>(a.out_act + at) = {ptx::bf16_pair(y[0], y[1]), ptx::bf16_pair(y[2], y[3]),
-                                               ptx::bf16_pair(y[4], y[5]), ptx::bf16_pair(y[6], y[7])};
+  const uint4 rounded = {ptx::bf16_pair(y[0], y[1]), ptx::bf16_pair(y[2], y[3]), ptx::bf16_pair(y[4], y[5]),
+                         ptx::bf16_pair(y[6], y[7])};
+  *reinterpret_cast<uint4*>(a.out_act + at) = rounded;
   float4* f32 = reinterpret_cast<float4*>(a.out_f32 + at);
   f32[0] = {y[0], y[1], y[2], y[3]};
   f32[1] = {y[4], y[5], y[6], y[7]};
+  return rounded;
 }
 
 // Multiplies x by the norm's weight; returns the sum of the squares of the original x in the lane's columns.
@@ -185,9 +191,39 @@ __device__ __forceinline__ float take_word(RouterWord* from) {
   return __uint_as_float(static_cast<uint32_t>(word));
 }
 
+// Sends nothing to other ranks.
+struct NoSender {
+  using Args = NormRouteArgs;
+  __device__ __forceinline__ NoSender(const Args&, int) {}
+  __device__ __forceinline__ void send_row(int, const uint4&) const {}
+  __device__ __forceinline__ void send_slot(const ChosenSlot&) const {}
+};
+
+// Sends a token's row and slots to all ranks in a direct round.
+struct LaneSender {
+  struct Args : NormRouteArgs {
+    A2aRound round;
+  };
+  int token;
+  cuda::DirectSender lanes;
+  bool is_filled;
+
+  __device__ __forceinline__ LaneSender(const Args& a, int t)
+      : token(t),
+        lanes(a.round),
+        is_filled(a.round.num_filled == nullptr || t < __ldcg(a.round.num_filled)) {}
+  __device__ __forceinline__ void send_row(int v, const uint4& words) const {
+    lanes.store_row(token, v, words);
+  }
+  __device__ __forceinline__ void send_slot(const ChosenSlot& slot) const {
+    if (slot.id >= 0) lanes.store_slot(token, static_cast<int>(threadIdx.x), is_filled, slot.id, slot.weight);
+  }
+};
+
 // The block that chooses: collects the logits from the others. Before the wait, its first warp chooses once
 // for nothing: the instructions, which a step's weights have replaced in all caches, are then there.
-__device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64_t t, uint32_t* memory) {
+template <class Sender>
+__device__ __forceinline__ void collect_and_choose(const typename Sender::Args& a, int t, uint32_t* memory) {
   __shared__ int32_t no_ids[kMaxDeviceTopk];
   __shared__ float no_weights[kMaxDeviceTopk];
   const ChoiceMemory choice(a.rule, memory);
@@ -199,13 +235,15 @@ __device__ __forceinline__ void collect_and_choose(const NormRouteArgs& a, int64
       ptx::grid_dependents_launch();
       counted = counted_tokens(a);
     }
+    const Sender sender(a, t);
     for (int e = static_cast<int>(threadIdx.x); e < a.num_experts; e += kThreads)
-      choice.put(a.rule, e, is_real ? take_word(a.words + t * a.num_experts + e) : 0);
+      choice.put(a.rule, e, is_real ? take_word(a.words + int64_t{t} * a.num_experts + e) : 0);
     __syncthreads();
     if (threadIdx.x < 32) {
       const Choices out = is_real ? a.out : Choices{no_ids, no_weights, {}};
-      const int id = choose_of(a.rule, choice, out, is_real ? t : 0);
-      if (id >= 0 && t < counted) add_count(a.out.count.counts, id, 1);
+      const ChosenSlot slot = choose_of(a.rule, choice, out, is_real ? t : 0);
+      if (is_real) sender.send_slot(slot);
+      if (slot.id >= 0 && t < counted) add_count(a.out.count.counts, slot.id, 1);
     }
     __syncthreads();
   }
@@ -228,13 +266,13 @@ __device__ __forceinline__ void copy_weights(const NormRouteArgs& a, int first, 
 // Grid: (1 + blocks of kBlockExperts experts, T). The first block of a token chooses. Memory: the weights
 // [kBlockExperts][H], or that of the choice. kVectors: vectors per lane, as many as a part needs, because
 // those past its end cost almost as much as others.
-template <int kVectors>
+template <int kVectors, class Sender>
 __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
-    norm_route_kernel(const __grid_constant__ NormRouteArgs a) {
+    norm_route_kernel(const __grid_constant__ typename Sender::Args a) {
   extern __shared__ __align__(16) uint8_t memory[];
   __shared__ float squares[kParts], sums[kParts][kBlockExperts];
   const int t = static_cast<int>(blockIdx.y), worker = static_cast<int>(blockIdx.x) - 1;
-  if (worker < 0) return collect_and_choose(a, t, reinterpret_cast<uint32_t*>(memory));
+  if (worker < 0) return collect_and_choose<Sender>(a, t, reinterpret_cast<uint32_t*>(memory));
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int num_vectors = a.hidden_size / kVector, first = worker * kBlockExperts,
             count = min(kBlockExperts, a.num_experts - first);
@@ -247,6 +285,7 @@ __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
   const float bias = threadIdx.x < count ? bias_of(a, e) : 0;
   ptx::grid_dependency_wait();
   x.load(a.x + int64_t{t} * a.hidden_size, part);
+  const Sender sender(a, t);
   // Not launched sooner: the experts' blocks, which wait for whole SMs, would then run 15 % longer.
   ptx::grid_dependents_launch();
   const float square = square_and_weigh(norm_weight, x);
@@ -270,7 +309,7 @@ __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
   }
   const int workers = static_cast<int>(gridDim.x) - 1;
   Columns<kVectors>::each(part, [&](int i, int v) {
-    if (v % workers == worker) write_vector(a, t, v, x.values[i], inverse);
+    if (v % workers == worker) sender.send_row(v, write_vector(a, t, v, x.values[i], inverse));
   });
 }
 
@@ -358,11 +397,21 @@ int block_shared_bytes(int num_experts) {
 
 // The kernel's kVectors for parts of up to max_part vectors.
 constexpr int vectors_per_lane(int max_part) { return max_part <= 32 ? 1 : max_part <= 64 ? 2 : 4; }
-void (*few_kernel(int vectors))(NormRouteArgs) {
-  return vectors == 1 ? norm_route_kernel<1> : vectors == 2 ? norm_route_kernel<2> : norm_route_kernel<4>;
-}
 size_t few_shared_bytes(const NormRouteArgs& a) {
   return static_cast<size_t>(std::max(kBlockExperts * a.hidden_size * 2, 4 * choice_words(a.num_experts)));
+}
+template <class Sender>
+void launch_few(const typename Sender::Args& a, int64_t num_tokens) {
+  const int vectors = vectors_per_lane(max_part(a.hidden_size / kVector));
+  const auto kernel = vectors == 1   ? norm_route_kernel<1, Sender>
+                      : vectors == 2 ? norm_route_kernel<2, Sender>
+                                     : norm_route_kernel<4, Sender>;
+  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block, .shares_sm = true});
+  const int64_t workers = ceil_div(a.num_experts, kBlockExperts);
+  launch("norm_route", kernel,
+         {dim3(static_cast<unsigned>(1 + workers), static_cast<unsigned>(num_tokens)), dim3(kThreads),
+          few_shared_bytes(a)},
+         a);
 }
 
 bool has_few_tokens(const DeviceRouterArgs& args) { return args.num_tokens <= kRouterFewTokens; }
@@ -407,6 +456,7 @@ void norm_route(const DeviceRouterArgs& args) {
                      .num_experts = static_cast<int>(args.rule.num_experts),
                      .words = args.words};
   a.rule.correction_bias = args.correction_bias;
+  FP4MOE_CHECK(args.direct == nullptr || has_few_tokens(args), "a direct round has few tokens");
   if (!has_few_tokens(args)) {
     const unsigned blocks = blocks_per_token(args);
     return launch("norm_route", norm_route_block_kernel,
@@ -414,13 +464,14 @@ void norm_route(const DeviceRouterArgs& args) {
                    static_cast<size_t>(block_shared_bytes(a.num_experts)), blocks},
                   a);
   }
-  const auto kernel = few_kernel(vectors_per_lane(max_part(a.hidden_size / kVector)));
-  prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block, .shares_sm = true});
-  const int64_t workers = ceil_div(args.rule.num_experts, kBlockExperts);
-  launch("norm_route", kernel,
-         {dim3(static_cast<unsigned>(1 + workers), static_cast<unsigned>(args.num_tokens)), dim3(kThreads),
-          few_shared_bytes(a)},
-         a);
+  if (args.direct == nullptr) return launch_few<NoSender>(a, args.num_tokens);
+  const A2aRound& round = *args.direct;
+  FP4MOE_CHECK(
+      args.num_tokens == round.num_tokens && args.num_tokens == round.num_own && round.first_token == 0,
+      "the router sends a round only if it has all tokens of the round");
+  // A rank that lacks some of a round's tokens sends by another kernel, which a rehearsal does not reach.
+  cuda::load_send_direct();
+  launch_few<LaneSender>({a, round}, args.num_tokens);
 }
 
 }  // namespace fp4moe

@@ -200,29 +200,36 @@ struct ChoiceMemory {
   }
 };
 
+// A lane's slot: lane k has the k-th expert; lanes past K have none.
+struct ChosenSlot {
+  int id = -1;
+  float weight = 0;
+};
+
 // Chooses the experts for row t, whose logits have been put: ids and weights [K], best first. Called by all
-// lanes of a warp. Returns the k-th expert in lane k, and -1 in the lanes past K; the caller counts it.
-__device__ __forceinline__ int choose_of(const RoutingRule& rule, const ChoiceMemory& m, const Choices& out,
-                                         int64_t t) {
+// lanes of a warp. The caller counts the experts.
+__device__ __forceinline__ ChosenSlot choose_of(const RoutingRule& rule, const ChoiceMemory& m,
+                                                const Choices& out, int64_t t) {
   const int lane = threadIdx.x % 32, topk = static_cast<int>(rule.top_k);
   const LaneChoice choice = rule.num_experts <= 32    ? choose_ids<1>(rule, m.keys, m.scores, m.room)
                             : rule.num_experts <= 256 ? choose_ids<8>(rule, m.keys, m.scores, m.room)
                                                       : choose_ids<32>(rule, m.keys, m.scores, m.room);
   const float weight = weight_of(rule, m.logits, choice.id, m.logits[choice.first]);
-  if (lane >= topk) return -1;
+  if (lane >= topk) return {};
   out.ids[t * topk + lane] = choice.id;
   out.weights[t * topk + lane] = weight;
-  return choice.id;
+  return {choice.id, weight};
 }
 
 // Puts the logits [E], which can be in shared memory, and chooses. Called by all lanes of a warp.
+// Returns the lane's expert, -1 in lanes past K.
 __device__ __forceinline__ int choose_by_warp(const RoutingRule& rule, const float* logits, uint32_t* memory,
                                               const Choices& out, int64_t t) {
   const ChoiceMemory room(rule, memory);
   for (int e = static_cast<int>(threadIdx.x) % 32; e < rule.num_experts; e += 32)
     room.put(rule, e, logits[e]);
   __syncwarp();
-  return choose_of(rule, room, out, t);
+  return choose_of(rule, room, out, t).id;
 }
 
 }  // namespace fp4moe
