@@ -14,13 +14,12 @@
 
 #include "base/buffer.h"
 #include "base/check.h"
+#include "bench/comm_bench_layer.h"
 #include "bench/comm_bench_ranks.h"
 #include "device/cuda_probe.h"
 #include "device/device.h"
 #include "device/device_info.h"
 #include "device/device_memory.h"
-#include "device/event.h"
-#include "device/graph.h"
 #include "flag_checks.h"
 #include "moe/device/device_exchange.h"
 #include "subcommand.h"
@@ -30,62 +29,10 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-constexpr int kCallsInGraph = 40;  // calls of an operation per graph
-constexpr int kWarmupReplays = 3;
-
-struct Row {
-  std::string op;
-  int64_t tokens = 0;
-  double p50 = 0, p99 = 0;  // microseconds on the slowest rank
-  double bytes = 0;         // that a rank sends to other ranks, on average
-  double nccl = 0;          // microseconds; 0: not measured
-};
+using Row = CommBenchRow;
 
 A2aRowFormat format_of(const std::string& name) {
   return name == "fp8" ? A2aRowFormat::kFp8 : name == "bf16" ? A2aRowFormat::kBf16 : A2aRowFormat::kNvfp4;
-}
-
-// Measures the microseconds per `call` on the slowest rank: p50 and p99 over the replays of a graph of
-// kCallsInGraph calls.
-struct Times {
-  double p50 = 0, p99 = 0;
-};
-Result<Times> time_calls(const CommBenchRanks& all, int repeats,
-                         const std::function<Status(int, CommBenchRank&)>& call) {
-  std::vector<Graph> graphs;
-  const Status captured = all.for_each([&](int r, CommBenchRank& rank) -> Status {
-    auto graph = Graph::capture(rank.stream, [&]() -> Status {
-      for (int i = 0; i < kCallsInGraph; ++i) FP4MOE_RETURN_IF_ERROR(call(r, rank));
-      return {};
-    });
-    FP4MOE_RETURN_IF_ERROR(graph.status());
-    graphs.push_back(std::move(graph).value());
-    return {};
-  });
-  FP4MOE_RETURN_IF_ERROR(captured);
-  std::vector<double> times;
-  for (int i = -kWarmupReplays; i < repeats; ++i) {
-    std::vector<Event> starts(graphs.size()), ends(graphs.size());
-    FP4MOE_RETURN_IF_ERROR(all.for_each([&](int r, CommBenchRank& rank) -> Status {
-      const auto at = static_cast<size_t>(r);
-      FP4MOE_ASSIGN_OR_RETURN(starts[at], Event::make());
-      FP4MOE_ASSIGN_OR_RETURN(ends[at], Event::make());
-      rank.group->add_all_reduced({"start"}, rank.sum.as<float>(), rank.out.as<float>(), 8);
-      starts[at].record(rank.stream);
-      graphs[at].launch(rank.stream);
-      ends[at].record(rank.stream);
-      return {};
-    }));
-    FP4MOE_RETURN_IF_ERROR(all.synchronize());
-    double slowest = 0;
-    for (size_t r = 0; r < graphs.size(); ++r) {
-      FP4MOE_ASSIGN_OR_RETURN(const double us, ends[r].microseconds_since(starts[r]));
-      slowest = std::max(slowest, us / kCallsInGraph);
-    }
-    if (i >= 0) times.push_back(slowest);
-  }
-  std::sort(times.begin(), times.end());
-  return Times{times[times.size() / 2], times[times.size() * 99 / 100]};
 }
 
 // Measures an NCCL collective in the same way, after a first call that connects the ranks. Returns 0 without
@@ -97,7 +44,7 @@ Result<double> time_nccl(const CommBenchRanks& all, int repeats,
   FP4MOE_RETURN_IF_ERROR(all.for_each(call));
   FP4MOE_RETURN_IF_ERROR(all.nccl->end());
   FP4MOE_RETURN_IF_ERROR(all.synchronize());
-  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, repeats, call));
+  FP4MOE_ASSIGN_OR_RETURN(const CommTimes times, time_comm_calls(all, repeats, call));
   return times.p50;
 }
 
@@ -108,11 +55,11 @@ std::string partial_name(const CommBenchOptions& o) { return o.reduce_dtype == "
 Result<Row> bench_all_reduce(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
   const int64_t n = tokens * o.hidden_size;
   Row row{.op = "all-reduce " + partial_name(o), .tokens = tokens};
-  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
-                            rank.group->add_all_reduced({"all_reduce"}, rank.sum.as<float>(),
-                                                        rank.out.as<float>(), n);
-                            return Status();
-                          }));
+  FP4MOE_ASSIGN_OR_RETURN(
+      const CommTimes times, time_comm_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
+        rank.group->add_all_reduced({"all_reduce"}, rank.sum.as<float>(), rank.out.as<float>(), n);
+        return Status();
+      }));
   FP4MOE_ASSIGN_OR_RETURN(row.nccl, time_nccl(all, o.repeats, [&](int r, CommBenchRank& rank) {
                             return all.nccl->all_reduce(r, rank.sum.as<float>(), n, rank.stream.handle());
                           }));
@@ -128,7 +75,7 @@ Result<Row> bench_all_reduce(const CommBenchRanks& all, const CommBenchOptions& 
 Result<Row> bench_all_reduce_norm(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
   Row row{.op = "all-reduce + norm " + partial_name(o), .tokens = tokens};
   FP4MOE_ASSIGN_OR_RETURN(
-      const Times times, time_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
+      const CommTimes times, time_comm_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
         const RmsNormArgs norm{.x = rank.out.as<float>(),
                                .weight = rank.norm_weight.as<float>(),
                                .eps = 1e-5f,
@@ -145,11 +92,11 @@ Result<Row> bench_all_gather(const CommBenchRanks& all, const CommBenchOptions& 
   std::vector<int64_t> first;
   for (int r = 0; r <= all.size(); ++r) first.push_back(r * o.hidden_size * 4);
   Row row{.op = "all-gather f32", .tokens = tokens};
-  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
-                            rank.group->gather_columns({"gather"}, rank.sum.data(), tokens, first,
-                                                       rank.gathered.data());
-                            return Status();
-                          }));
+  FP4MOE_ASSIGN_OR_RETURN(
+      const CommTimes times, time_comm_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
+        rank.group->gather_columns({"gather"}, rank.sum.data(), tokens, first, rank.gathered.data());
+        return Status();
+      }));
   const int64_t bytes = tokens * o.hidden_size * 4;
   FP4MOE_ASSIGN_OR_RETURN(row.nccl, time_nccl(all, o.repeats, [&](int r, CommBenchRank& rank) {
                             return all.nccl->all_gather(r, rank.sum.data(), bytes, rank.gathered.data(),
@@ -199,14 +146,14 @@ class Exchange {
 
   A2aRound dispatch(int r, CommBenchRank& rank) const {
     const DeviceExchange& exchange = exchanges_[static_cast<size_t>(r)];
-    const A2aRound round =
-        exchange.send({.num_lane_tokens = tokens_,
-                       .num_own = tokens_,
-                       .x = rank.x.as<bf16>(),
-                       .ids = rank.ids.as<int32_t>(),
-                       .weights = rank.weights.as<float>(),
-                       .nvfp4_scale = scales_rows_ ? nullptr : rank.nvfp4_scale.as<float>()},
-                      0);
+    const ExchangeTokens tokens{.num_lane_tokens = tokens_,
+                                .num_own = tokens_,
+                                .x = rank.x.as<bf16>(),
+                                .ids = rank.ids.as<int32_t>(),
+                                .weights = rank.weights.as<float>(),
+                                .nvfp4_scale = scales_rows_ ? nullptr : rank.nvfp4_scale.as<float>()};
+    const A2aRound round = exchange.round_of(tokens, 0);
+    exchange.send(round, tokens);
     rank.scratch.reset();
     exchange.wait(round, false, rank.scratch);
     return round;
@@ -255,7 +202,8 @@ Result<Row> bench_dispatch(const CommBenchRanks& all, const CommBenchOptions& o,
                            int64_t tokens) {
   const Exchange exchange(all, o, rows, tokens);
   Row row{.op = "dispatch " + rows, .tokens = tokens};
-  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int r, CommBenchRank& rank) {
+  FP4MOE_ASSIGN_OR_RETURN(const CommTimes times,
+                          time_comm_calls(all, o.repeats, [&](int r, CommBenchRank& rank) {
                             exchange.dispatch(r, rank);
                             return Status();
                           }));
@@ -273,7 +221,8 @@ Result<Row> bench_combine(const CommBenchRanks& all, const CommBenchOptions& o, 
   FP4MOE_RETURN_IF_ERROR(exchange.prepare_combine());
   FP4MOE_RETURN_IF_ERROR(exchange.prepare_rows());
   Row row{.op = "combine " + o.a2a + (of_sums ? ", sums ready" : ""), .tokens = tokens};
-  FP4MOE_ASSIGN_OR_RETURN(const Times times, time_calls(all, o.repeats, [&](int r, CommBenchRank& rank) {
+  FP4MOE_ASSIGN_OR_RETURN(const CommTimes times,
+                          time_comm_calls(all, o.repeats, [&](int r, CommBenchRank& rank) {
                             exchange.combine(r, rank, of_sums);
                             return Status();
                           }));
@@ -302,6 +251,9 @@ Status measure(const CommBenchRanks& all, const CommBenchOptions& o, std::vector
       for (const std::string& format : o.rows) keep(bench_dispatch(all, o, format, tokens));
     if (wants("combine")) keep(bench_combine(all, o, tokens, false));
     if (wants("combine") && o.a2a == "flashinfer") keep(bench_combine(all, o, tokens, true));
+    if (wants("layer") && all.size() * tokens <= kDirectLanes)
+      for (const CommLayer kind : {CommLayer::kLocal, CommLayer::kExchanged, CommLayer::kDirect})
+        keep(bench_comm_layer(all, o, kind, tokens));
     FP4MOE_RETURN_IF_ERROR(status);
   }
   return {};
@@ -311,7 +263,7 @@ void print(const CommBenchRanks& all, const CommBenchOptions& o, const std::vect
   fmt::print("machine: {}; {} ranks, {} per GPU\n", describe_cuda(all.gpus[0]), all.size(), ranks_per_gpu());
   fmt::print(
       "H {}, top_k {}, {} experts; us per operation on the slowest rank, in a graph of {}; NCCL: {}\n\n",
-      o.hidden_size, o.top_k, o.num_experts, kCallsInGraph,
+      o.hidden_size, o.top_k, o.num_experts, kCommCallsInGraph,
       all.nccl != nullptr ? "its kernel for the same bytes" : "not measured: " + all.no_nccl);
   fmt::print(
       "| operation | T | p50 us | p99 us | sent KB | GB/s | NCCL us |\n"
@@ -343,6 +295,9 @@ Status bench_comm(const CommBenchOptions& options) {
   if (cuda_a2a_ops() == nullptr) return unsupported("device=cuda: built without CUDA");
   if (options.hidden_size % 16 != 0)
     return unsupported("--hidden-size " + std::to_string(options.hidden_size) + " must be a multiple of 16");
+  if (options.intermediate_size % 32 != 0)
+    return unsupported("--intermediate-size " + std::to_string(options.intermediate_size) +
+                       " must be a multiple of 32");
   if (options.top_k > options.num_experts)
     return unsupported("--top-k " + std::to_string(options.top_k) + " must be at most --num-experts " +
                        std::to_string(options.num_experts));
@@ -367,9 +322,10 @@ void add_bench_comm(CLI::App& bench, int& exit_code) {
       ->capture_default_str();
   subcommand
       ->add_option("--ops", options->ops,
-                   "operations, separated by commas: all-reduce, all-gather, dispatch, combine")
+                   "operations, separated by commas: all-reduce, all-gather, dispatch, combine, layer (MXFP4 "
+                   "experts of a rank alone, with dispatch and combine, and in a direct round)")
       ->delimiter(',')
-      ->check(CLI::IsMember({"all-reduce", "all-gather", "dispatch", "combine"}))
+      ->check(CLI::IsMember({"all-reduce", "all-gather", "dispatch", "combine", "layer"}))
       ->capture_default_str();
   subcommand->add_option("--tokens", options->tokens, "tokens per rank, separated by commas")
       ->delimiter(',')
@@ -394,6 +350,11 @@ void add_bench_comm(CLI::App& bench, int& exit_code) {
       ->capture_default_str();
   subcommand->add_option("--hidden-size", options->hidden_size, "columns per row, a multiple of 16")
       ->check(in_range(16, 1 << 16))
+      ->capture_default_str();
+  subcommand
+      ->add_option("--intermediate-size", options->intermediate_size,
+                   "of the experts of `layer`, a multiple of 32")
+      ->check(in_range(32, 1 << 16))
       ->capture_default_str();
   subcommand->add_option("--top-k", options->top_k, "experts per token")
       ->check(in_range(1, 32))

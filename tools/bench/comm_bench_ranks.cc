@@ -7,6 +7,8 @@
 
 #include "device/device.h"
 #include "device/device_memory.h"
+#include "device/event.h"
+#include "device/graph.h"
 
 namespace fp4moe {
 
@@ -58,6 +60,45 @@ int num_gpus() {
 
 }  // namespace
 
+Result<CommTimes> time_comm_calls(const CommBenchRanks& all, int repeats,
+                                  const std::function<Status(int, CommBenchRank&)>& call) {
+  constexpr int kWarmupReplays = 3;
+  std::vector<Graph> graphs;
+  const Status captured = all.for_each([&](int r, CommBenchRank& rank) -> Status {
+    auto graph = Graph::capture(rank.stream, [&]() -> Status {
+      for (int i = 0; i < kCommCallsInGraph; ++i) FP4MOE_RETURN_IF_ERROR(call(r, rank));
+      return {};
+    });
+    FP4MOE_RETURN_IF_ERROR(graph.status());
+    graphs.push_back(std::move(graph).value());
+    return {};
+  });
+  FP4MOE_RETURN_IF_ERROR(captured);
+  std::vector<double> times;
+  for (int i = -kWarmupReplays; i < repeats; ++i) {
+    std::vector<Event> starts(graphs.size()), ends(graphs.size());
+    FP4MOE_RETURN_IF_ERROR(all.for_each([&](int r, CommBenchRank& rank) -> Status {
+      const auto at = static_cast<size_t>(r);
+      FP4MOE_ASSIGN_OR_RETURN(starts[at], Event::make());
+      FP4MOE_ASSIGN_OR_RETURN(ends[at], Event::make());
+      rank.group->add_all_reduced({"start"}, rank.sum.as<float>(), rank.out.as<float>(), 8);
+      starts[at].record(rank.stream);
+      graphs[at].launch(rank.stream);
+      ends[at].record(rank.stream);
+      return {};
+    }));
+    FP4MOE_RETURN_IF_ERROR(all.synchronize());
+    double slowest = 0;
+    for (size_t r = 0; r < graphs.size(); ++r) {
+      FP4MOE_ASSIGN_OR_RETURN(const double us, ends[r].microseconds_since(starts[r]));
+      slowest = std::max(slowest, us / kCommCallsInGraph);
+    }
+    if (i >= 0) times.push_back(slowest);
+  }
+  std::sort(times.begin(), times.end());
+  return CommTimes{times[times.size() / 2], times[times.size() * 99 / 100]};
+}
+
 A2aShape shape_of(const CommBenchOptions& o, int num_ranks, A2aRowFormat format) {
   return {.hidden_size = o.hidden_size,
           .top_k = o.top_k,
@@ -80,7 +121,10 @@ Result<CommBenchRanks> make_comm_bench_ranks(const CommBenchOptions& o) {
     FP4MOE_ASSIGN_OR_RETURN(all.ranks.back()->gpu, DeviceContext::of(all.gpus.back()));
   }
   const int64_t most = *std::max_element(o.tokens.begin(), o.tokens.end());
-  const int64_t exchange = a2a_area(shape_of(o, num_ranks, A2aRowFormat::kBf16), num_ranks, most).num_bytes;
+  A2aShape shape = shape_of(o, num_ranks, A2aRowFormat::kBf16);
+  const int64_t rows = a2a_area(shape, num_ranks, most).num_bytes;
+  shape.slots_return = false;
+  const int64_t exchange = std::max(rows, a2a_area(shape, num_ranks, kDirectLanes).num_bytes);
   const DeviceRegion region{.offset = 0,
                             .word_bytes = sum_word_bytes(num_ranks),
                             .gather_bytes = int64_t{32} << 20,

@@ -19,7 +19,7 @@ namespace fp4moe {
 
 struct CommBenchOptions {
   int ranks = 0;  // 0: one per GPU
-  int64_t hidden_size = 7168, top_k = 8, num_experts = 256;
+  int64_t hidden_size = 7168, intermediate_size = 2048, top_k = 8, num_experts = 256;
   std::vector<int64_t> tokens = {1, 8, 32, 64, 128, 512};
   std::vector<std::string> ops = {"all-reduce", "all-gather", "dispatch", "combine"};
   std::vector<std::string> rows = {"bf16", "fp8", "nvfp4", "nvfp4-row"};
@@ -62,6 +62,23 @@ struct CommBenchRanks {
     });
   }
 };
+
+struct CommBenchRow {
+  std::string op;
+  int64_t tokens = 0;
+  double p50 = 0, p99 = 0;  // microseconds on the slowest rank
+  double bytes = 0;         // that a rank sends to other ranks, on average; 0: not counted
+  double nccl = 0;          // microseconds; 0: not measured
+};
+
+// Measures the microseconds per `call` on the slowest rank: p50 and p99 over the replays of a graph of
+// kCommCallsInGraph calls.
+constexpr int kCommCallsInGraph = 40;
+struct CommTimes {
+  double p50 = 0, p99 = 0;
+};
+Result<CommTimes> time_comm_calls(const CommBenchRanks& all, int repeats,
+                                  const std::function<Status(int, CommBenchRank&)>& call);
 
 A2aShape shape_of(const CommBenchOptions& o, int num_ranks, A2aRowFormat format);
 
