@@ -35,8 +35,20 @@ class Numerics(unittest.TestCase):
     def test_one_layer(self):
         self.assertEqual([layer["layer"] for layer in layers(NVFP4)], [1, 2, 3])  # layer 0 has no experts
         self.assertEqual(layers(NVFP4, "--layer", "2"), [layers(NVFP4)[1]])
-        ended = subprocess.run([BINARY, "inspect", NVFP4, "--numerics", "--layer", "4"], capture_output=True, text=True)
-        self.assertEqual((ended.returncode, ended.stderr), (2, "error: --layer 4 must be between 0 and 3\n"))
+        for flags, error in ((("--numerics", "--layer", "4"), "error: --layer 4 must be between 0 and 3\n"),
+                             (("--numerics", "--layer", "0"), "error: --layer 0: this layer has no experts\n"),
+                             (("--layer", "2"), "error: --layer requires --numerics; see `fp4moe inspect --help`\n")):
+            ended = subprocess.run([BINARY, "inspect", NVFP4, *flags], capture_output=True, text=True)
+            self.assertEqual((ended.returncode, ended.stderr), (2, error))
+
+    def test_bf16_experts_are_refused(self):
+        with tempfile.TemporaryDirectory() as folder:
+            bf16 = os.path.join(folder, "bf16")
+            subprocess.run([BINARY, "make-tiny", bf16, "--dialect", "bf16"], check=True, timeout=120)
+            for flag in ("--numerics", "--experts"):
+                ended = subprocess.run([BINARY, "inspect", bf16, flag], capture_output=True, text=True, timeout=120)
+                self.assertEqual((ended.returncode, ended.stdout), (3, ""))
+                self.assertIn(f"error: {flag}: the experts of '{bf16}' are bf16", ended.stderr)
 
     def test_a_sound_checkpoint_has_nothing_odd(self):
         for layer in layers(NVFP4):

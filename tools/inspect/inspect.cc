@@ -207,6 +207,11 @@ Result<Report> make_report(const InspectFlags& flags) {
   if (!flags.experts && !flags.numerics) return report;
   if (!config.ok()) return config.status();
   if (!checkpoint.ok()) return checkpoint.status();
+  if (config->quant.method == QuantMethod::kNone)
+    return unsupported(std::string(flags.numerics ? "--numerics" : "--experts") + ": the experts of '" +
+                       flags.folder +
+                       "' are bf16; nearest legal choice: a checkpoint with FP4 experts, such "
+                       "as `fp4moe quantize` writes");
   if (flags.experts) {
     FP4MOE_ASSIGN_OR_RETURN(report["experts"], experts_report(*checkpoint, *config));
   }
@@ -290,10 +295,12 @@ void add_inspect(CLI::App& app, int& exit_code) {
   subcommand.add_option("--tensor", flags->tensor, "show only this tensor and the range of its values");
   subcommand.add_flag("--experts", flags->experts,
                       "read all experts; show scales, codes and zero blocks by layer");
-  subcommand.add_flag(
+  CLI::Option* const numerics = subcommand.add_flag(
       "--numerics", flags->numerics,
       "run all experts; show the error of each scheme, saturation and unusual scales by layer and expert");
-  subcommand.add_option("--layer", flags->layer, "with --numerics: only this layer")->check(not_negative());
+  subcommand.add_option("--layer", flags->layer, "with --numerics: only this layer")
+      ->check(not_negative())
+      ->needs(numerics);
   subcommand.add_flag("--json", flags->json, "print JSON");
   subcommand.callback([flags, &exit_code] {
     const Result<Report> report = make_report(*flags);

@@ -189,11 +189,15 @@ Result<Report> numerics_report(const Checkpoint& checkpoint, const ModelConfig& 
   if (layer >= config.num_layers)
     return invalid_argument("--layer " + std::to_string(layer) + " must be between 0 and " +
                             std::to_string(config.num_layers - 1));
+  const auto has_experts = [&](int64_t i) {
+    return config.layer_has_experts.empty() || config.layer_has_experts[static_cast<size_t>(i)];
+  };
+  if (layer >= 0 && !has_experts(layer))
+    return invalid_argument("--layer " + std::to_string(layer) + ": this layer has no experts");
   ThreadPool pool(available_cores());
   Report layers = Report::array();
   for (int64_t i = 0; i < config.num_layers; ++i) {
-    if (!config.layer_has_experts.empty() && !config.layer_has_experts[static_cast<size_t>(i)]) continue;
-    if (layer >= 0 && layer != i) continue;
+    if (!has_experts(i) || (layer >= 0 && layer != i)) continue;
     FP4MOE_ASSIGN_OR_RETURN(const MoeWeightsView moe, load_expert_weights(checkpoint, config, i));
     FP4MOE_ASSIGN_OR_RETURN(Report report, layer_report(i, moe, ways, pool));
     layers.push_back(std::move(report));
