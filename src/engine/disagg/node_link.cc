@@ -37,6 +37,12 @@ Result<NodeLinkOptions> node_link_options(const EngineConfig& config) {
   if (!(options.timeout_seconds >= 0.1 && options.timeout_seconds <= 1e6))
     return invalid_argument("--disaggregation-io-timeout is " + std::to_string(options.timeout_seconds) +
                             "; it must be between 0.1 and 1e6 seconds");
+  if (const int port = config.disaggregation_bootstrap_port; port < 0 || port > 65535)
+    return invalid_argument("--disaggregation-bootstrap-port is " + std::to_string(port) +
+                            "; it must be between 0 and 65535");
+  if (!(config.disaggregation_timeout >= 0 && config.disaggregation_timeout <= 1e9))
+    return invalid_argument("--disaggregation-timeout is " + std::to_string(config.disaggregation_timeout) +
+                            "; it must be between 0 (no limit) and 1e9 seconds");
   if (!config.disaggregation_secret_file.empty()) {
     Result<NodeSecret> secret = NodeSecret::load(config.disaggregation_secret_file);
     if (!secret.ok()) return secret.status().with_context("--disaggregation-secret-file");

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <fstream>
 
 namespace fp4moe {
@@ -75,6 +76,13 @@ TEST(NodeLink, WrongValuesAreRefusedByName) {
   config.disaggregation_io_timeout = 0;
   EXPECT_NE(node_link_options(config).status().message().find("--disaggregation-io-timeout"),
             std::string::npos);
+  config = config_of("prefill");
+  config.disaggregation_bootstrap_port = 70000;  // would be 4464 on the wire
+  EXPECT_NE(node_link_options(config).status().message().find("--disaggregation-bootstrap-port"),
+            std::string::npos);
+  config = config_of("prefill");
+  config.disaggregation_timeout = std::nan("");
+  EXPECT_NE(node_link_options(config).status().message().find("--disaggregation-timeout"), std::string::npos);
 }
 
 }  // namespace
