@@ -4,6 +4,7 @@
 
 #include "fp4moe/server.h"
 #include "server/api/routes.h"
+#include "server/guarded_sinks.h"
 #include "server/http/auth.h"
 #include "server/http/cors.h"
 #include "server/http/http.h"
@@ -61,6 +62,7 @@ class ServerImpl final : public Server {
 Result<std::unique_ptr<Server>> Server::make(ServerConfig config) {
   if (Status status = check_keys(config); !status.ok()) return status;
   if (Status status = check_origins(config); !status.ok()) return status;
+  guard_sinks(config);
   auto server = std::make_unique<ServerImpl>(std::move(config));
   if (Status status = server->listen(); !status.ok()) return status;
   return std::unique_ptr<Server>(std::move(server));

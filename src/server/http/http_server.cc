@@ -45,6 +45,17 @@ Status check_limits(const ServerConfig& c) {
       return invalid_argument(std::string(limit.name) + "=" + std::to_string(limit.value) +
                               " is outside the range " + std::to_string(limit.least) + " to " +
                               std::to_string(limit.most));
+  const struct {
+    const char* name;
+    double value, least;
+  } times[] = {{"idle_timeout_seconds", c.idle_timeout_seconds, 0.001},
+               {"request_timeout_seconds", c.request_timeout_seconds, 0.001},
+               {"write_timeout_seconds", c.write_timeout_seconds, 0.001},
+               {"keep_alive_seconds", c.keep_alive_seconds, 0}};
+  for (const auto& time : times)
+    if (!(time.value >= time.least && time.value <= 1e9))
+      return invalid_argument(std::string(time.name) + "=" + std::to_string(time.value) +
+                              " is outside the range " + std::to_string(time.least) + " to 1e9");
   if (c.http_threads != 0 &&
       (c.http_threads < WorkerPool::kMinThreads || c.http_threads > WorkerPool::kMaxThreads))
     return invalid_argument("http_threads=" + std::to_string(c.http_threads) + " is neither 0 nor between " +

@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "server/guarded_sinks.h"
 #include "server/http/cors.h"
 #include "server/http/errors.h"
 #include "server/http/excerpt.h"
@@ -287,6 +288,7 @@ class RouterImpl final : public Router {
 }  // namespace
 
 Result<std::unique_ptr<Router>> Router::make(RouterConfig config) {
+  guard_sinks(config.http);
   auto router = std::make_unique<RouterImpl>(std::move(config));
   if (Status status = router->listen(); !status.ok()) return status;
   return std::unique_ptr<Router>(std::move(router));

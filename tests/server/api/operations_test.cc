@@ -1,4 +1,6 @@
 // Operator settings: keys, request logs, and the admin routes.
+#include <cmath>
+
 #include "server/server_fixture.h"
 
 namespace fp4moe {
@@ -90,6 +92,34 @@ TEST(Keys, ThatNoHeaderCanCarryAreRefusedAndNotShown) {
       EXPECT_EQ(server.status().message().find(key), std::string::npos);
     }
   }
+}
+
+TEST(Operations, TimesThatAreNoTimesAreRefusedByName) {
+  for (const auto& [name, field] : {std::pair{"idle_timeout_seconds", &ServerConfig::idle_timeout_seconds},
+                                    {"request_timeout_seconds", &ServerConfig::request_timeout_seconds},
+                                    {"write_timeout_seconds", &ServerConfig::write_timeout_seconds},
+                                    {"keep_alive_seconds", &ServerConfig::keep_alive_seconds}})
+    for (const double seconds : {std::nan(""), -1.0, 1e300}) {
+      ServerConfig config{.port = 0};
+      config.*field = seconds;
+      const Status status = Server::make(config).status();
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      EXPECT_NE(status.message().find(name), std::string::npos) << status.message();
+    }
+}
+
+TEST(Operations, SinksMayThrow) {
+  FakeEngine engine;
+  ServerConfig config{.port = 0};
+  config.log_sink = [](LogLevel, const std::string&) { throw 1; };
+  config.request_sink = [](const std::string&, const std::string&) { throw 1; };
+  auto server = Server::make(config);
+  ASSERT_TRUE(server.ok()) << server.status().to_string();
+  (*server)->set_engine(engine);
+  const char* body =
+      R"({"text":"abc","no_such_field":1,"sampling_params":{"max_new_tokens":2}})";  // is logged
+  EXPECT_EQ(http_post((*server)->port(), "/generate", body).status, 200);
+  (*server)->stop();
 }
 
 TEST(AbortRequest, EndsTheNamedOneAlone) {
