@@ -26,11 +26,11 @@ struct EngineConfig {
   std::string chat_template;               // path of a Jinja template; empty: the checkpoint's template
   // Names that requests may use, the first in responses; empty: the last component of model_path
   std::vector<std::string> served_model_name;
-  // auto | mxfp4 | modelopt_fp4 | compressed-tensors; must match the checkpoint
+  // auto | mxfp4 | modelopt_fp4 | compressed-tensors | quark | fp8; must match the checkpoint
   std::string quantization = "auto";
   std::string kv_cache_dtype = "auto";  // auto (= dtype's) | bfloat16 (the same) | fp8_e4m3 (8 bits)
   std::string dtype = "auto";           // activations: auto (= bfloat16) | bfloat16 | float32
-  std::string dense_quant = "none";     // weights of dense layers: none (= bf16) | q8 (8 bits; CPU only)
+  std::string dense_quant = "none";     // weights of dense layers: none (= bf16) | q8 (CPU only) | fp8
   // CPU: folder of the packed-weight cache; empty: in the user's cache folder; "none": no cache
   std::string weight_cache_dir;
   // Structured output: auto (xgrammar if the build has it) | xgrammar | none

@@ -124,7 +124,8 @@ struct Delta {
 };
 
 // Receives a request's deltas in order, normally on the engine's thread (on the watchdog's thread if a stuck
-// engine fails); the last delta has finish_reason set. Must be quick, and may call only Engine::cancel.
+// engine fails); the last delta has finish_reason set. Must be quick, and may call only Engine::cancel. If
+// it throws, its request ends with kError.
 using DeltaCallback = std::function<void(const Delta&)>;
 
 }  // namespace fp4moe

@@ -69,8 +69,8 @@ Result<TextTools> load_text_tools(const EngineConfig& flags) {
 class EngineImpl final : public Engine {
  public:
   // hello: of a node of disaggregated serving, or without facts.
-  EngineImpl(TextTools text, std::unique_ptr<RankGroup> ranks, KvHello hello)
-      : text_(std::move(text)), ranks_(std::move(ranks)), hello_(std::move(hello)) {}
+  EngineImpl(LogRegistration log, TextTools text, std::unique_ptr<RankGroup> ranks, KvHello hello)
+      : log_(std::move(log)), text_(std::move(text)), ranks_(std::move(ranks)), hello_(std::move(hello)) {}
 
   Status start(const StepLoopOptions& options, ModelInfo info, const EngineConfig& flags,
                double load_seconds) {
@@ -149,6 +149,7 @@ class EngineImpl final : public Engine {
   Result<KvHello> hello_of(const WeightSource& source) const;
   void announce(KvHello hello, const WeightSource& source);
 
+  const LogRegistration log_;  // first: the other members log until they are destroyed
   TextTools text_;
   std::unique_ptr<RankGroup> ranks_;
   mutable std::mutex ranks_mutex_;  // while weights are replaced, and for reading what they contain
@@ -350,11 +351,21 @@ void take_agreed_sizes(const RankGroup& ranks, MemoryPlan& memory, EngineConfig&
       std::min({int64_t{flags.max_running_requests}, memory.max_running_requests, with_slot}));
 }
 
+ProgressSink without_exceptions(ProgressSink sink) {
+  return [sink = std::move(sink)](int64_t done, int64_t total) {
+    try {
+      sink(done, total);
+    } catch (...) {  // loading does not depend on it
+    }
+  };
+}
+
 }  // namespace
 
 // Refuses unsupported configurations before it reads the first weight.
 Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
-  set_log_sink(flags.log_sink);
+  LogRegistration log(flags.log_sink);
+  if (flags.progress_sink) flags.progress_sink = without_exceptions(std::move(flags.progress_sink));
   FP4MOE_ASSIGN_OR_RETURN(Prepared prepared, prepare(flags));
   flags = prepared.plan.flags;
   if (flags.disaggregation_mode != "null") FP4MOE_RETURN_IF_ERROR(check_weight_version(flags.weight_version));
@@ -407,7 +418,7 @@ Result<std::unique_ptr<Engine>> Engine::make(EngineConfig flags) {
       .hello = flags.disaggregation_mode == "decode" ? hello : KvHello(),
       .link = link,
   };
-  auto engine = std::make_unique<EngineImpl>(std::move(text), std::move(ranks), hello);
+  auto engine = std::make_unique<EngineImpl>(std::move(log), std::move(text), std::move(ranks), hello);
   FP4MOE_RETURN_IF_ERROR(engine->start(loop_options, std::move(info), flags, load_time.count()));
   if (is_prefill) FP4MOE_RETURN_IF_ERROR(engine->listen_for_decode_nodes(flags, link));
   return std::unique_ptr<Engine>(std::move(engine));
@@ -418,7 +429,8 @@ bool Engine::is_follower(const EngineConfig& flags) {
 }
 
 Status Engine::follow(EngineConfig flags) {
-  set_log_sink(flags.log_sink);
+  const LogRegistration log(flags.log_sink);
+  if (flags.progress_sink) flags.progress_sink = without_exceptions(std::move(flags.progress_sink));
   FP4MOE_ASSIGN_OR_RETURN(const Prepared prepared, prepare(flags));
   FP4MOE_RETURN_IF_ERROR(test_experts(prepared));
   FP4MOE_ASSIGN_OR_RETURN(const std::unique_ptr<RankGroup> ranks, make_ranks(prepared));

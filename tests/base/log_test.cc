@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,29 @@ TEST(Log, GoesToTheSinkInOrderAndNowhereWithoutOne) {
   const std::vector<std::pair<LogLevel, std::string>> expected = {
       {LogLevel::kInfo, "a"}, {LogLevel::kWarning, "b"}, {LogLevel::kError, "c"}};
   EXPECT_EQ(lines, expected);
+}
+
+TEST(LogRegistration, TheNewestLivingSinkGetsTheLines) {
+  std::string a, b;
+  const auto into = [](std::string& text) {
+    return [&text](LogLevel, const std::string& line) { text += line; };
+  };
+  auto first = std::make_unique<LogRegistration>(into(a));
+  log_info("1");
+  auto second = std::make_unique<LogRegistration>(into(b));
+  const LogRegistration without_sink{LogSink()};
+  log_info("2");
+  LogRegistration moved(std::move(*second));
+  second.reset();
+  log_info("3");
+  first.reset();
+  log_info("4");
+  EXPECT_EQ(a + "/" + b, "1/234");
+}
+
+TEST(Log, WhatASinkThrowsIsIgnored) {
+  const LogRegistration throws([](LogLevel, const std::string&) { throw 1; });
+  EXPECT_NO_THROW(log_info("lost"));
 }
 
 }  // namespace

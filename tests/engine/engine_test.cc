@@ -135,6 +135,57 @@ TEST(Engine, RefusesBeforeLoading) {
   EXPECT_EQ(refusal([](auto& c) { c.tokenizer_path = "/nonexistent"; }), StatusCode::kNotFound);
 }
 
+// A sink may refer to objects that live only as long as its engine.
+TEST(Engine, ItsLogSinkEndsWithIt) {
+  std::string first, second;
+  const auto made = [](std::string& text) {
+    EngineConfig config = demo_config();
+    config.log_sink = [&text](LogLevel, const std::string& line) { text += line; };
+    return make_engine(config);
+  };
+  const auto engine = made(first);
+  auto other = made(second);
+  const auto silent = make_demo();
+  EXPECT_NE(first, "");
+  EXPECT_NE(second, "");
+  other.reset();
+  const size_t size = second.size();
+  first.clear();
+  EXPECT_TRUE(engine->update_weights({kModelPath, "second"}, false).ok());
+  EXPECT_NE(first, "");
+  EXPECT_EQ(second.size(), size);
+}
+
+// A callback that throws ends its request; neither the other requests nor the engine.
+TEST(Engine, CallbacksMayThrow) {
+  EngineConfig config = demo_config();
+  config.log_sink = [](LogLevel, const std::string&) { throw std::runtime_error("no log"); };
+  config.progress_sink = [](int64_t, int64_t) { throw std::runtime_error("no progress"); };
+  const auto engine = make_engine(config);
+  ASSERT_NE(engine, nullptr);
+  std::promise<Delta> last;
+  std::future<Tokens> other;
+  {
+    const Hold hold(*engine);
+    other = submit(*engine, {5, 6}, greedy(40));
+    EXPECT_TRUE(engine
+                    ->submit({"", {5, 6, 7}, greedy(40)},
+                             [&](const Delta& delta) {
+                               if (delta.finish_reason != FinishReason::kNone) last.set_value(delta);
+                               throw std::runtime_error("no room");
+                             })
+                    .ok());
+  }
+  const Delta delta = last.get_future().get();
+  EXPECT_EQ(delta.finish_reason, FinishReason::kError);
+  EXPECT_EQ(delta.error, "the callback has thrown: no room");
+  EXPECT_EQ(delta.completion_tokens, 1);
+  EXPECT_EQ(other.get().size(), 40u);
+  EXPECT_TRUE(engine->failure().ok());
+  engine->drain(10);
+  EXPECT_EQ(engine->stats().num_used_pages, 0);
+}
+
 TEST(Engine, AModelWithoutAChatTemplateAnswersAllButChat) {
   namespace fs = std::filesystem;
   const fs::path folder = fs::path(testing::TempDir()) / "fp4moe_engine_test_no_template";

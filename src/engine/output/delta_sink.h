@@ -2,7 +2,9 @@
 // whichever thread sends it.
 #pragma once
 
+#include <exception>
 #include <mutex>
+#include <string>
 #include <utility>
 
 #include "fp4moe/request.h"
@@ -23,16 +25,28 @@ class DeltaSink {
     if (lock.owns_lock()) send_locked(delta);
     return lock.owns_lock();
   }
+  // Why the request must end: the callback has thrown. Empty: it has not.
+  std::string failure() {
+    std::lock_guard lock(mutex_);
+    return failure_;
+  }
 
  private:
   void send_locked(const Delta& delta) {
     if (!on_delta_) return;
-    on_delta_(delta);
+    try {
+      on_delta_(delta);
+    } catch (const std::exception& error) {
+      failure_ = std::string("the callback has thrown: ") + error.what();
+    } catch (...) {
+      failure_ = "the callback has thrown";
+    }
     if (delta.finish_reason != FinishReason::kNone) on_delta_ = nullptr;
   }
 
   std::mutex mutex_;
   DeltaCallback on_delta_;  // empty after the last delta
+  std::string failure_;
 };
 
 }  // namespace fp4moe

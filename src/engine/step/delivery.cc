@@ -105,6 +105,8 @@ void Delivery::accept(LogitRow& row, bool is_last) {
     if (is_last) parts_.grammars->advance(sequence);
   }
   deliver(sequence, delta);
+  if (const std::string failure = sequence.output.sink->failure(); !failure.empty())
+    fail(sequence, internal_error(failure));
 }
 
 Delta Delivery::put_token(Sequence& sequence, SampledToken& token) const {
