@@ -1,6 +1,7 @@
 #include "base/cpu_info.h"
 
 #include <sched.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -126,6 +127,21 @@ int64_t last_level_cache_bytes() {
   return largest;
 }
 
+namespace {
+
+// What the limit leaves of the bytes that /proc/self/status shows under `key`.
+int64_t left_of_limit(__rlimit_resource_t resource, const std::string& key) {
+  rlimit limit{};
+  if (getrlimit(resource, &limit) != 0 || limit.rlim_cur > static_cast<rlim_t>(INT64_MAX)) return INT64_MAX;
+  std::ifstream file("/proc/self/status");
+  int64_t kib = 0;
+  for (std::string line; std::getline(file, line);)
+    if (line.starts_with(key)) std::istringstream(line.substr(key.size())) >> kib;
+  return std::max<int64_t>(0, static_cast<int64_t>(limit.rlim_cur) - kib * 1024);
+}
+
+}  // namespace
+
 int64_t available_memory_bytes() {
   int64_t available = static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * sysconf(_SC_PAGESIZE);
   std::ifstream file("/proc/meminfo");
@@ -135,7 +151,8 @@ int64_t available_memory_bytes() {
     int64_t kib = 0;
     if (words >> key >> kib && key == "MemAvailable:") available = kib * 1024;
   }
-  return std::min(available, cgroup_available_memory());
+  return std::min({available, cgroup_available_memory(), left_of_limit(RLIMIT_AS, "VmSize:"),
+                   left_of_limit(RLIMIT_DATA, "VmData:")});
 }
 
 }  // namespace fp4moe

@@ -30,8 +30,8 @@ int available_cores();
 std::string cpu_model_name();
 // Bytes of CPU 0's largest cache, which other cores may share; 0 if unknown.
 int64_t last_level_cache_bytes();
-// Bytes available without swapping: the smaller of MemAvailable and what the control groups leave
-// (base/cgroup.h).
+// Bytes available without swapping: the least of MemAvailable, what the control groups leave (base/cgroup.h)
+// and what this process may still map or allocate (ulimit -v, ulimit -d).
 int64_t available_memory_bytes();
 
 }  // namespace fp4moe

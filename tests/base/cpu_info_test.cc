@@ -1,6 +1,7 @@
 #include "base/cpu_info.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,6 +47,21 @@ TEST(CpuInfo, CoresAndMemoryArePlausible) {
   EXPECT_LE(available_cores(), static_cast<int>(std::thread::hardware_concurrency()));
   EXPECT_GT(available_memory_bytes(), 1 << 20);
   EXPECT_FALSE(cpu_model_name().empty());
+}
+
+// Otherwise a KV pool is planned that ulimit -v does not let the process allocate.
+TEST(CpuInfo, LimitsOfTheProcessCount) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "AddressSanitizer maps more than these limits";
+#endif
+  for (const auto resource : {RLIMIT_AS, RLIMIT_DATA}) {
+    rlimit before{};
+    ASSERT_EQ(getrlimit(resource, &before), 0);
+    const rlimit tight{.rlim_cur = rlim_t{1} << 33, .rlim_max = before.rlim_max};
+    ASSERT_EQ(setrlimit(resource, &tight), 0);
+    EXPECT_LT(available_memory_bytes(), int64_t{1} << 33);
+    ASSERT_EQ(setrlimit(resource, &before), 0);
+  }
 }
 
 // The C library determines the level-1 size independently. The last level must not be smaller, and its size
