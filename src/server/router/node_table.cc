@@ -13,6 +13,10 @@ NodeLease& NodeLease::operator=(NodeLease&& other) noexcept {
   return *this;
 }
 
+void NodeLease::count_request() {
+  if (table_ != nullptr) table_->count_request(index_);
+}
+
 void NodeLease::release(bool failed) {
   if (NodeTable* const table = std::exchange(table_, nullptr)) table->release(index_, failed);
 }
@@ -61,8 +65,12 @@ NodeLease NodeTable::acquire(const std::string& role, const std::set<size_t>& tr
   if (best == none) return {};
   last_[role] = best;
   ++nodes_[best].num_running;
-  ++nodes_[best].num_requests;
   return {*this, best};
+}
+
+void NodeTable::count_request(size_t index) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  ++nodes_.at(index).num_requests;
 }
 
 void NodeTable::release(size_t index, bool failed) {
@@ -139,7 +147,7 @@ std::string NodeTable::print_metrics() const {
        [](const RouterNode& n) { return n.num_running; }},
       {"node_requests_total", "counter", "Requests sent to the node.",
        [](const RouterNode& n) { return n.num_requests; }},
-      {"node_failed_requests_total", "counter", "Requests to the node that failed.",
+      {"node_failed_requests_total", "counter", "Requests to the decode node that failed.",
        [](const RouterNode& n) { return n.num_failed; }},
   };
   std::string text;

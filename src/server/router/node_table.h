@@ -24,6 +24,8 @@ struct RouterNode {
   bool is_up = false;
   std::string problem = "not checked yet";  // why the node is down
   int64_t num_running = 0;                  // current number of leases
+  // Requests sent to it. The router sends none to a prefill node itself: there, requests that name it to a
+  // decode node, and no failures, which are the decode node's to report.
   int64_t num_requests = 0, num_failed = 0;
 };
 
@@ -40,6 +42,7 @@ class NodeLease {
 
   explicit operator bool() const { return table_ != nullptr; }
   size_t index() const { return index_; }
+  void count_request();  // the request is sent to the node
   void release(bool failed = false);
 
  private:
@@ -70,6 +73,7 @@ class NodeTable {
 
  private:
   friend class NodeLease;
+  void count_request(size_t index);
   void release(size_t index, bool failed);
   Status add_node(const std::string& role, const std::string& url, int bootstrap_port);
 

@@ -80,6 +80,8 @@ class Relay : public std::enable_shared_from_this<Relay> {
   void try_next() {
     decode_ = context_.nodes.acquire("decode", tried_);
     if (!decode_) return respond(503, context_.nodes.problems("decode"));
+    decode_.count_request();
+    if (tried_.empty()) prefill_.count_request();
     tried_.insert(decode_.index());
     const RouterNode node = context_.nodes.node(decode_.index());
     name_ = "decode node " + node.name;

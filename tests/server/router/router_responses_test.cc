@@ -200,6 +200,9 @@ TEST_F(RouterWithFakeNodes, ABrokenAnswerLeavesAHealthyNodeUp) {
   generate();
   EXPECT_TRUE(eventually([&] { return !worker("decode").at("is_up").get<bool>(); }));
   EXPECT_EQ(worker("decode").at("problem"), "/health returned status 503");
+  const auto num_requests = worker("prefill").at("num_requests");
+  generate();
+  EXPECT_EQ(worker("prefill").at("num_requests"), num_requests) << "no node got the request";
 }
 
 // Otherwise a node could fill the router's memory through a client that reads slowly.
