@@ -287,8 +287,8 @@ void add_eval(CLI::App& app, int& exit_code) {
   flag("--num-threads", o.num_threads, "maximum concurrent requests")->check(in_range(1, 4096));
   flag("--repeat", o.repeat, "number of rounds")->check(in_range(1, 1000));
   flag("--max-tokens", o.max_tokens, "maximum tokens per answer");
-  flag("--temperature", o.temperature, "sampling temperature; 0: greedy");
-  flag("--top-p", o.top_p, "nucleus sampling probability");
+  flag("--temperature", o.temperature, "sampling temperature; 0: greedy")->check(in_range(0.0, 100.0));
+  flag("--top-p", o.top_p, "nucleus sampling probability")->check(in_range(0.0, 1.0));
   subcommand->add_option("--top-k", o.top_k, "number of candidate tokens");
   flag("--seed", o.questions.seed, "seed for shuffling gpqa's choices");
   flag("--output-json", o.output_json, "JSON file to write all answers to")->type_name("FILE");
