@@ -1,4 +1,4 @@
-// guard_sinks(): sinks of the host program are called by one thread at a time, and what they throw is
+// guard_sinks(): one thread at a time calls the sinks of the host program; their exceptions are ignored.
 // ignored.
 #pragma once
 
