@@ -6,6 +6,7 @@ function(expect_refusal code text)
   endif()
 endfunction()
 
+expect_refusal(2 "--n-prompt 0 and --n-gen 0 leave no test to run" latency . -p 0 -n 0)
 expect_refusal(2 "--device: tpu not in {cuda,cpu}" peak --device tpu)
 expect_refusal(3 "--threads 2 is supported only with --device cpu" peak -t 2)
 expect_refusal(3 "--cold-mib 64 is supported only with --device cpu" moe --cold-mib 64)

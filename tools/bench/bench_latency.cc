@@ -390,6 +390,8 @@ class LatencyBench {
       : options_(options), table_(Engine::is_follower(options.engine) ? "none" : options.output, options) {}
 
   int run() {
+    if (cases(options_, 1).empty())
+      return report_error(invalid_argument("--n-prompt 0 and --n-gen 0 leave no test to run"));
     for (const int threads : options_.threads) {
       const EngineConfig config = engine_config(threads);
       if (options_.has_drafts())
