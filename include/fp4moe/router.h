@@ -43,7 +43,8 @@ class Router {
   virtual int port() const = 0;
   // Whether at least one prefill node and one decode node are up.
   virtual bool is_ready() const = 0;
-  // Refuses new requests with 503; returns when the active ones have finished, or at the deadline.
+  // Refuses new requests with 503; returns when the active ones have finished, or at the deadline (infinity:
+  // none).
   virtual void drain(double timeout_seconds) = 0;
   // Closes all connections.
   virtual void stop() = 0;

@@ -71,7 +71,7 @@ class Server {
   // Called once. `engine` must outlive the server.
   virtual void set_engine(Engine& engine) = 0;
   // Answers new generation requests and /health with 503; returns when the running requests have finished, or
-  // at the deadline, after aborting the rest.
+  // at the deadline, after aborting the rest. Infinity: no deadline.
   virtual void drain(double timeout_seconds) = 0;
   // Closes all connections, aborts their requests, and returns when the engine has ended all these requests.
   virtual void stop() = 0;

@@ -35,7 +35,7 @@ class ServerImpl final : public Server {
 
   void drain(double timeout_seconds) override {
     using Clock = std::chrono::steady_clock;
-    const auto end = Clock::now() + std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds));
+    const auto end = deadline_in(timeout_seconds);
     routes_.start_draining();
     if (Engine* engine = routes_.engine()) engine->drain(timeout_seconds);
     http_->wait_for_responses(std::max(end, Clock::now() + kLastWords));

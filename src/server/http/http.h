@@ -33,6 +33,9 @@ struct HttpResponse {
   std::string extra_headers;  // whole lines, each ending in CRLF
 };
 
+// The time in `seconds`, of which at most 1e8 count (infinity: no limit); now if they are NaN or negative.
+std::chrono::steady_clock::time_point deadline_in(double seconds);
+
 // A probe's response: a 200 loses its body; errors keep theirs.
 inline HttpResponse without_body(HttpResponse response) {
   return response.status == 200 ? HttpResponse{.body = "", .content_type = "text/plain"} : response;

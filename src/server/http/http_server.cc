@@ -219,6 +219,13 @@ Result<std::unique_ptr<HttpServer>> HttpServer::make(const ServerConfig& config,
   return std::unique_ptr<HttpServer>(std::move(server));
 }
 
+std::chrono::steady_clock::time_point deadline_in(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  constexpr double kLongest = 1e8;  // keeps the conversion to clock ticks in range
+  const std::chrono::duration<double> time(seconds > 0 ? std::min(seconds, kLongest) : 0);
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(time);
+}
+
 void HttpServer::wait_for_responses(std::chrono::steady_clock::time_point deadline) const {
   while (busy_exchanges() > 0 && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(5));

@@ -84,19 +84,21 @@ ErrorShape errors_of(const std::string& path) {
 }
 
 Status check_limits(const RouterConfig& c) {
+  constexpr double kSeconds = 1e9, kBytes = 1e15;  // clocks count nanoseconds in 64 bits
   const struct {
     const char* name;
-    double value, least;
-  } limits[] = {{"health_check_seconds", c.health_check_seconds, 0.001},
-                {"health_timeout_seconds", c.health_timeout_seconds, 0.001},
-                {"request_timeout_seconds", c.request_timeout_seconds, 0},
-                {"quiet_timeout_seconds", c.quiet_timeout_seconds, 0},
-                {"max_response_bytes", static_cast<double>(c.max_response_bytes), 1},
-                {"max_held_bytes", static_cast<double>(c.max_held_bytes), 1}};
+    double value, least, most;
+  } limits[] = {{"health_check_seconds", c.health_check_seconds, 0.001, kSeconds},
+                {"health_timeout_seconds", c.health_timeout_seconds, 0.001, kSeconds},
+                {"request_timeout_seconds", c.request_timeout_seconds, 0, kSeconds},
+                {"quiet_timeout_seconds", c.quiet_timeout_seconds, 0, kSeconds},
+                {"max_response_bytes", static_cast<double>(c.max_response_bytes), 1, kBytes},
+                {"max_held_bytes", static_cast<double>(c.max_held_bytes), 1, kBytes}};
   for (const auto& limit : limits)
-    if (!(limit.value >= limit.least && limit.value <= 1e15))
+    if (!(limit.value >= limit.least && limit.value <= limit.most))
       return invalid_argument(std::string(limit.name) + "=" + std::to_string(limit.value) +
-                              " is outside the range " + std::to_string(limit.least) + " to 1e15");
+                              " is outside the range " + std::to_string(limit.least) + " to " +
+                              std::to_string(limit.most));
   return {};
 }
 
@@ -135,8 +137,7 @@ class RouterImpl final : public Router {
 
   void drain(double timeout_seconds) override {
     draining_.store(true);
-    http_->wait_for_responses(std::chrono::steady_clock::now() +
-                              std::chrono::milliseconds(static_cast<int64_t>(1000 * timeout_seconds)));
+    http_->wait_for_responses(deadline_in(timeout_seconds));
   }
 
   void stop() override {

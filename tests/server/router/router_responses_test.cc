@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <thread>
 
 #include "server/router/router_fixture.h"
@@ -203,6 +204,25 @@ TEST_F(RouterWithFakeNodes, ABrokenAnswerLeavesAHealthyNodeUp) {
   const auto num_requests = worker("prefill").at("num_requests");
   generate();
   EXPECT_EQ(worker("prefill").at("num_requests"), num_requests) << "no node got the request";
+}
+
+TEST_F(RouterWithFakeNodes, WaitsWithoutLimitForItsRequests) {
+  RouterConfig config = limits();
+  config.request_timeout_seconds = 1e10;  // is 1e19 ns, which 64 bits cannot count
+  EXPECT_NE(Router::make(config).status().message().find("request_timeout_seconds"), std::string::npos);
+  start(limits());
+  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
+  decode_.set("/generate", [](FakePeer& peer) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    peer.send(http_answer("{}"));
+  });
+  int status = 0;
+  std::thread client([&] { status = generate().status; });
+  EXPECT_TRUE(eventually([&] { return decode_.count("/generate") > 0; }));
+  router_->drain(std::numeric_limits<double>::infinity());
+  router_->stop();
+  client.join();
+  EXPECT_EQ(status, 200);
 }
 
 // Otherwise a node could fill the router's memory through a client that reads slowly.
