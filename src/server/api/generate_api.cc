@@ -1,8 +1,10 @@
 #include <optional>
+#include <set>
 
 #include "server/api/apis.h"
 #include "server/api/foreign_fields.h"
 #include "server/chat/grammar_fields.h"
+#include "server/http/excerpt.h"
 
 namespace fp4moe {
 
@@ -144,12 +146,16 @@ std::optional<std::vector<std::string>> read_ids(Fields& fields, Request& reques
     return std::nullopt;
   }
   std::vector<std::string> ids;
+  std::set<std::string> distinct;
   for (const json& id : *rid) {
     const json one = {{"rid", id}};
     Fields inner(one);
     request.id.clear();
     read_identity(inner, "", request);
     fields.merge(inner);
+    // Whether the second of them is submitted before the first has ended is a matter of chance.
+    if (!request.id.empty() && !distinct.insert(request.id).second)
+      fields.fail("rid", "has the id \"" + excerpt(request.id) + "\" twice");
     ids.push_back(request.id);
   }
   return ids;

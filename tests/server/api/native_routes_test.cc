@@ -144,8 +144,9 @@ TEST(Generate, RequestIds) {
   EXPECT_EQ(list[1]["meta_info"]["id"], "y");
   EXPECT_EQ(s.engine.last_request().priority, 3);
   EXPECT_EQ(post(s, "/generate", R"({"text":["a","b"],"rid":"z"})")[1]["meta_info"]["id"], "z-1");
-  for (const char* body : {R"({"text":["a","b"],"rid":["x"]})", R"({"text":["a"],"rid":[]})",
-                           R"({"text":"a","rid":[]})", R"({"text":["a"],"rid":[""]})"}) {
+  for (const char* body :
+       {R"({"text":["a","b"],"rid":["x"]})", R"({"text":["a"],"rid":[]})", R"({"text":"a","rid":[]})",
+        R"({"text":["a","b"],"rid":["x","x"]})", R"({"text":["a"],"rid":[""]})"}) {
     const HttpAnswer wrong = http_post(s.port, "/generate", body);
     EXPECT_EQ(wrong.status, 400) << body;
     EXPECT_EQ(json::parse(wrong.body)["error"]["param"], "rid") << body;
