@@ -87,7 +87,8 @@ class Relay : public std::enable_shared_from_this<Relay> {
     name_ = "decode node " + node.name;
     const HttpRequest& asked = exchange_->request();
     UpstreamRequest request{.url = node.url,
-                            .method = asked.method,
+                            // The response to HEAD has the length of the body that GET returns.
+                            .method = asked.method == "HEAD" ? "GET" : asked.method,
                             .target = asked.path + (asked.query.empty() ? "" : "?" + asked.query),
                             .authorization = asked.authorization,
                             .api_key = asked.api_key,

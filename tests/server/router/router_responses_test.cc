@@ -87,6 +87,15 @@ TEST_F(RouterWithFakeNodes, AnAnswerThatCannotBePassedOnIsAnErrorWithItsReason) 
   EXPECT_EQ(generate().body, R"({"text":"b"})");
 }
 
+TEST_F(RouterWithFakeNodes, AHeadHasTheLengthOfTheBody) {
+  start();
+  ASSERT_TRUE(eventually([&] { return is_healthy(); }));
+  decode_.set_body("/v1/models", R"({"a":1})");
+  HttpClient client(router_->port());
+  client.send("HEAD /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" + get_request("/health"));
+  EXPECT_TRUE(client.receive_until("Content-Length: 7\r\n\r\nHTTP/1.1 200 OK\r\n"));
+}
+
 TEST_F(RouterWithFakeNodes, AllUnfinishedAnswersHaveOneBudget) {
   start();
   ASSERT_TRUE(eventually([&] { return is_healthy(); }));
