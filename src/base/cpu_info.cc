@@ -90,6 +90,7 @@ Isa best_isa() {
     const char* cap = std::getenv("FP4MOE_ISA");
     if (cap == nullptr) return detected;
     const Result<Isa> parsed = parse_isa(cap);
+    if (!parsed.ok()) log_warning("FP4MOE_ISA is ignored: " + parsed.status().message());
     return parsed.ok() ? std::min(detected, *parsed) : detected;
   }();
   return best;

@@ -178,6 +178,12 @@ class OnTerminal(unittest.TestCase):
 
 
 class OnePrompt(unittest.TestCase):
+    def test_an_unknown_instruction_set_is_not_ignored_silently(self):
+        ended = subprocess.run([BINARY, "run", MODEL, *GREEDY, "--prompt", "Hello", "--max-tokens", "1"], capture_output=True,
+                               text=True, timeout=60, env={**os.environ, "FP4MOE_ISA": "avx-512"})
+        self.assertEqual(ended.returncode, 0)
+        self.assertIn("FP4MOE_ISA is ignored: unknown instruction set 'avx-512'; use scalar, avx2,", ended.stderr)
+
     def test_prompt_on_stdin(self):
         flag = run("--prompt", QUESTION)
         self.assertEqual((flag.returncode, flag.stderr), (0, b""))
