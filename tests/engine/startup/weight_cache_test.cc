@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -16,6 +17,7 @@
 
 #include "base/hash.h"
 #include "base/log.h"
+#include "engine/startup/user_cache.h"
 #include "io/temp_folder.h"
 
 namespace fp4moe {
@@ -457,6 +459,18 @@ TEST(WeightCacheNowhere, SaysWhy) {
   WeightCache cache({"", "dummy weights", ""}, pool);
   EXPECT_TRUE(load(cache).packed);
   EXPECT_TRUE(lines.have("not kept: dummy weights")) << lines.text();
+}
+
+TEST(UserCache, ARelativeFolderCountsAsNotSet) {
+  const char* before = std::getenv("XDG_CACHE_HOME");
+  const std::string saved = before == nullptr ? "" : before;
+  ::unsetenv("XDG_CACHE_HOME");
+  const std::string fallback = user_cache_folder();
+  ::setenv("XDG_CACHE_HOME", "caches", 1);
+  EXPECT_EQ(user_cache_folder(), fallback);
+  ::setenv("XDG_CACHE_HOME", "/caches", 1);
+  EXPECT_EQ(user_cache_folder(), "/caches/fp4moe");
+  before == nullptr ? ::unsetenv("XDG_CACHE_HOME") : ::setenv("XDG_CACHE_HOME", saved.c_str(), 1);
 }
 
 }  // namespace
