@@ -21,8 +21,7 @@ using LogSink = std::function<void(LogLevel, const std::string&)>;
 using ProgressSink = std::function<void(int64_t done_bytes, int64_t total_bytes)>;
 
 // Returns at most max_tokens ids in the vocabulary that may follow token_ids, which are a request's prompt
-// and its output so far. Called on the engine's thread. If it throws, the request ends
-// with kError.
+// and its output so far. Called on the engine's thread. If it throws, the request ends with kError.
 using DraftSource =
     std::function<std::vector<int32_t>(std::span<const int32_t> token_ids, int64_t max_tokens)>;
 

@@ -1,5 +1,4 @@
 // guard_sinks(): one thread at a time calls the sinks of the host program; their exceptions are ignored.
-// ignored.
 #pragma once
 
 #include <functional>
