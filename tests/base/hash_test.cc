@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace fp4moe {
@@ -43,6 +44,14 @@ TEST(Hash64Test, DoesNotDependOnAlignment) {
   std::vector<uint8_t> shifted(1, 9);
   shifted.insert(shifted.end(), bytes.begin(), bytes.end());
   EXPECT_EQ(hash64(shifted.data() + 1, 101), hash64(bytes.data(), 101));
+}
+
+// Weight caches and the frames between nodes have these hashes.
+TEST(Hash64Test, ValuesStay) {
+  const std::vector<std::pair<int64_t, uint64_t>> known = {
+      {0, 0xcfe0a38f63417f67u},  {1, 0x2f7510a0036f3c67u},   {31, 0x5b24a8e81a4b4d87u},
+      {32, 0x7a0ad3187170815au}, {100, 0x7589529debb66286u}, {1000, 0xdb46f33408331075u}};
+  for (const auto& [n, hash] : known) EXPECT_EQ(hash64(bytes_of(n).data(), n, 5), hash) << n;
 }
 
 }  // namespace
