@@ -1,6 +1,7 @@
 // KvSocket: a TCP connection between two nodes that carries whole frames (engine/disagg/kv_wire.h).
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <memory>
@@ -57,11 +58,17 @@ class KvSocket {
  private:
   struct Progress;
   Status wait(short events, Clock::time_point deadline) const;
+  Status wait_for_bytes(size_t num_bytes, Clock::time_point deadline);
+  void wake_at(size_t num_bytes);
   Status read_all(std::span<uint8_t> bytes, Progress& progress);
 
   const int descriptor_;
   const KvSocketOptions options_;
   std::vector<std::vector<uint8_t>> spare_;  // reuse()
+  // The next frame's header, or its first bytes, which have been received together with a payload.
+  std::array<uint8_t, sizeof(KvFrameHeader)> ahead_;
+  size_t num_ahead_ = 0;
+  int wakes_at_ = 1;  // bytes that have to arrive until a wait for them ends
 };
 
 }  // namespace fp4moe

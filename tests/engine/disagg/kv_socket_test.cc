@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <future>
 
@@ -40,6 +41,35 @@ TEST(KvSocket, FramesArriveWholeOrNotAtAll) {
   ASSERT_TRUE((*client)->send(std::span(frame).first(frame.size() - 1)).ok());
   (*client)->shut_down();
   EXPECT_EQ(server->receive(kLegal).status().code(), StatusCode::kUnavailable);
+}
+
+// The first bytes of a frame can arrive with the last ones of the frame before, in any pieces.
+TEST(KvSocket, FramesInAnyPiecesAreReceived) {
+  const std::vector<size_t> sizes = {0, 1, 39, 40, 41, 1000, 0, 0, 70'000, 3, (1 << 20) + 7, 5};
+  std::vector<uint8_t> bytes;
+  for (const size_t size : sizes)
+    for (const uint8_t byte : prefill_frame(size)) bytes.push_back(byte);
+  for (const size_t piece : {7u, 40u, 41u, 4096u, 100'000u, 4u << 20}) {
+    TestPort port;
+    auto client = connect_to(port.port());
+    ASSERT_TRUE(client.ok()) << client.status().to_string();
+    const auto server = port.accept();
+    const size_t num_sent = piece < 4096 ? 80'000 : bytes.size();
+    auto sent = std::async(std::launch::async, [&] {
+      for (size_t at = 0; at < num_sent; at += piece)
+        if (!(*client)->send(std::span(bytes).subspan(at, std::min(piece, num_sent - at))).ok()) break;
+      (*client)->shut_down();
+    });
+    for (size_t at = 0, i = 0; i < sizes.size(); ++i) {
+      at += sizeof(KvFrameHeader) + sizes[i];
+      const auto got = server->receive(kLegal, in_seconds(20));
+      ASSERT_EQ(got.ok(), at <= num_sent) << piece << ", " << i << ": " << got.status().to_string();
+      if (!got.ok()) break;
+      EXPECT_EQ(got->payload, std::vector<uint8_t>(sizes[i], 'a')) << piece << ", " << i;
+    }
+    EXPECT_FALSE(server->receive(kLegal, in_seconds(20)).ok());
+    sent.get();
+  }
 }
 
 TEST(KvSocket, AnUnreachableHostIsUnavailable) {
@@ -99,6 +129,26 @@ TEST(KvSocket, ASlowButSteadyFrameIsReceived) {
   const auto got = server->receive(kLegal);
   EXPECT_TRUE(got.ok()) << got.status().to_string();
   EXPECT_GT(seconds_since(start), 0.6) << "the test's frame was too fast";
+  slow.join();
+}
+
+// A wait ends only when many bytes have arrived, but the bytes before them count against the timeout too.
+TEST(KvSocket, ASlowPeersBytesCountInTime) {
+  TestPort port;
+  const Stranger stranger(port.port());
+  const auto server = port.accept({.timeout_seconds = 0.4});
+  const std::vector<uint8_t> frame = prefill_frame(300 << 10);
+  std::thread slow([&] {
+    const std::string_view bytes(reinterpret_cast<const char*>(frame.data()), frame.size());
+    for (size_t done = 0; done < bytes.size(); done += 6 << 10) {
+      stranger.send(bytes.substr(done, 6 << 10));
+      std::this_thread::sleep_for(std::chrono::milliseconds(12));
+    }
+  });
+  const auto start = KvSocket::Clock::now();
+  const auto got = server->receive(kLegal);
+  EXPECT_TRUE(got.ok()) << got.status().to_string();
+  EXPECT_GT(seconds_since(start), 0.5) << "the test's frame was too fast";
   slow.join();
 }
 
