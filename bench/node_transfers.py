@@ -6,9 +6,10 @@
 FLAGS, each one argument: of both nodes or of one, such as "--device cuda --tp 2". The same prompt of PROMPT tokens is sent
 again and again, one request at a time: the prefill node has it in its prefix cache, the decode node has no cache, so that
 there is little but transfers. Then STREAMS requests generate tokens on the decode node for SECONDS alone, and for SECONDS
-beside further transfers. Prints the rates of the transfers and of the nodes' copies between connections and KV memory, and
-their limits: a TCP connection over loopback and, with --device cuda, the host copies that `fp4moe bench peak` measures. Exit
-status 1 if a command or a request failed.
+beside further transfers. Prints the rates of the transfers and of the nodes' copies between connections and KV memory, the
+nodes' CPU time per GB, which other processes on the machine change less than the rates, and the limits: a TCP connection over
+loopback and, with --device cuda, the host copies that `fp4moe bench peak` measures. Exit status 1 if a command or a request
+failed.
 """
 import contextlib
 import http.client
@@ -50,6 +51,13 @@ def loopback_rate(seconds=1.0):
         return received / (time.monotonic() - started) / 1e9
 
 
+def cpu_seconds(process):
+    """The CPU time of all threads of a process."""
+    with open(f"/proc/{process.pid}/stat", encoding="utf-8") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class Pair:
     """A prefill node and a decode node."""
     def __init__(self, prefill, decode, vocab_size):
@@ -69,11 +77,14 @@ class Pair:
     def measure(self, act):
         """Runs act(); returns the counters' increases on both nodes, and the seconds."""
         nodes = (self.prefill, self.decode)
-        before, started = [metrics(node.url) for node in nodes], time.monotonic()
+
+        def counters():
+            return [{**metrics(node.url), "cpu_seconds_total": cpu_seconds(node.process)} for node in nodes]
+        before, started = counters(), time.monotonic()
         act()
         seconds = time.monotonic() - started
         time.sleep(0.1)  # the counters are published after a response
-        after = [metrics(node.url) for node in nodes]
+        after = counters()
         return [{name: b[name] - a[name] for name in b if name.endswith("_total") and name in a}
                 for a, b in zip(before, after)], seconds
 
@@ -82,7 +93,9 @@ def print_rates(what, counters):
     for role, counts in zip(("prefill", "decode"), counters):
         rates = [counts["kv_transfer_bytes_total"] / max(counts[f"kv_transfer_{name}seconds_total"], 1e-9) / 1e9
                  for name in ("", "copy_")]
-        print(f"| {what}, {role} node: {counts['kv_transfer_bytes_total'] / 1e6:.1f} MB | {rates[0]:.2f} | {rates[1]:.2f} |")
+        gigabytes = counts["kv_transfer_bytes_total"] / 1e9
+        print(f"| {what}, {role} node: {1e3 * gigabytes:.1f} MB | {rates[0]:.2f} | {rates[1]:.2f} | "
+              f"{counts['cpu_seconds_total'] / max(gigabytes, 1e-9):.2f} |")
 
 
 def measure_streams(pair, options, prompt):
@@ -122,7 +135,7 @@ def main():
                                          text=True).stdout)
         limits += f", device to host {peak['d2h_gbps']:.1f} GB/s, host to device {peak['h2d_gbps']:.1f} GB/s"
     print(f"prefill '{options.prefill}', decode '{options.decode}', both '{options.flags}', prompts of {options.prompt} tokens")
-    print(f"limits: {limits}\n\n| transfers | GB/s | copies GB/s |\n| --- | ---: | ---: |")
+    print(f"limits: {limits}\n\n| transfers | GB/s | copies GB/s | CPU s/GB |\n| --- | ---: | ---: | ---: |")
     with Node(options.binary, "prefill", options.model, *flags, *options.prefill.split()) as prefill, \
             Node(options.binary, "decode", options.model, "--disable-radix-cache", *flags, *options.decode.split()) as decode:
         pair = Pair(prefill, decode, vocab_size)

@@ -74,6 +74,7 @@ DecodeNode::Peer::Clock::time_point DecodeNode::Peer::idle_since() {
 
 void DecodeNode::Peer::run() noexcept {
   const Status status = guarded([this] { return converse(); });
+  writer_.reset();  // pages that have arrived are written, and their requests continue
   sender_.stop();
   shut_down();  // the prefill node then gives back the pages and slots that it holds for the rooms
   if (sending_.joinable()) sending_.join();
@@ -127,6 +128,11 @@ Status DecodeNode::Peer::converse() {
     std::lock_guard lock(mutex_);
     state_ = State::kOpen;
   }
+  writer_.emplace([this](Pending& pending) {
+    const Status status = guarded([&] { return write(pending); });
+    if (!status.ok()) shut_down();  // nothing else may arrive
+    return status;
+  });
   sending_ = std::thread([this, epoch = hello.epoch] { sender_.run(*socket_, epoch); });
   const KvLegal legal{
       .stage = KvStage::kToDecode, .epoch = hello.epoch, .max_page_bytes = node_.options_.max_page_bytes};
@@ -136,9 +142,10 @@ Status DecodeNode::Peer::converse() {
   }
 }
 
-// Frames for a released room are dropped.
+// Frames for a released room are dropped. A failure comes after the pages that were sent before it.
 Status DecodeNode::Peer::take_in(KvFrame& frame) {
   const uint64_t room = frame.header.room;
+  if (frame.header.type == KvFrameType::kFailed) FP4MOE_RETURN_IF_ERROR(writer_->drain());
   if (frame.header.type == KvFrameType::kFailed && room == 0) return decode_failure(frame.payload);
   Room found;
   {
@@ -163,8 +170,7 @@ Status DecodeNode::Peer::take_in(KvFrame& frame) {
   return {};
 }
 
-// Keeps the page until those that are written with it have arrived. If another room's pages come in between,
-// the present ones are written first.
+// Keeps the page until those that are written with it have arrived, or another room's pages come in between.
 Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::vector<uint8_t>&& payload) {
   if (found.pages == nullptr) return data_loss("received a page that was not requested");
   const KvPageShape shape = found.pages->shape();
@@ -172,7 +178,7 @@ Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::vector
   if (page.index != found.next_page)
     return data_loss("received page " + std::to_string(page.index) + ", expected page " +
                      std::to_string(found.next_page));
-  if (pending_.room != room) write_pending();
+  if (pending_.room != room) FP4MOE_RETURN_IF_ERROR(hand_over_pending());
   if (pending_.payloads.empty()) {
     pending_.room = room;
     pending_.id = found.id;
@@ -185,13 +191,22 @@ Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::vector
     std::lock_guard lock(mutex_);
     if (const auto it = rooms_.find(room); it != rooms_.end()) ++it->second.next_page;
   }
-  if (std::ssize(pending_.payloads) == pending_.pages->num_together(pending_.first)) write_pending();
+  if (std::ssize(pending_.payloads) == pending_.pages->num_together(pending_.first))
+    return hand_over_pending();
   return {};
 }
 
-void DecodeNode::Peer::write_pending() {
-  if (pending_.payloads.empty()) return;
-  Pending pending = std::exchange(pending_, {});
+Status DecodeNode::Peer::hand_over_pending() {
+  if (pending_.payloads.empty()) return {};
+  FP4MOE_RETURN_IF_ERROR(writer_->put(std::exchange(pending_, {})));
+  for (Pending& written : writer_->take_done())
+    for (std::vector<uint8_t>& payload : written.payloads) socket_->reuse(std::move(payload));
+  return {};
+}
+
+// Called on the writer's thread. Errors of the copies end the request; an error that is returned ends the
+// connection.
+Status DecodeNode::Peer::write(Pending& pending) {
   const int64_t end = pending.first + std::ssize(pending.payloads);
   const bool is_last = end == pending.pages->shape().num_parts();
   int64_t num_bytes = 0;
@@ -203,17 +218,18 @@ void DecodeNode::Peer::write_pending() {
   const auto before = Clock::now();
   const Status status = pending.pages->write(pending.first, parts);
   node_.traffic_.count_parts(num_bytes, Clock::now() - before);
-  for (std::vector<uint8_t>& payload : pending.payloads) socket_->reuse(std::move(payload));
+  pending.pages = nullptr;
   if (!status.ok()) {
     release(pending.room);
     if (status.code() != StatusCode::kCancelled)
       node_.on_event_({.room = pending.room, .id = pending.id, .status = status});
-    return;
+    return {};
   }
-  if (!is_last) return;
+  if (!is_last) return {};
   node_.traffic_.count_transfer(Clock::now() - pending.taken_at);
   release(pending.room);
   node_.on_event_({.kind = KvEvent::Kind::kArrived, .room = pending.room, .id = pending.id});
+  return {};
 }
 
 }  // namespace fp4moe

@@ -5,11 +5,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "engine/disagg/decode_node.h"
+#include "engine/disagg/kv_pipeline.h"
 #include "engine/disagg/kv_sender.h"
 #include "engine/disagg/kv_socket.h"
 
@@ -61,7 +63,8 @@ class DecodeNode::Peer {
   };
   Status take_in(KvFrame& frame);
   Status take_page(uint64_t room, const Room& found, std::vector<uint8_t>&& payload);
-  void write_pending();
+  Status hand_over_pending();
+  Status write(Pending& pending);
   Status at_peer(const Status& status) const { return status.with_context("prefill node " + name_); }
 
   DecodeNode& node_;
@@ -75,7 +78,8 @@ class DecodeNode::Peer {
   Clock::time_point idle_since_ = Clock::now();
   std::string last_error_;  // owned by run()'s thread until the connection has ended
   bool closing_ = false;
-  Pending pending_;  // used on run()'s thread; no payloads: none
+  Pending pending_;                            // used on run()'s thread, like writer_; no payloads: none
+  std::optional<KvPipeline<Pending>> writer_;  // writes pages while the next ones arrive
   std::thread sending_, thread_;
 };
 

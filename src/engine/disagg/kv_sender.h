@@ -1,4 +1,5 @@
-// KvSender: sends one node's frames on a connection, on a dedicated thread. Messages are sent in order; of
+// KvSender: sends one node's frames on a connection, on a dedicated thread. While it sends the parts of a
+// transfer on a second thread, it reads the next ones. Messages are sent in order; of
 // several transfers, each sends one part in turn, or the pages that are copied together, so that a long
 // prompt or a large state delays neither the messages nor the transfers of other requests for long.
 #pragma once
@@ -9,10 +10,12 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "engine/disagg/kv_lease.h"
+#include "engine/disagg/kv_pipeline.h"
 #include "engine/disagg/kv_socket.h"
 #include "engine/disagg/kv_traffic.h"
 #include "engine/disagg/kv_wire.h"
@@ -52,14 +55,24 @@ class KvSender {
     KvTraffic::Clock::time_point posted;
     std::function<void(const Status&)> on_failure;
   };
+  // Frames that are ready to be sent.
+  struct Sealed {
+    std::vector<uint8_t> frames;  // the first num_bytes bytes; the rest is memory for others
+    size_t num_bytes = 0;
+    std::function<void()> on_sent;  // may be null
+  };
+  using Outbox = KvPipeline<Sealed>;
   bool push(Item item);
   bool pop(Item& item);
   void put_back(Item item);
   Status send(KvSocket& socket, uint64_t epoch, Item& item);
-  Status send_parts(KvSocket& socket, uint64_t epoch, Item& item);
+  Status send_parts(uint64_t epoch, Item& item);
+  Status send_sealed(KvSocket& socket, Sealed& sealed);
+  std::vector<uint8_t> memory_for(size_t num_bytes);
 
   KvTraffic& traffic_;
-  std::vector<uint8_t> frames_;  // of send_parts(), which keeps the memory
+  std::optional<Outbox> outbox_;             // used on run()'s thread, from the first transfer on
+  std::vector<std::vector<uint8_t>> spare_;  // memory of sent frames
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> items_;

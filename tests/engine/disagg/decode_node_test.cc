@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "base/log.h"
+#include "engine/fake_executor.h"
 #include "engine/test_peer.h"
 #include "support/eventually.h"
 
@@ -183,6 +184,51 @@ TEST_F(DecodeNodeTest, DeepFirstTokensEndTheConnection) {
   EXPECT_EQ(event.kind, KvEvent::Kind::kFailed);
   EXPECT_NE(event.status.message().find("malformed first token"), std::string::npos)
       << event.status.message();
+}
+
+// Pages that have arrived count, although a failure or the connection's end arrives while they are written.
+TEST_F(DecodeNodeTest, ARequestWhosePagesHaveArrivedContinues) {
+  start();
+  for (const bool fails : {false, true}) {
+    TestPort port;
+    const auto room = ask(port.address());
+    ASSERT_TRUE(room.ok());
+    const auto socket = port.accept();
+    ASSERT_TRUE(
+        greet_decode_node(*socket, {7, kHello.facts}, {}, in_seconds(20), [] { return Status(); }).ok());
+    FakeModel model(fake_config(16, {}, 0, /*has_state=*/true));
+    FakeExecutor executor(model, LoopShape{.num_slots = 4});
+    executor.before_state_copy = [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
+    const auto lease = std::make_shared<KvLease>(executor, 0, PageTables{.full = {0}}, 1, 4);
+    const KvPageShape shape = lease->shape();
+    ASSERT_EQ(shape.num_parts(), 2);
+    node_->take(*room, lease, 0);
+    for (const KvFrameType type : {KvFrameType::kPrefill, KvFrameType::kTake})
+      EXPECT_EQ(socket->receive({.stage = KvStage::kToPrefill, .epoch = 7}, in_seconds(20))->header.type,
+                type);
+    for (const int64_t part : {0, 1}) {
+      const KvPageHeader header{part, shape.tokens_of(part)};
+      std::string payload(reinterpret_cast<const char*>(&header), sizeof header);
+      payload.append(static_cast<size_t>(shape.bytes_of(part)), '\x5a');
+      ASSERT_TRUE(send(*socket, KvFrameType::kPage, 7, *room, payload).ok());
+    }
+    if (fails) {
+      const std::string failure = encode_failure(unavailable("the prompt was held for too long"));
+      ASSERT_TRUE(send(*socket, KvFrameType::kFailed, 7, *room, failure).ok());
+    } else {
+      socket->shut_down();
+    }
+    const KvEvent event = next_event();
+    EXPECT_EQ(event.kind, KvEvent::Kind::kArrived) << event.status.to_string();
+    EXPECT_EQ(event.room, *room);
+    std::vector<uint8_t> arrived(static_cast<size_t>(shape.state_bytes));
+    executor.before_state_copy = {};
+    ASSERT_TRUE(executor.read_state(0, 1, 0, arrived).ok());
+    EXPECT_EQ(arrived, std::vector<uint8_t>(arrived.size(), 0x5a));
+    node_->release(*room);
+  }
+  std::lock_guard lock(mutex_);
+  EXPECT_TRUE(events_.empty());
 }
 
 // The request fails unless both nodes prove that they know the secret.
