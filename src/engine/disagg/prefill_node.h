@@ -20,8 +20,8 @@
 
 namespace fp4moe {
 
-// A connection has two threads, and only one until its hello is complete. When it ends, all its prompts are
-// released.
+// A connection has one thread until its hello is complete, then two, and three from its first transfer on.
+// When it ends, all its prompts are released.
 //
 // Limits that keep strangers on the port from exhausting the process:
 // - after a burst of kAcceptBurst, one connection is accepted every kAcceptInterval; a decode node needs one;
