@@ -32,8 +32,9 @@ WeightLoader::WeightLoader(const Checkpoint& checkpoint, const ModelConfig& conf
       progress_(progress) {}
 
 void WeightLoader::count(int64_t bytes) {
-  done_bytes_ += bytes;
-  if (progress_) progress_(done_bytes_, checkpoint_.total_bytes());
+  const int64_t total = checkpoint_.total_bytes();
+  done_bytes_ = std::min(done_bytes_ + bytes, total);
+  if (progress_) progress_(done_bytes_, total);
 }
 
 Result<std::vector<float>> WeightLoader::values(const std::string& name, const std::vector<int64_t>& shape) {

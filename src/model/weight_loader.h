@@ -82,7 +82,8 @@ class WeightLoader {
   Status check_part(const LinearPart& part) const;
   // Runs check_part() on the parts of an MLP's three matrices for this shard of I.
   Status check_mlp(const MlpWeightsView& mlp, Shard intermediate) const;
-  // Adds `bytes` to the loaded bytes and reports the progress.
+  // Adds `bytes` to the loaded bytes and reports the progress, which ends at the checkpoint's bytes: padding
+  // and copies can make a rank's weights larger.
   void count(int64_t bytes);
 
  private:
