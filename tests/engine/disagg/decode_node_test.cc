@@ -44,6 +44,15 @@ class DecodeNodeTest : public testing::Test {
     return request;
   }
   Result<uint64_t> ask(const std::string& prefill_node) { return node_->ask(request_to(prefill_node)); }
+  // Asks the prefill node at `port`, which sends its hello.
+  void ask_and_greet(TestPort& port, uint64_t& room, std::unique_ptr<KvSocket>& socket) {
+    const Result<uint64_t> asked = ask(port.address());
+    ASSERT_TRUE(asked.ok());
+    room = *asked;
+    socket = port.accept();
+    ASSERT_TRUE(
+        greet_decode_node(*socket, {7, kHello.facts}, {}, in_seconds(20), [] { return Status(); }).ok());
+  }
   KvEvent next_event() {
     std::unique_lock lock(mutex_);
     EXPECT_TRUE(changed_.wait_for(lock, std::chrono::seconds(20), [&] { return !events_.empty(); }));
@@ -121,16 +130,14 @@ TEST_F(DecodeNodeTest, FailedNodesAreForgottenAndLoggedAtABoundedRate) {
 TEST_F(DecodeNodeTest, ABusyNodeKeepsItsPlace) {
   start({.max_connections = 1});
   TestPort one, two;
-  const auto first = ask(one.address());
-  ASSERT_TRUE(first.ok());
-  const auto socket = one.accept();
-  ASSERT_TRUE(
-      greet_decode_node(*socket, {7, kHello.facts}, {}, in_seconds(20), [] { return Status(); }).ok());
+  uint64_t first = 0;
+  std::unique_ptr<KvSocket> socket;
+  ASSERT_NO_FATAL_FAILURE(ask_and_greet(one, first, socket));
   const Status refused = ask(two.address()).status();
   EXPECT_EQ(refused.code(), StatusCode::kUnavailable);
   EXPECT_NE(refused.message().find("--disaggregation-max-connections"), std::string::npos);
   ASSERT_TRUE(socket->receive({.stage = KvStage::kToPrefill, .epoch = 7}, in_seconds(20)).ok());
-  node_->release(*first);
+  node_->release(first);
   EXPECT_TRUE(eventually([&] { return ask(two.address()).ok(); }));
 }
 
@@ -173,13 +180,11 @@ TEST_F(DecodeNodeTest, AHostilePrefillNodeFailsItsOwnRequests) {
 TEST_F(DecodeNodeTest, DeepFirstTokensEndTheConnection) {
   start();
   TestPort port;
-  const auto room = ask(port.address());
-  ASSERT_TRUE(room.ok());
-  const auto socket = port.accept();
-  ASSERT_TRUE(
-      greet_decode_node(*socket, {7, kHello.facts}, {}, in_seconds(20), [] { return Status(); }).ok());
+  uint64_t room = 0;
+  std::unique_ptr<KvSocket> socket;
+  ASSERT_NO_FATAL_FAILURE(ask_and_greet(port, room, socket));
   const std::string deep = std::string(1 << 20, '[') + std::string(1 << 20, ']');
-  ASSERT_TRUE(send(*socket, KvFrameType::kFirstToken, 7, *room, "{\"token\": " + deep + "}").ok());
+  ASSERT_TRUE(send(*socket, KvFrameType::kFirstToken, 7, room, "{\"token\": " + deep + "}").ok());
   const KvEvent event = next_event();
   EXPECT_EQ(event.kind, KvEvent::Kind::kFailed);
   EXPECT_NE(event.status.message().find("malformed first token"), std::string::npos)
@@ -191,18 +196,16 @@ TEST_F(DecodeNodeTest, ARequestWhosePagesHaveArrivedContinues) {
   start();
   for (const bool fails : {false, true}) {
     TestPort port;
-    const auto room = ask(port.address());
-    ASSERT_TRUE(room.ok());
-    const auto socket = port.accept();
-    ASSERT_TRUE(
-        greet_decode_node(*socket, {7, kHello.facts}, {}, in_seconds(20), [] { return Status(); }).ok());
+    uint64_t room = 0;
+    std::unique_ptr<KvSocket> socket;
+    ASSERT_NO_FATAL_FAILURE(ask_and_greet(port, room, socket));
     FakeModel model(fake_config(16, {}, 0, /*has_state=*/true));
     FakeExecutor executor(model, LoopShape{.num_slots = 4});
     executor.before_state_copy = [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
     const auto lease = std::make_shared<KvLease>(executor, 0, PageTables{.full = {0}}, 1, 4);
     const KvPageShape shape = lease->shape();
     ASSERT_EQ(shape.num_parts(), 2);
-    node_->take(*room, lease, 0);
+    node_->take(room, lease, 0);
     for (const KvFrameType type : {KvFrameType::kPrefill, KvFrameType::kTake})
       EXPECT_EQ(socket->receive({.stage = KvStage::kToPrefill, .epoch = 7}, in_seconds(20))->header.type,
                 type);
@@ -210,22 +213,22 @@ TEST_F(DecodeNodeTest, ARequestWhosePagesHaveArrivedContinues) {
       const KvPageHeader header{part, shape.tokens_of(part)};
       std::string payload(reinterpret_cast<const char*>(&header), sizeof header);
       payload.append(static_cast<size_t>(shape.bytes_of(part)), '\x5a');
-      ASSERT_TRUE(send(*socket, KvFrameType::kPage, 7, *room, payload).ok());
+      ASSERT_TRUE(send(*socket, KvFrameType::kPage, 7, room, payload).ok());
     }
     if (fails) {
       const std::string failure = encode_failure(unavailable("the prompt was held for too long"));
-      ASSERT_TRUE(send(*socket, KvFrameType::kFailed, 7, *room, failure).ok());
+      ASSERT_TRUE(send(*socket, KvFrameType::kFailed, 7, room, failure).ok());
     } else {
       socket->shut_down();
     }
     const KvEvent event = next_event();
     EXPECT_EQ(event.kind, KvEvent::Kind::kArrived) << event.status.to_string();
-    EXPECT_EQ(event.room, *room);
+    EXPECT_EQ(event.room, room);
     std::vector<uint8_t> arrived(static_cast<size_t>(shape.state_bytes));
     executor.before_state_copy = {};
     ASSERT_TRUE(executor.read_state(0, 1, 0, arrived).ok());
     EXPECT_EQ(arrived, std::vector<uint8_t>(arrived.size(), 0x5a));
-    node_->release(*room);
+    node_->release(room);
   }
   std::lock_guard lock(mutex_);
   EXPECT_TRUE(events_.empty());

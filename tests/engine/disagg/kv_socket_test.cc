@@ -112,44 +112,37 @@ TEST(KvSocket, DrippedFramesAreCutOff) {
   }
 }
 
-// The deadline advances with the bytes: a frame that is fast enough can take longer than the timeout.
-TEST(KvSocket, ASlowButSteadyFrameIsReceived) {
+// Receives a frame of num_bytes bytes that is sent in pieces, with pauses. The test needs it to take longer
+// than least_seconds.
+void receive_slow_frame(KvSocketOptions options, size_t num_bytes, size_t piece,
+                        std::chrono::milliseconds pause, double least_seconds) {
   TestPort port;
   const Stranger stranger(port.port());
-  const auto server = port.accept({.timeout_seconds = 0.5});
-  const std::vector<uint8_t> frame = prefill_frame(2 << 20);  // 8 s at the minimum rate
+  const auto server = port.accept(options);
+  const std::vector<uint8_t> frame = prefill_frame(num_bytes);
   std::thread slow([&] {
     const std::string_view bytes(reinterpret_cast<const char*>(frame.data()), frame.size());
-    for (size_t done = 0; done < bytes.size(); done += 128 << 10) {
-      stranger.send(bytes.substr(done, 128 << 10));
-      std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    for (size_t done = 0; done < bytes.size(); done += piece) {
+      stranger.send(bytes.substr(done, piece));
+      std::this_thread::sleep_for(pause);
     }
   });
   const auto start = KvSocket::Clock::now();
   const auto got = server->receive(kLegal);
   EXPECT_TRUE(got.ok()) << got.status().to_string();
-  EXPECT_GT(seconds_since(start), 0.6) << "the test's frame was too fast";
+  EXPECT_GT(seconds_since(start), least_seconds) << "the test's frame was too fast";
   slow.join();
+}
+
+// The deadline advances with the bytes: a frame that is fast enough can take longer than the timeout.
+TEST(KvSocket, ASlowButSteadyFrameIsReceived) {
+  receive_slow_frame({.timeout_seconds = 0.5}, 2 << 20 /* 8 s at the minimum rate */, 128 << 10,
+                     std::chrono::milliseconds(60), 0.6);
 }
 
 // A wait ends only when many bytes have arrived, but the bytes before them count against the timeout too.
 TEST(KvSocket, ASlowPeersBytesCountInTime) {
-  TestPort port;
-  const Stranger stranger(port.port());
-  const auto server = port.accept({.timeout_seconds = 0.4});
-  const std::vector<uint8_t> frame = prefill_frame(300 << 10);
-  std::thread slow([&] {
-    const std::string_view bytes(reinterpret_cast<const char*>(frame.data()), frame.size());
-    for (size_t done = 0; done < bytes.size(); done += 6 << 10) {
-      stranger.send(bytes.substr(done, 6 << 10));
-      std::this_thread::sleep_for(std::chrono::milliseconds(12));
-    }
-  });
-  const auto start = KvSocket::Clock::now();
-  const auto got = server->receive(kLegal);
-  EXPECT_TRUE(got.ok()) << got.status().to_string();
-  EXPECT_GT(seconds_since(start), 0.5) << "the test's frame was too fast";
-  slow.join();
+  receive_slow_frame({.timeout_seconds = 0.4}, 300 << 10, 6 << 10, std::chrono::milliseconds(12), 0.5);
 }
 
 // Sending also fails if the peer does not read.
