@@ -110,14 +110,17 @@ class Layer {
     FP4MOE_RETURN_IF_ERROR(make_router(own));
     const int64_t h = o_.hidden_size, i = o_.intermediate_size, count = o_.num_experts / all_.size();
     constexpr Fp4Format kFormat = Fp4Format::kMxfp4;
-    FP4MOE_RETURN_IF_ERROR(allocate(own.gate_up, count * kernels_.matrix_bytes(kFormat, 2 * i, h)));
-    FP4MOE_RETURN_IF_ERROR(allocate(own.down, count * kernels_.matrix_bytes(kFormat, h, i)));
-    FP4MOE_RETURN_IF_ERROR(allocate(own.sums, lanes_ * h * 4));
+    FP4MOE_ASSIGN_OR_RETURN(own.gate_up,
+                            Buffer::make(count * kernels_.matrix_bytes(kFormat, 2 * i, h), device_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(own.down,
+                            Buffer::make(count * kernels_.matrix_bytes(kFormat, h, i), device_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(own.sums, Buffer::make(lanes_ * h * 4, device_memory()));
     const auto seed = static_cast<uint64_t>(2 * r);
     kernels_.fill(kFormat, own.gate_up.data(), 2 * i, h, count, seed);
     kernels_.fill(kFormat, own.down.data(), h, i, count, seed + 1);
-    FP4MOE_RETURN_IF_ERROR(upload(own.scales, std::vector<float>(static_cast<size_t>(count * 3), 1.0f)));
-    FP4MOE_RETURN_IF_ERROR(upload(own.counters, std::vector<uint8_t>(kMoeCounterBytes)));
+    FP4MOE_ASSIGN_OR_RETURN(own.scales,
+                            upload_to_gpu(std::vector<float>(static_cast<size_t>(count * 3), 1.0f)));
+    FP4MOE_ASSIGN_OR_RETURN(own.counters, upload_to_gpu(std::vector<uint8_t>(kMoeCounterBytes)));
     own.args = {.experts = {.format = kFormat,
                             .num_experts = count,
                             .hidden_size = h,
@@ -132,8 +135,9 @@ class Layer {
                 .num_routed_experts = o_.num_experts,
                 .out = own.sums.as<float>(),
                 .counters = own.counters.data()};
-    FP4MOE_RETURN_IF_ERROR(
-        allocate(own.workspace, kernels_.tactic.workspace_bytes(own.args.experts, lanes_, o_.top_k)));
+    FP4MOE_ASSIGN_OR_RETURN(
+        own.workspace,
+        Buffer::make(kernels_.tactic.workspace_bytes(own.args.experts, lanes_, o_.top_k), device_memory()));
     own.args.workspace = own.workspace.data();
     if (!kernels_.tactic.fits(own.args))
       return unsupported("layer: few_tokens does not run " + std::to_string(lanes_) +
@@ -150,32 +154,21 @@ class Layer {
     for (bf16& v : gate) v = float_to_bf16(normal(random));
     std::vector<float> x(static_cast<size_t>(kCommCallsInGraph * lanes_ * h));
     for (float& v : x) v = normal(random);
-    FP4MOE_RETURN_IF_ERROR(upload(own.gate, gate));
-    FP4MOE_RETURN_IF_ERROR(upload(own.x, x));
-    FP4MOE_RETURN_IF_ERROR(upload(own.norm_weight, std::vector<float>(static_cast<size_t>(h), 1.0f)));
-    FP4MOE_RETURN_IF_ERROR(
-        upload(own.words, std::vector<RouterWord>(static_cast<size_t>(kRouterFewTokens * experts))));
-    FP4MOE_RETURN_IF_ERROR(allocate(own.normed, lanes_ * h * 2));
-    FP4MOE_RETURN_IF_ERROR(allocate(own.normed_f32, lanes_ * h * 4));
-    FP4MOE_RETURN_IF_ERROR(allocate(own.logits, lanes_ * experts * 4));
-    FP4MOE_RETURN_IF_ERROR(allocate(own.ids, lanes_ * o_.top_k * 4));
-    FP4MOE_RETURN_IF_ERROR(allocate(own.weights, lanes_ * o_.top_k * 4));
+    FP4MOE_ASSIGN_OR_RETURN(own.gate, upload_to_gpu(gate));
+    FP4MOE_ASSIGN_OR_RETURN(own.x, upload_to_gpu(x));
+    FP4MOE_ASSIGN_OR_RETURN(own.norm_weight, upload_to_gpu(std::vector<float>(static_cast<size_t>(h), 1.0f)));
+    FP4MOE_ASSIGN_OR_RETURN(
+        own.words, upload_to_gpu(std::vector<RouterWord>(static_cast<size_t>(kRouterFewTokens * experts))));
+    FP4MOE_ASSIGN_OR_RETURN(own.normed, Buffer::make(lanes_ * h * 2, device_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(own.normed_f32, Buffer::make(lanes_ * h * 4, device_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(own.logits, Buffer::make(lanes_ * experts * 4, device_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(own.ids, Buffer::make(lanes_ * o_.top_k * 4, device_memory()));
+    FP4MOE_ASSIGN_OR_RETURN(own.weights, Buffer::make(lanes_ * o_.top_k * 4, device_memory()));
     own.norm = {.x = own.x.as<float>(),
                 .weight = own.norm_weight.as<float>(),
                 .eps = 1e-5f,
                 .out_act = {own.normed.data(), DType::kBF16, lanes_, h},
                 .out_f32 = own.normed_f32.as<float>()};
-    return {};
-  }
-
-  static Status allocate(Buffer& buffer, int64_t num_bytes) {
-    FP4MOE_ASSIGN_OR_RETURN(buffer, Buffer::make(num_bytes, device_memory()));
-    return {};
-  }
-  template <class T>
-  static Status upload(Buffer& buffer, const std::vector<T>& values) {
-    FP4MOE_ASSIGN_OR_RETURN(
-        buffer, Buffer::copy_of(values.data(), std::ssize(values) * int64_t{sizeof(T)}, device_memory()));
     return {};
   }
 

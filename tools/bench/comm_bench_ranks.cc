@@ -14,11 +14,6 @@ namespace fp4moe {
 
 namespace {
 
-template <class T>
-Result<Buffer> upload(const std::vector<T>& values) {
-  return Buffer::copy_of(values.data(), std::ssize(values) * int64_t{sizeof(T)}, device_memory());
-}
-
 Status allocate(const CommBenchOptions& o, int r, CommBenchRank& rank, int num_ranks, int64_t most) {
   const int64_t h = o.hidden_size, k = o.top_k;
   const auto make = [](Buffer& out, int64_t num_bytes) -> Status {
@@ -43,9 +38,9 @@ Status allocate(const CommBenchOptions& o, int r, CommBenchRank& rank, int num_r
   std::normal_distribution<float> normal;
   for (bf16& v : x) v = float_to_bf16(normal(random));
   FP4MOE_RETURN_IF_ERROR(device_memory().upload(rank.x.data(), x.data(), std::ssize(x) * 2));
-  FP4MOE_ASSIGN_OR_RETURN(rank.ids, upload(ids));
-  FP4MOE_ASSIGN_OR_RETURN(rank.nvfp4_scale, upload(std::vector<float>{2688.0f / 6}));  // |x| < 6
-  FP4MOE_ASSIGN_OR_RETURN(rank.weights, upload(std::vector<float>(ids.size(), 0.125f)));
+  FP4MOE_ASSIGN_OR_RETURN(rank.ids, upload_to_gpu(ids));
+  FP4MOE_ASSIGN_OR_RETURN(rank.nvfp4_scale, upload_to_gpu(std::vector<float>{2688.0f / 6}));  // |x| < 6
+  FP4MOE_ASSIGN_OR_RETURN(rank.weights, upload_to_gpu(std::vector<float>(ids.size(), 0.125f)));
   FP4MOE_ASSIGN_OR_RETURN(rank.row_of_slot,
                           Buffer::make(num_ranks * most * k * int64_t{sizeof(int32_t)}, device_memory()));
   FP4MOE_ASSIGN_OR_RETURN(rank.scratch, Arena::make(num_ranks * most * (h * 2 + 4) + 512, device_memory()));

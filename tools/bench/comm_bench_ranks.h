@@ -11,6 +11,7 @@
 #include "bench/nccl_peer.h"
 #include "comm/device_communicator.h"
 #include "device/device_context.h"
+#include "device/device_memory.h"
 #include "device/stream.h"
 #include "fp4moe/status.h"
 #include "moe/device/device_exchange.h"
@@ -79,6 +80,11 @@ struct CommTimes {
 };
 Result<CommTimes> time_comm_calls(const CommBenchRanks& all, int repeats,
                                   const std::function<Status(int, CommBenchRank&)>& call);
+
+template <class T>
+Result<Buffer> upload_to_gpu(const std::vector<T>& values) {
+  return Buffer::copy_of(values.data(), std::ssize(values) * int64_t{sizeof(T)}, device_memory());
+}
 
 A2aShape shape_of(const CommBenchOptions& o, int num_ranks, A2aRowFormat format);
 
