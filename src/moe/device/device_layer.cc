@@ -267,9 +267,8 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
                           .num_filled = args.num_counted,
                           .x = static_cast<const bf16*>(args.x.data) + own.first * h,
                           .nvfp4_scale = experts_.nvfp4_scale()};
-    const bool router_sends = can_router_send(args, tokens);
-    const A2aRound sent = router_sends ? exchange.round_of(tokens, 0) : A2aRound{};
-    const Routes routes = router_.route(ops_, args, router_sends ? &sent : nullptr, scratch);
+    const std::optional<A2aRound> sent = round_of_router(args, tokens);
+    const Routes routes = router_.route(ops_, args, sent ? &*sent : nullptr, scratch);
     tokens.ids = physical_ids(routes.ids + own.first * k, own.count, scratch);
     tokens.weights = routes.weights + own.first * k;
     const int64_t rounds = exchange.num_rounds(tokens);
@@ -277,7 +276,7 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
     for (int64_t i = 0; i < rounds; ++i) {
       const A2aRound round = exchange.round_of(tokens, i);
       const bool is_direct = runs_direct(exchange, round);
-      if (!router_sends) is_direct ? exchange.send_direct(round, tokens) : exchange.send(round, tokens);
+      if (!sent) is_direct ? exchange.send_direct(round, tokens) : exchange.send(round, tokens);
       if (i == 0) shared = run_shared(args, own, scratch, pool);  // while the rows are in flight
       if (is_direct) {
         experts_.run_direct(round, local_slots(), scratch);
@@ -294,14 +293,15 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   bool runs_direct(const DeviceExchange& exchange, const A2aRound& round) const {
     return ranks_per_gpu() == 1 && experts_.runs_direct(round, exchange.direct_lanes(round), local_slots());
   }
-  // Whether the router's launch can send the rows: it has all of them, and the experts it chooses are the
-  // ones that run. The other ranks need not know, because send_direct() sends the same.
-  bool can_router_send(const MoeForwardArgs& args, const ExchangeTokens& tokens) const {
-    if (args.norm == nullptr || placement_ || tokens.num_own == 0 || tokens.num_own != args.x.rows)
-      return false;
+  // The round, if the router's launch can send it: it has all rows of the only round, and the experts that it
+  // chooses are those that run. The other ranks need not know, because send_direct() sends the same.
+  std::optional<A2aRound> round_of_router(const MoeForwardArgs& args, const ExchangeTokens& tokens) const {
+    if (args.norm == nullptr || placement_ || tokens.num_own == 0 || tokens.num_own != args.x.rows) return {};
     const A2aRound round = args.exchange->round_of(tokens, 0);
-    return round.num_tokens == round.num_own && args.exchange->num_rounds(tokens) == 1 &&
-           runs_direct(*args.exchange, round);
+    if (round.num_tokens != round.num_own || args.exchange->num_rounds(tokens) != 1 ||
+        !runs_direct(*args.exchange, round))
+      return {};
+    return round;
   }
 
   // The shared expert's output for some rows, in scratch memory.
