@@ -33,7 +33,8 @@ struct HttpResponse {
   std::string extra_headers;  // whole lines, each ending in CRLF
 };
 
-// The time in `seconds`, of which at most 1e8 count (infinity: no limit); now if they are NaN or negative.
+// Returns the time after `seconds`: after 1e8 at most, also for infinity, and after 0 for NaN and negative
+// numbers.
 std::chrono::steady_clock::time_point deadline_in(double seconds);
 
 // A probe's response: a 200 loses its body; errors keep theirs.

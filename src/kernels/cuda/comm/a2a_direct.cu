@@ -20,7 +20,7 @@
 namespace fp4moe::cuda {
 namespace {
 
-// A block sends a piece of a row, of which each thread has at most one vector.
+// A block sends a piece of a row. Each thread sends at most one vector of the piece.
 __global__ void __launch_bounds__(kThreads) send_direct_kernel(const __grid_constant__ A2aArgs args) {
   const A2aRound& a = args.round;
   const int thread = static_cast<int>(threadIdx.x), row = first_row(args.work);
