@@ -91,7 +91,7 @@ void seal_kv_frame(std::span<uint8_t> frame) {
 std::vector<uint8_t> kv_frame(KvFrameType type, uint64_t epoch, uint64_t room,
                               std::span<const uint8_t> payload) {
   std::vector<uint8_t> frame = open_kv_frame(type, epoch, room, static_cast<int64_t>(payload.size()));
-  std::ranges::copy(payload, kv_payload(frame).begin());
+  std::copy_n(payload.data(), payload.size(), kv_payload(frame).data());
   seal_kv_frame(frame);
   return frame;
 }

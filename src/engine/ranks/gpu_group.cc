@@ -380,7 +380,7 @@ void GpuGroup::gather_draft_logits() {
   if (layout_.dp > 1)
     logits_ = std::move(wanted);
   else
-    std::ranges::copy(wanted, ranks_[0]->logits());
+    std::copy_n(wanted.data(), wanted.size(), ranks_[0]->logits());
 }
 
 void GpuGroup::gather_logits() {

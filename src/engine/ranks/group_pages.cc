@@ -67,8 +67,8 @@ Status GroupPages::read_pages(std::span<const PageRead> pages) {
 Status GroupPages::write_pages(std::span<const PageWrite> pages) {
   std::lock_guard lock(mutex_);
   return for_batches(pages, [&](std::span<const PageWrite> batch, std::span<const StagedPage> staged) {
-    for (size_t i = 0; i < batch.size(); ++i)
-      std::ranges::copy(batch[i].canonical, staging_.data() + staged[i].offset);
+    for (size_t i = 0; i < batch.size(); ++i)  // not ranges::copy, which GCC 12 makes a loop of single bytes
+      std::copy_n(batch[i].canonical.data(), batch[i].canonical.size(), staging_.data() + staged[i].offset);
     return copy("writing a KV page", [&](PageCopier& rank) {
       return rank.start_pages(staged, staging_.data(), CopyDirection::kToRank);
     });
@@ -92,7 +92,7 @@ Status GroupPages::read_state(int32_t slot, int64_t first, std::span<uint8_t> ca
     FP4MOE_RETURN_IF_ERROR(copy("reading a state", [&](PageCopier& rank) {
       return rank.start_state(slot, first + offset, piece, CopyDirection::kFromRank);
     }));
-    std::ranges::copy(piece, canonical.data() + offset);
+    std::copy_n(piece.data(), piece.size(), canonical.data() + offset);
     return {};
   });
 }
