@@ -115,8 +115,16 @@ void DeviceCommunicator::check_stream() const {
                "an operation must be enqueued on the communicator's stream");
 }
 
-void DeviceCommunicator::add_all_reduced(const CommOp& op, const float* partial, float* out,
-                                         int64_t n) const {
+std::optional<PartialsToSend> DeviceCommunicator::partials_to_send(int64_t n) const {
+  check_stream();
+  const CommGroup group = view();
+  if (!shares_memory() || bf16_partials_ || takes_two_shots(n) || n > max_sum_elements(group, false, false))
+    return {};
+  return PartialsToSend{.peers = partial_peers(group)};
+}
+
+void DeviceCommunicator::add_all_reduced(const CommOp& op, const float* partial, float* out, int64_t n,
+                                         bool are_sent) const {
   check_stream();
   const CommGroup group = view();
   const bool two_shot = takes_two_shots(n);
@@ -128,7 +136,8 @@ void DeviceCommunicator::add_all_reduced(const CommOp& op, const float* partial,
                       .out = out + first,
                       .n = std::min(most, n - first),
                       .bf16_partials = bf16_partials_,
-                      .two_shot = two_shot});
+                      .two_shot = two_shot,
+                      .are_sent = are_sent});
 }
 
 bool DeviceCommunicator::takes_two_shots(int64_t n) const {
@@ -141,17 +150,17 @@ bool DeviceCommunicator::fuses_norm(int64_t rows, int64_t cols) const {
 }
 
 void DeviceCommunicator::add_all_reduced_norm(const CommOp& op, const float* partial, float* out,
-                                              const RmsNormArgs& norm) const {
-  add_normed(op, partial, nullptr, out, norm);
+                                              const RmsNormArgs& norm, bool are_sent) const {
+  add_normed(op, partial, nullptr, out, norm, are_sent);
 }
 void DeviceCommunicator::add_all_reduced_norm(const CommOp& op, const MoeCombineArgs& experts, float* out,
                                               const RmsNormArgs& norm) const {
-  add_normed(op, nullptr, &experts, out, norm);
+  add_normed(op, nullptr, &experts, out, norm, /*are_sent=*/false);
 }
 
 // One of `partial` and `experts` is null.
 void DeviceCommunicator::add_normed(const CommOp& op, const float* partial, const MoeCombineArgs* experts,
-                                    float* out, const RmsNormArgs& norm) const {
+                                    float* out, const RmsNormArgs& norm, bool are_sent) const {
   check_stream();
   const CommGroup group = view();
   const int64_t rows = norm.out_act.rows, cols = norm.out_act.cols;
@@ -174,7 +183,8 @@ void DeviceCommunicator::add_normed(const CommOp& op, const float* partial, cons
                                    .partial = partial == nullptr ? nullptr : partial + at,
                                    .out = out + at,
                                    .n = part.out_act.rows * cols,
-                                   .bf16_partials = bf16_partials_},
+                                   .bf16_partials = bf16_partials_,
+                                   .are_sent = are_sent},
                            .norm = part,
                            .experts = experts == nullptr ? nullptr : &tokens});
   }

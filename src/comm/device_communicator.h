@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "base/buffer.h"
@@ -58,13 +59,18 @@ class DeviceCommunicator {
   int rank() const { return group_.rank; }  // within the group
   int size() const { return group_.size; }
 
+  // Where the kernel that computes the n partials of a sum may send them. Nothing if the sum has to send
+  // them itself.
+  std::optional<PartialsToSend> partials_to_send(int64_t n) const;
   // out += the sum over ranks, in rank order, of `partial`: bit-identical on every rank. `partial` and `out`
-  // are [n] f32 in device memory; n is a multiple of 4.
-  void add_all_reduced(const CommOp& op, const float* partial, float* out, int64_t n) const;
+  // are [n] f32 in device memory; n is a multiple of 4. are_sent: PartialsToSend::are_sent; the group's
+  // operations before have been enqueued before the kernel that has sent.
+  void add_all_reduced(const CommOp& op, const float* partial, float* out, int64_t n,
+                       bool are_sent = false) const;
   // add_all_reduced() of rows and the norm of the result in one launch, with the bits of the two operations.
   // norm.x is `out` [T, H]. Only for sizes with fuses_norm().
-  void add_all_reduced_norm(const CommOp& op, const float* partial, float* out,
-                            const RmsNormArgs& norm) const;
+  void add_all_reduced_norm(const CommOp& op, const float* partial, float* out, const RmsNormArgs& norm,
+                            bool are_sent = false) const;
   // The same if the partial sums are those of moe_combine(): bf16 rows, nothing added.
   void add_all_reduced_norm(const CommOp& op, const MoeCombineArgs& experts, float* out,
                             const RmsNormArgs& norm) const;
@@ -113,7 +119,7 @@ class DeviceCommunicator {
   CommGroup view() const;  // the group, or a group of one during a rehearsal
   bool takes_two_shots(int64_t n) const;
   void add_normed(const CommOp& op, const float* partial, const MoeCombineArgs* experts, float* out,
-                  const RmsNormArgs& norm) const;
+                  const RmsNormArgs& norm, bool are_sent) const;
 
   const DeviceCommOps* ops_ = nullptr;
   int first_rank_ = 0;

@@ -88,6 +88,28 @@ struct CommOp {
   int layer = -1;
 };
 
+// The kernel that computes the f32 partials of a small sum can send them itself: the links carry them while
+// it ends. The group's next operation is then the sum, with AllReduceArgs::are_sent.
+struct PartialPeers {
+  int count = 0;                            // 0: nothing is sent
+  const CommState* state = nullptr;         // this rank's
+  uint8_t* words[kMaxGroupRanks - 1] = {};  // of each peer: this rank's partials, at even epochs
+  int64_t odd_bytes = 0;                    // how far behind them those of odd epochs are
+};
+inline PartialPeers partial_peers(const CommGroup& group) {
+  const CommLayout& layout = group.layout;
+  PartialPeers peers{.state = reinterpret_cast<const CommState*>(group.regions[group.rank]),
+                     .odd_bytes = group.size * layout.word_bytes};
+  for (int r = 0; r < group.size; ++r)
+    if (r != group.rank)
+      peers.words[peers.count++] = group.regions[r] + layout.words + group.rank * layout.word_bytes;
+  return peers;
+}
+struct PartialsToSend {
+  PartialPeers peers;
+  bool are_sent = false;  // set by an op that sends them; other ops only store them
+};
+
 struct AllReduceArgs {
   const CommGroup& group;
   CommOp op;
@@ -99,6 +121,7 @@ struct AllReduceArgs {
   // Each rank sums one part and sends the sums to its peers, instead of summing everything: with more than
   // two ranks this moves fewer bytes, but it takes two exchanges.
   bool two_shot = false;
+  bool are_sent = false;  // the partials, by PartialPeers; without bf16_partials, two_shot and a plane
 };
 // Returns the largest legal AllReduceArgs::n.
 constexpr int64_t max_sum_elements(const CommGroup& group, bool bf16_partials, bool two_shot) {

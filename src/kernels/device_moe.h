@@ -130,7 +130,8 @@ struct DeviceMoeArgs {
   SharedSlot shared;
   float* out = nullptr;  // [T, H] f32, or null
   bool accumulate = false;
-  bf16* out_bf16 = nullptr;  // [T, H], or null
+  PartialsToSend* send = nullptr;  // if set, out is this rank's part of a sum; only without accumulate
+  bf16* out_bf16 = nullptr;        // [T, H], or null
   // Instead of both outputs, if the tactic leaves_rows: receives the arguments, all but the outputs, that
   // combine the experts' rows. They are in the workspace.
   MoeCombineArgs* uncombined = nullptr;

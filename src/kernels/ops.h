@@ -25,6 +25,8 @@
 
 namespace fp4moe {
 
+struct PartialsToSend;  // kernels/device_comm.h
+
 struct LinearArgs {              // out = x W^T + bias (+ out)
   ActRows x;                     // [T, K]
   const void* weight = nullptr;  // [N, K] in the table's linear_layout; null with kFp8
@@ -34,6 +36,7 @@ struct LinearArgs {              // out = x W^T + bias (+ out)
   bool accumulate = false;                    // add the finished sum to out (residual)
   LinearFormat format = LinearFormat::kBf16;  // kFp8, or the format of the table's linear_layout
   Fp8LinearView fp8;  // with kFp8: the weight in the table's fp8_layout. y = sum_k x[k] * (code * scale)
+  PartialsToSend* send = nullptr;  // on a GPU: out is this rank's part of a sum; only without accumulate
 };
 
 struct EmbedArgs {               // out[t] = table[id]; the caller has checked the ids against num_rows
@@ -143,6 +146,7 @@ struct DenseOps {
   void (*embed)(const EmbedArgs&, ThreadPool&);
   void (*rms_norm)(const RmsNormArgs&, ThreadPool&);
   void (*norm_linear)(const NormLinearArgs&, ThreadPool&);
+  int64_t most_rows_normed_inside = 0;  // up to this many rows, norm_linear is one launch for most sizes
   void (*rope)(const RopeArgs&, ThreadPool&);
   void (*kv_write)(const KvWriteArgs&, ThreadPool&);
   void (*attention)(const AttentionArgs&, ThreadPool&);

@@ -258,6 +258,7 @@ RmsNormArgs LayerStack::norm_args(const Buffer& weight, int64_t num_rows, float*
 }
 
 std::optional<RmsNormArgs> LayerStack::norm_after(int64_t layer, int64_t num_rows) const {
+  if (num_rows <= ops_.most_rows_normed_inside) return {};
   if (layer + 1 < config_.num_layers)
     return norm_args(layers_[static_cast<size_t>(layer + 1)].attention_norm, num_rows, nullptr);
   if (keeps_last_rows()) return {};
@@ -282,8 +283,8 @@ Status LayerStack::attention_output(int64_t layer, int64_t num_rows, ThreadPool&
     return {};
   }
   if (gathers()) return gathered_attention_output(layer, heads, pool);
-  float* partial = scratch_.take<float>(num_rows * config_.hidden_size);
-  w.attention_out.forward_linear(heads, partial, /*accumulate=*/false, scratch_, pool);
+  Partial partial = take_partial(num_rows);
+  w.attention_out.forward_linear(heads, partial.rows, /*accumulate=*/false, scratch_, pool, partial.sender());
   const OpName op = {"attention_out", static_cast<int>(layer), 0};
   if (w.moe && w.moe->norms_with_router(num_rows)) return add_partial(op, partial, num_rows, nullptr, pool);
   const RmsNormArgs next = norm_args(w.ffn_norm, num_rows, w.moe ? act_.normed_f32 : nullptr);
@@ -381,7 +382,7 @@ Status LayerStack::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) 
   if (!gathers()) {
     mlp.forward_mlp(x, out, scratch_, pool);
     const std::optional<RmsNormArgs> next = norm_after(layer, x.rows);
-    return add_partial(op, out, x.rows, next ? &*next : nullptr, pool);
+    return add_partial(op, {out}, x.rows, next ? &*next : nullptr, pool);
   }
   // Each rank has the whole MLP and runs it for some of the rows.
   const RankLayout& layout = options_.rank.layout;
@@ -424,39 +425,52 @@ Status LayerStack::summed_experts(MoeForwardArgs& args, ThreadPool& pool) {
   is_normed_ = false;
   const std::optional<RmsNormArgs> next = norm_after(args.layer, num_rows);
   MoeCombineArgs rows;
-  if (next && !exchange_ && group.fuses_norm(num_rows, config_.hidden_size) && moe.leaves_rows(num_rows))
+  Partial partial{};
+  if (next && !exchange_ && group.fuses_norm(num_rows, config_.hidden_size) && moe.leaves_rows(num_rows)) {
     args.uncombined = &rows;
-  else
-    args.partial = scratch_.take<float>(num_rows * config_.hidden_size);
+  } else {
+    partial = take_partial(num_rows);
+    args.partial = partial.rows;
+    args.send = exchange_ ? nullptr : partial.sender();
+  }
   FP4MOE_RETURN_IF_ERROR(moe.forward_moe(args, *transport_, scratch_, pool));
   if (args.uncombined == nullptr)
-    return add_partial({"experts", args.layer, 0}, args.partial, num_rows, next ? &*next : nullptr, pool);
+    return add_partial({"experts", args.layer, 0}, partial, num_rows, next ? &*next : nullptr, pool);
   group.add_all_reduced_norm({"experts", args.layer}, rows, rows_.residual, *next);
   is_normed_ = true;
   return {};
 }
 
+LayerStack::Partial LayerStack::take_partial(int64_t num_rows) {
+  const int64_t n = num_rows * config_.hidden_size;
+  Partial partial{scratch_.take<float>(n)};
+  if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr)
+    partial.send = group->partials_to_send(n);
+  return partial;
+}
+
 // residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks. Unless it is null,
 // `next` is a norm of the residual, which has run if is_normed_.
-Status LayerStack::add_partial(const OpName& op, float* partial, int64_t num_rows, const RmsNormArgs* next,
-                               ThreadPool& pool) {
+Status LayerStack::add_partial(const OpName& op, const Partial& partial, int64_t num_rows,
+                               const RmsNormArgs* next, ThreadPool& pool) {
   const int64_t h = config_.hidden_size;
   is_normed_ = false;
   if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr) {
     if (next == nullptr || !group->fuses_norm(num_rows, h)) {
-      group->add_all_reduced({op.op, op.layer}, partial, rows_.residual, num_rows * h);
+      group->add_all_reduced({op.op, op.layer}, partial.rows, rows_.residual, num_rows * h,
+                             partial.is_sent());
       return {};
     }
-    group->add_all_reduced_norm({op.op, op.layer}, partial, rows_.residual, *next);
+    group->add_all_reduced_norm({op.op, op.layer}, partial.rows, rows_.residual, *next, partial.is_sent());
     is_normed_ = true;
     return {};
   }
   if (options_.rank.attention != nullptr) {
     const int64_t sizes[] = {num_rows, h};
-    FP4MOE_RETURN_IF_ERROR(
-        options_.rank.attention->all_reduce({op.op, op.layer, geometry_hash(sizes)}, partial, num_rows * h));
+    FP4MOE_RETURN_IF_ERROR(options_.rank.attention->all_reduce({op.op, op.layer, geometry_hash(sizes)},
+                                                               partial.rows, num_rows * h));
   }
-  ops_.add({partial, rows_.residual, num_rows * h}, pool);
+  ops_.add({partial.rows, rows_.residual, num_rows * h}, pool);
   return {};
 }
 

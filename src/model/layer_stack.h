@@ -104,11 +104,20 @@ class LayerStack {
                       ThreadPool& pool);
   Status summed_experts(MoeForwardArgs& args, ThreadPool& pool);
   void gather_rows(const CommOp& op, const DeviceCommunicator& group, float* rows, int64_t num_rows);
-  Status add_partial(const OpName& op, float* partial, int64_t num_rows, const RmsNormArgs* next,
+  // This rank's part of a sum.
+  struct Partial {
+    float* rows;  // [T, H]
+    std::optional<PartialsToSend> send = {};
+    PartialsToSend* sender() { return send ? &*send : nullptr; }
+    bool is_sent() const { return send && send->are_sent; }
+  };
+  Partial take_partial(int64_t num_rows);
+  Status add_partial(const OpName& op, const Partial& partial, int64_t num_rows, const RmsNormArgs* next,
                      ThreadPool& pool);
   void keep_logit_rows(const Batch& batch, bool has_attention, ThreadPool& pool);
   RmsNormArgs norm_args(const Buffer& weight, int64_t num_rows, float* out_f32) const;
-  // The norm that follows the layer and that add_partial() may run.
+  // The norm that follows the layer and that add_partial() may run. Nothing if the next projection norms its
+  // rows itself in less time.
   std::optional<RmsNormArgs> norm_after(int64_t layer, int64_t num_rows) const;
   void norm(const Buffer& weight, int64_t num_rows, float* out_f32, ThreadPool& pool);
 

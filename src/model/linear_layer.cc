@@ -65,8 +65,12 @@ Result<LinearLayer> LinearLayer::make(const MoePlan& plan, const DenseOps& ops,
 }
 
 void LinearLayer::forward_linear(const ActRows& x, float* out, bool accumulate, Arena& scratch,
-                                 ThreadPool& pool) const {
-  if (!fp4_) return ops_->linear(weight_.args(x, bias_.as<float>(), out, accumulate), pool);
+                                 ThreadPool& pool, PartialsToSend* send) const {
+  if (!fp4_) {
+    LinearArgs args = weight_.args(x, bias_.as<float>(), out, accumulate);
+    args.send = send;
+    return ops_->linear(args, pool);
+  }
   const int64_t mark = scratch.used_bytes();
   fp4_->forward_fp4_linear(x, out, n_, accumulate, scratch, pool);
   scratch.rewind(mark);

@@ -35,7 +35,9 @@ class LinearLayer {
   // The weights, for prefetches; none with FP4.
   WeightBytes bytes() const { return fp4_ ? WeightBytes() : weight_.bytes(); }
   // out [T, N] f32 (+)= x W^T + b. T may be 0.
-  void forward_linear(const ActRows& x, float* out, bool accumulate, Arena& scratch, ThreadPool& pool) const;
+  // `send`: see LinearArgs.
+  void forward_linear(const ActRows& x, float* out, bool accumulate, Arena& scratch, ThreadPool& pool,
+                      PartialsToSend* send = nullptr) const;
   // Runs the norm, then out = normed rows W^T + b. norm.out_act is unspecified afterwards.
   void forward_normed(const RmsNormArgs& norm, float* out, Arena& scratch, ThreadPool& pool) const;
   struct Output {

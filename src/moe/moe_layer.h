@@ -33,6 +33,7 @@ struct MoeForwardArgs {
   // GPU, several ranks: [T, H] f32 or null. If set, it receives this rank's part of the output, and the
   // residual is unchanged.
   float* partial = nullptr;
+  PartialsToSend* send = nullptr;  // with `partial` and without `exchange`: sends it if a kernel can
   // GPU: if set, leaves_rows() holds, and it receives the rows of this rank's experts, which the caller
   // combines before it takes scratch memory; `partial` is null.
   MoeCombineArgs* uncombined = nullptr;

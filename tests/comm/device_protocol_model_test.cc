@@ -131,6 +131,8 @@ struct Sums {
   bool kernels_flush = true;
   // The reader marks a word as unsent again after it has read it; otherwise the word keeps its old value.
   bool marks_again = true;
+  // The kernel before the operation sends (kernels/cuda/comm/partial_sender.cuh).
+  bool kernel_before_sends = false;
 
   int word(int reader, int source, int operation) const {
     return (reader * num_ranks + source) * num_buffers + operation % num_buffers;
@@ -142,6 +144,7 @@ struct Sums {
       for (int n = 0; n < num_operations; ++n) {
         for (int i = 1; i < num_ranks; ++i)
           block.steps.push_back({Step::kStore, word((rank + i) % num_ranks, rank, n), n + 1});
+        if (kernel_before_sends) block.steps.push_back({Step::kFlush});
         for (int i = 1; i < num_ranks; ++i) {
           const int from = word(rank, (rank + i) % num_ranks, n);
           block.steps.push_back({Step::kTake, from, n + 1});
@@ -157,7 +160,9 @@ struct Sums {
 TEST(MarkedWords, TwoBuffersAreEnough) {
   for (const Sums& sums :
        {Sums{.num_ranks = 2, .num_operations = 6}, Sums{.num_ranks = 3, .num_operations = 4},
-        Sums{.num_ranks = 3, .num_operations = 4, .num_buffers = 3}}) {
+        Sums{.num_ranks = 3, .num_operations = 4, .num_buffers = 3},
+        Sums{.num_ranks = 2, .num_operations = 6, .kernel_before_sends = true},
+        Sums{.num_ranks = 3, .num_operations = 4, .kernel_before_sends = true}}) {
     Model model = sums.model();
     EXPECT_EQ(model.explore(), "") << sums.num_ranks << " ranks";
     EXPECT_GT(model.num_states(), 100u);

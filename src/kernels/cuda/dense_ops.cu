@@ -50,6 +50,7 @@ constexpr DenseOps kOps = {.name = "cuda",
                            .embed = cuda::embed,
                            .rms_norm = cuda::rms_norm,
                            .norm_linear = norm_linear,
+                           .most_rows_normed_inside = kFewLoneTokens,
                            .rope = cuda::rope,
                            .kv_write = cuda::kv_write,
                            .attention = cuda::attention,
@@ -74,6 +75,7 @@ constexpr DenseOps invariant_ops() {
   ops.name = "cuda_invariant";
   ops.linear = invariant_linear;
   ops.norm_linear = invariant_norm_linear;
+  ops.most_rows_normed_inside = 0;
   ops.attention = cuda::invariant_attention;
   ops.rope_attention = cuda::invariant_rope_attention;
   ops.gated_delta = cuda::gated_delta;

@@ -88,6 +88,7 @@ void DeviceExpertRunner::run_device_experts(const ActRows& x, const DeviceSlots&
     DeviceMoeArgs args = layer_args(x, slots, weights, scratch);
     args.out = out;
     args.accumulate = accumulate;
+    args.send = slots.send;
     tactic(args).layer(args);
   } else {
     const DeviceRows rows = sort_rows(*ops_, slots, t.num_experts, scratch);

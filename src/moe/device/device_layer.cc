@@ -193,6 +193,7 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
     slots.uncombined = args.uncombined;
     slots.shared = shared_slot(args);
     slots.next = args.next;
+    slots.send = shared_.exists() ? nullptr : args.send;  // a shared expert is added to the experts' sums
     float* const sum = args.uncombined != nullptr ? nullptr
                        : args.partial != nullptr  ? args.partial
                                                   : args.residual;

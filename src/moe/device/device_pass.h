@@ -19,6 +19,7 @@ struct DeviceSlots {
   AddedRows added;                       // added to the output
   WeightBytes next;                      // see DeviceMoeArgs
   MoeCombineArgs* uncombined = nullptr;  // see DeviceMoeArgs
+  PartialsToSend* send = nullptr;        // see DeviceMoeArgs
   int64_t num_slots() const { return num_tokens * topk; }
 };
 

@@ -3,7 +3,8 @@
 // Computes:  out [n] += sum over ranks r, in order, of partial_r [n], f32; partial_r rounded to bf16 first if
 //            it is sent as bf16.
 // Shapes:    n a multiple of a vector's elements: 4 f32 or 8 bf16; any number of ranks up to kMaxGroupRanks.
-// Bytes:     one-shot: w n to each of R - 1 peers, with w = 4 or 2. Two-shot: w n (R - 1) / R of partials and
+// Bytes:     one-shot: w n to each of R - 1 peers, with w = 4 or 2, unless the kernel before has sent it
+//            (partial_sender.cuh). Two-shot: w n (R - 1) / R of partials and
 //            4 n (R - 1) / R of sums.
 // Flops:     R n.
 // Bound:     the links for large n; for small n, the latency of a store and of a poll at the receiver.
@@ -30,6 +31,7 @@ struct ReduceArgs {
   const float* partial;
   float* out;
   int64_t num_vectors;  // of Elements
+  bool are_sent;        // the partials, by the kernel before; only one-shot
 };
 
 // Returns the sum over ranks of vector i, which is at index `word` among each source's vectors.
@@ -60,19 +62,49 @@ template <bool kBf16>
 __global__ void __launch_bounds__(kThreads) one_shot_kernel(const __grid_constant__ ReduceArgs a) {
   using E = Elements<kBf16>;
   ptx::grid_dependents_launch();
+  const EarlyWords early(a.group);
   ptx::grid_dependency_wait();
+  // The loads of the first vector and of the epoch are on their way together.
+  const int64_t begin = first_vector();
+  const auto own_vector = [&](int64_t i) {
+    return i < a.num_vectors ? E::load(a.partial + i * E::kCount) : E();
+  };
+  E mine = own_vector(begin);
+  E out = begin < a.num_vectors ? E::load(a.out + begin * E::kCount) : E();
+  uint4 words;
+  mark_unsent(&words);
+  if (a.are_sent && begin < a.num_vectors) words = early.load<uint4>(begin);
   const Operation o(a.group, a.op);
+  early.check(o, words);
   if (o.failed) return;
-  const auto send = [&](int64_t i) {
-    if (i >= a.num_vectors) return;
-    const uint4 v = E::load(a.partial + i * E::kCount).pack();
+  const auto send = [&](int64_t i, const E& own) {
+    if (i >= a.num_vectors || a.are_sent) return;
+    const uint4 v = own.pack();
     for (int r = 0; r < a.group.size; ++r)
       if (r != a.group.rank) store_words(words_at<uint4>(o, r, a.group.rank) + i, v);
   };
-  send(first_vector());
-  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
-    send(i + num_threads());  // the links carry it during the sum
-    add_to(a, i, sum_of<kBf16>(o, a, i, i));
+  send(begin, mine);
+  for (int64_t i = begin; i < a.num_vectors; i += num_threads()) {
+    const E next = own_vector(i + num_threads());
+    send(i + num_threads(), next);  // the links carry it during the sum
+    E sum;
+    for (int r = 0; r < a.group.size; ++r) {
+      if (r == a.group.rank) {
+        sum += E::unpack(mine.pack());
+        continue;
+      }
+      uint4* const from = words_at<uint4>(o, a.group.rank, r) + i;
+      if (!has_arrived(words))
+        words = take_words(o, r, from);
+      else
+        mark_unsent(from);
+      sum += E::unpack(words);
+      mark_unsent(&words);
+    }
+    if (i != begin) out = E::load(a.out + i * E::kCount);
+    out += sum;
+    out.store(a.out + i * E::kCount);
+    mine = next;
   }
 }
 
@@ -197,13 +229,17 @@ void arm_group(const CommGroup& g) {
                  (g.layout.exchange + g.layout.exchange_bytes) / 16});
 }
 
+bool may_be_sent(const AllReduceArgs& a) {
+  return !a.are_sent || (!a.bf16_partials && !a.two_shot && a.group.plane == nullptr);
+}
+
 void all_reduce(const AllReduceArgs& a) {
   const int64_t per_vector = a.bf16_partials ? 8 : 4;
   const int64_t most = max_sum_elements(a.group, a.bf16_partials, a.two_shot);
-  FP4MOE_CHECK(
-      a.n % per_vector == 0 && a.n <= most && (!a.two_shot || (a.group.size > 2 && a.group.plane == nullptr)),
-      "all_reduce of " + std::to_string(a.n) + " elements over " + std::to_string(a.group.size) +
-          " ranks; elements that fit in the heap: " + std::to_string(most));
+  FP4MOE_CHECK(a.n % per_vector == 0 && a.n <= most &&
+                   (!a.two_shot || (a.group.size > 2 && a.group.plane == nullptr)) && may_be_sent(a),
+               "all_reduce of " + std::to_string(a.n) + " elements over " + std::to_string(a.group.size) +
+                   " ranks; elements that fit in the heap: " + std::to_string(most));
   const int64_t vectors = a.n / per_vector;
   if (a.group.plane != nullptr) return staged_all_reduce(a, vectors);
   const auto blocks = std::clamp<int64_t>(ceil_div(vectors, kThreads), 1, a.group.max_blocks);
@@ -211,7 +247,7 @@ void all_reduce(const AllReduceArgs& a) {
                                  : (a.bf16_partials ? one_shot_kernel<true> : one_shot_kernel<false>);
   launch(a.two_shot ? "all_reduce_two_shot" : "all_reduce", kernel,
          {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)},
-         ReduceArgs{a.group, a.op, a.partial, a.out, vectors});
+         ReduceArgs{a.group, a.op, a.partial, a.out, vectors, a.are_sent});
 }
 
 int all_reduce_blocks_per_sm() {

@@ -47,7 +47,8 @@ struct NormArgs {
   float* f32;  // or null
   int64_t rows, cols;
   float eps;
-  int threads;  // that norm a row, in all blocks of the cluster
+  int threads;    // that norm a row, in all blocks of the cluster
+  bool are_sent;  // the partials, by the kernel before
 };
 
 // Four elements as they are sent.
@@ -127,6 +128,15 @@ __device__ __forceinline__ RowPart<kVectors> weighted_sum(const ExpertRows& expe
   return sum;
 }
 
+// Returns this rank's operand of a row; zeros after the last row.
+template <int kVectors>
+__device__ __forceinline__ RowPart<kVectors> own_row(const NormArgs& a, int64_t row,
+                                                     const RowThread<kVectors>& thread) {
+  if (row >= a.rows) return {};
+  if (a.experts.y != nullptr) return weighted_sum(a.experts, row, a.cols, thread);
+  return RowPart<kVectors>::load(a.partial + row * a.cols, thread);
+}
+
 // Returns the row that `peer` stores at `from`, and marks its words as unsent again.
 template <class Format, int kVectors>
 __device__ __forceinline__ RowPart<kVectors> take_row(const Operation& o, int peer,
@@ -176,31 +186,28 @@ __device__ __forceinline__ void add_and_norm(const NormArgs& a) {
   RowPart weight{};
   thread.for_vectors(
       [&](int j, int i) { weight.v[j] = __ldg(reinterpret_cast<const float4*>(a.weight) + i); });
+  const int64_t step = kIsCluster ? ptx::cluster_count() : gridDim.x,
+                begin = kIsCluster ? ptx::cluster_id() : blockIdx.x;
   ptx::grid_dependency_wait();
+  RowPart mine = own_row(a, begin, thread);  // loaded together with the epoch
   const Operation o(a.group, a.op);
   const int me = a.group.rank, size = o.failed ? 0 : a.group.size;
   const auto row_at = [&](int rank, int source, int64_t row) {
     return words_at<Words>(o, rank, source) + row * thread.vectors;
   };
-  // Returns this rank's row as it was sent to the peers.
-  const auto send = [&](int64_t row) {
-    RowPart mine{};
-    if (row >= a.rows) return mine;
-    mine = a.experts.y != nullptr ? weighted_sum(a.experts, row, a.cols, thread)
-                                  : RowPart::load(a.partial + row * a.cols, thread);
+  // Sends this rank's row, and rounds it as it is sent.
+  const auto send = [&](int64_t row, RowPart& own) {
 #pragma unroll 1
-    for (int r = 0; r < size; ++r)
+    for (int r = a.are_sent || row >= a.rows ? size : 0; r < size; ++r)
       if (r != me)
-        thread.for_vectors([&](int j, int i) { store_words(row_at(r, me, row) + i, Format::of(mine.v[j])); });
-    for (float4& v : mine.v) v = Format::values(Format::of(v));
-    return mine;
+        thread.for_vectors([&](int j, int i) { store_words(row_at(r, me, row) + i, Format::of(own.v[j])); });
+    for (float4& v : own.v) v = Format::values(Format::of(v));
   };
-  const int64_t step = kIsCluster ? ptx::cluster_count() : gridDim.x,
-                begin = kIsCluster ? ptx::cluster_id() : blockIdx.x;
-  RowPart mine = send(begin);
+  send(begin, mine);
   if constexpr (kIsCluster) ptx::cluster_wait();
   for (int64_t row = begin, i = 0; row < a.rows; row += step, ++i) {
-    const RowPart next = send(row + step);  // the links carry it during the sum
+    RowPart next = own_row(a, row + step, thread);
+    send(row + step, next);  // the links carry it during the sum
     const int64_t first = row * a.cols;
     RowPart residual = RowPart::load(a.out + first, thread), sum{};
 #pragma unroll 1
@@ -282,7 +289,8 @@ void all_reduce_norm(const AllReduceNormArgs& args) {
   FP4MOE_CHECK(
       sum.n == rows * cols && norm.x == sum.out && !sum.two_shot && sum.group.plane == nullptr &&
           cols % 4 == 0 && cols <= kMaxNormedCols &&
-          sum.n <= max_sum_elements(sum.group, sum.bf16_partials, false),
+          sum.n <= max_sum_elements(sum.group, sum.bf16_partials, false) && may_be_sent(sum) &&
+          (args.experts == nullptr || !sum.are_sent),
       "all_reduce_norm of " + std::to_string(rows) + " rows of " + std::to_string(cols) + " elements");
   const unsigned threads = num_norm_threads(cols);
   const unsigned cluster = cluster_blocks(rows, threads);
@@ -295,7 +303,7 @@ void all_reduce_norm(const AllReduceNormArgs& args) {
          {.grid = dim3(clusters * cluster), .block = dim3(block_warps * 32), .cluster = cluster},
          NormArgs{sum.group, sum.op, sum.partial, expert_rows(args.experts), sum.out, norm.weight,
                   static_cast<bf16*>(norm.out_act.data), norm.out_f32, rows, cols, norm.eps,
-                  static_cast<int>(threads)});
+                  static_cast<int>(threads), sum.are_sent});
 }
 
 }  // namespace fp4moe::cuda

@@ -61,6 +61,11 @@ __device__ __forceinline__ CommState* state_of(const CommGroup& group, int rank)
   return reinterpret_cast<CommState*>(group.regions[rank]);
 }
 
+// Loads both with one instruction.
+__device__ __forceinline__ void load_epoch(const CommState* state, uint32_t& epoch, uint32_t& poison) {
+  asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];" : "=r"(epoch), "=r"(poison) : "l"(state));
+}
+
 // Returns an address in a rank's exchange memory (kernels/device_a2a.h).
 template <class T>
 __device__ __forceinline__ T* exchange_memory(const CommGroup& group, int rank, int64_t offset) {
@@ -81,9 +86,7 @@ struct Operation {
 
   __device__ __forceinline__ Operation(const CommGroup& g, const CommOp& o, Entered) : group(g), op(o) {
     uint32_t poison;
-    asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"
-                 : "=r"(epoch), "=r"(poison)
-                 : "l"(state_of(g, g.rank)));
+    load_epoch(state_of(g, g.rank), epoch, poison);
     failed = poison != 0;
   }
   // Enters the operation. All threads of all blocks call it once, after they have waited for preceding
@@ -160,10 +163,13 @@ __device__ __forceinline__ void mark_unsent(uint4* at) {
 
 // Returns the address of words[parity][source] of `rank`.
 template <class Words>
+__device__ __forceinline__ Words* words_at(const CommGroup& group, uint32_t parity, int rank, int source) {
+  return reinterpret_cast<Words*>(group.regions[rank] + group.layout.words +
+                                  (int64_t{parity} * group.size + source) * group.layout.word_bytes);
+}
+template <class Words>
 __device__ __forceinline__ Words* words_at(const Operation& o, int rank, int source) {
-  const CommLayout& layout = o.group.layout;
-  return reinterpret_cast<Words*>(o.group.regions[rank] + layout.words +
-                                  (int64_t{o.parity()} * o.group.size + source) * layout.word_bytes);
+  return words_at<Words>(o.group, o.parity(), rank, source);
 }
 
 // Waits for the words at `from`, uint2 or uint4, which `peer` stores, and marks them as unsent again.
@@ -177,6 +183,34 @@ __device__ __forceinline__ Words take_words(const Operation& operation, int peer
   mark_unsent(from);
   return v;
 }
+
+// For words that are there already when an operation begins, as those that PartialSenders have sent: a thread
+// loads its first words from its first peer together with the epoch, instead of after it, from the buffer
+// that the epoch will select unless the kernel has started before the previous operation has ended.
+struct EarlyWords {
+  const CommGroup& group;
+  uint32_t parity = 0;
+
+  // Before the grid dependency wait.
+  __device__ __forceinline__ explicit EarlyWords(const CommGroup& g) : group(g) {
+    uint32_t epoch, poison;
+    load_epoch(state_of(g, g.rank), epoch, poison);
+    parity = (epoch + 1) % 2;
+  }
+  // After the wait.
+  template <class Words>
+  __device__ __forceinline__ Words load(int64_t index) const {
+    Words words;
+    mark_unsent(&words);
+    if (group.size == 1) return words;
+    return load_words(words_at<Words>(group, parity, group.rank, group.rank == 0 ? 1 : 0) + index);
+  }
+  // Marks words as unsent that belong to another operation.
+  template <class Words>
+  __device__ __forceinline__ void check(const Operation& o, Words& words) const {
+    if (o.parity() != parity) mark_unsent(&words);
+  }
+};
 
 // Sets flag `index` at every peer, to signal that all earlier stores of the block's threads have been
 // performed. Call it after a block barrier.

@@ -178,6 +178,7 @@ void launch_pair(const FewArgs& first, const FewArgs& second) {
 
 FewArgs few_args(const LinearArgs& l) {
   const bool is_fp8 = l.format == LinearFormat::kFp8;
+  FP4MOE_CHECK(l.send == nullptr || !l.accumulate, "partial sums that are added to out");
   return {{.bias = l.bias,
            .x = static_cast<const bf16*>(l.x.data),
            .residual = nullptr,
@@ -190,6 +191,7 @@ FewArgs few_args(const LinearArgs& l) {
           is_fp8 ? l.fp8.codes : static_cast<const uint8_t*>(l.weight),
           is_fp8 ? l.fp8 : Fp8LinearView(),
           {},
+          l.send != nullptr ? l.send->peers : PartialPeers(),
           l.accumulate};
 }
 
@@ -203,7 +205,10 @@ bool linear_few_fits(const LinearArgs& args) {
   return num_stages(shape, kMinStages) >= kMinStages;
 }
 
-void linear_few(const LinearArgs& args) { launch_few(few_args(args), /*norm=*/false); }
+void linear_few(const LinearArgs& args) {
+  launch_few(few_args(args), /*norm=*/false);
+  if (args.send != nullptr) args.send->are_sent = true;
+}
 
 void norm_linear_few(const NormLinearArgs& args) {
   FP4MOE_CHECK(args.linear.x.rows <= kFewLoneTokens, "too many tokens for norm_linear_few");

@@ -1,6 +1,7 @@
 // A block of linear_few.cu: the warp that copies weights, and the warps that multiply. Device code only.
 #pragma once
 
+#include "kernels/cuda/comm/partial_sender.cuh"
 #include "kernels/cuda/dense/linear_few_norm.cuh"
 #include "kernels/cuda/dense/linear_few_weights.cuh"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
@@ -184,7 +185,8 @@ __device__ Addend addend_of(const FewArgs& a, int first, int rows, int i) {
 // Adds the warps' sums for a group in warp order, and writes the outputs. `addend` belongs to this thread's
 // first output.
 template <bool kNorm, FewWeights kWeights>
-__device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first, int rows, Addend addend) {
+__device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first, int rows, Addend addend,
+                              const cuda::PartialSender& sender) {
   const float* sums = reinterpret_cast<const float*>(shared + a.layout.sums);
   for (int i = static_cast<int>(threadIdx.x); i < a.num_tokens * rows; i += kThreads) {
     if (i >= kThreads) addend = addend_of<kWeights>(a, first, rows, i);
@@ -195,13 +197,16 @@ __device__ void write_outputs(const FewArgs& a, const uint8_t* shared, int first
       sum += sums[(warp * a.num_tokens + t) * a.layout.group_rows + r];
     if (kNorm) sum *= inverse_rms(a, shared, t);
     sum = kWeights == FewWeights::kFp8Rows ? fmaf(addend.scale, sum, addend.bias) : sum + addend.bias;
-    a.out[static_cast<int64_t>(t) * a.n + first + r] = sum + addend.before;
+    const int64_t element = static_cast<int64_t>(t) * a.n + first + r;
+    a.out[element] = sum + addend.before;
+    if constexpr (!kNorm) sender.send(element, sum + addend.before);
   }
 }
 
 // Called once x is there, which ends the EarlyCopies.
 template <bool kTwoHalves, bool kNorm, FewWeights kWeights>
-__device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, Addend addend, Ring ring) {
+__device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, Addend addend, Ring ring,
+                         const cuda::PartialSender& sender) {
   if (threadIdx.x == 0) *reinterpret_cast<volatile int*>(shared + a.layout.loaded) = 1;
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, at = warp * 32 + lane % 4 * 8, x_at = warp * 32 + first_column<kWeights>(lane % 4);
@@ -243,7 +248,7 @@ __device__ void multiply(const FewArgs& a, uint8_t* shared, const Share& share, 
       keep_sums<kTwoHalves>(a, c, row, sums);
     }
     ptx::named_barrier(kMultiplyBarrier, kThreads);
-    write_outputs<kNorm, kWeights>(a, shared, first, rows, addend);
+    write_outputs<kNorm, kWeights>(a, shared, first, rows, addend, sender);
     ptx::named_barrier(kMultiplyBarrier, kThreads);
   }
 }
@@ -293,13 +298,15 @@ __device__ __forceinline__ void run_block(const FewArgs& a, const Share& share, 
     const NormWeights weights(a);
     ptx::grid_dependency_wait();
     const Addend addend = addend_of<kWeights>(a, share.begin, rows, static_cast<int>(threadIdx.x));
+    const cuda::PartialSender sender(a.peers);
     load_normed(a, weights, shared);
-    multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring);
+    multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, sender);
   } else {
     ptx::grid_dependency_wait();
     const Addend addend = addend_of<kWeights>(a, share.begin, rows, static_cast<int>(threadIdx.x));
+    const cuda::PartialSender sender(a.peers);
     load_x(a, shared, x_barrier);
-    multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring);
+    multiply<kTwoHalves, kNorm, kWeights>(a, shared, share, addend, ring, sender);
   }
 }
 

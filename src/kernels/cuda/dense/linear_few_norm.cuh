@@ -5,6 +5,7 @@
 #include "kernels/cuda/dense/linear_few_layout.h"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/device_comm.h"
 #include "kernels/ops.h"
 
 namespace fp4moe::few_linear {
@@ -28,6 +29,7 @@ struct FewArgs : FewTokens {
   const uint8_t* weight;  // [n, k], bf16 or e4m3
   Fp8LinearView fp8;      // FP8: the scales
   FewLayout layout;
+  PartialPeers peers;  // of out; none with the norm
   bool accumulate;
 };
 

@@ -316,6 +316,8 @@ int64_t few_tokens_workspace_bytes(const TiledExperts& experts, int64_t) {
 void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   if (args.num_tokens == 0) return;
   FP4MOE_CHECK(few_tokens_fits(args, weights), "too many tokens for one launch");
+  FP4MOE_CHECK(args.send == nullptr || (args.out != nullptr && !args.accumulate),
+               "partial sums that are not stored, or added to others");
   const TiledExperts& e = args.experts;
   const int64_t up_rows = (is_gated(e.activation.kind) ? 2 : 1) * e.intermediate_size;
   Args a;
@@ -327,6 +329,7 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   a.counters = reinterpret_cast<FewCounters*>(args.counters + kFewCountersOffset);
   a.h = reinterpret_cast<few::Word*>(args.workspace);
   a.y = reinterpret_cast<few::Word*>(args.workspace + h_bytes(args.experts));
+  if (args.send != nullptr) a.peers = args.send->peers;
   a.mark = current_stream().mark("few_tokens");
   size_t choice = 0;
   while (kDepths[choice] > a.plan.depth) ++choice;
@@ -335,6 +338,7 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   if (args.direct != nullptr)
     return launch_few(lane_kernel_of(e.format, weights), shared_bytes, few::LaneArgs{a, *args.direct});
   launch_few(has_dense_shared(args) ? kDenseKernel : kernels_of(e.format, weights)[choice], shared_bytes, a);
+  if (args.send != nullptr) args.send->are_sent = true;
 }
 
 }  // namespace fp4moe

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "formats/bf16.h"
+#include "kernels/cuda/comm/partial_sender.cuh"
 #include "kernels/cuda/experts/few_tokens_feed.cuh"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 
@@ -183,15 +184,18 @@ struct Outputs {
   }
 };
 
-// Where combine() puts the sums of two columns: into the outputs. few_tokens_lanes.cuh has another such type.
+// Where combine() puts the sums of two columns: into the outputs, and to the peers if they are partial sums.
+// few_tokens_lanes.cuh has another such type.
 struct StoredSums {
   const DeviceMoeArgs& m;
-  __device__ StoredSums(const Args& a, const StoredInput&) : m(a.moe) {}
+  cuda::PartialSender sender;
+  __device__ StoredSums(const Args& a, const StoredInput&) : m(a.moe), sender(a.peers) {}
   __device__ void put(int t, int col, float2 sum, const float2& before) const {
     const int64_t at = static_cast<int64_t>(t) * m.experts.hidden_size + col;
     if (m.out != nullptr) {
       if (m.accumulate) sum.x += before.x, sum.y += before.y;
       *reinterpret_cast<float2*>(m.out + at) = sum;
+      sender.send(at, sum);
     }
     if (m.out_bf16 != nullptr) *reinterpret_cast<uint32_t*>(m.out_bf16 + at) = ptx::bf16_pair(sum.x, sum.y);
   }

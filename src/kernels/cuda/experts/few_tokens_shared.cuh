@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/experts/few_tokens_plan.h"
 #include "kernels/cuda/ptx/kernel_mark.cuh"
+#include "kernels/device_comm.h"
 #include "kernels/device_moe.h"
 
 namespace fp4moe::few {
@@ -46,6 +47,7 @@ struct Args {
   FewCounters* counters;
   Word* h;  // [64 rows][words of a row]: pairs of bf16 at few_act_word() (w4a8: few_fp8_act_word())
   Word* y;  // [64 rows][H]: f32, multiplied by the tensor scale, plus the bias
+  PartialPeers peers;  // of moe.out
   KernelMark mark;
 };
 
