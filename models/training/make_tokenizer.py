@@ -54,7 +54,7 @@ def main(folder, num_documents):
     _, _, banned = problems.test_sets()
     tokenizer_file = os.path.join(folder, "tokenizer.json")
     tokenizer = train_tokenizer(banned)
-    tokenizer.save(tokenizer_file)
+    tokenizer.save(tokenizer_file, pretty=False)
     jobs = [(tokenizer_file, 1000 + w, num_documents // NUM_WORKERS, banned) for w in range(NUM_WORKERS)]
     with multiprocessing.get_context("spawn").Pool(NUM_WORKERS) as pool:
         ids = np.concatenate(pool.map(encode_documents, jobs))
