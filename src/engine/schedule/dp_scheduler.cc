@@ -26,10 +26,21 @@ DpScheduler::DpScheduler(int num_groups, const SchedulerLimits& limits, const Po
 }
 
 void DpScheduler::enqueue(std::unique_ptr<Sequence> sequence) {
+  if (!sequence->kv.tables.full.empty())
+    return groups_[static_cast<size_t>(sequence->kv.group)]->admit_reserved(std::move(sequence));
   const auto place = std::upper_bound(
       waiting_.begin(), waiting_.end(), sequence->request.priority,
       [](int64_t priority, const auto& other) { return priority > other->request.priority; });
   waiting_.insert(place, std::move(sequence));
+}
+
+bool DpScheduler::reserve(Sequence& sequence) {
+  if (next_waiting() != waiting_.end()) return false;
+  Scheduler* const group = choose_group(sequence);
+  if (group == nullptr) return false;
+  sequence.kv.group = index_of(*group);
+  group->reserve(sequence);
+  return true;
 }
 
 bool DpScheduler::plan_step(bool admits) {
@@ -75,11 +86,11 @@ std::deque<std::unique_ptr<Sequence>>::iterator DpScheduler::next_waiting() {
 Scheduler* DpScheduler::choose_group(const Sequence& sequence) const {
   Scheduler* best = nullptr;
   int64_t best_reusable = 0;
-  const auto load = [](const Scheduler& s) { return std::tuple(s.num_running(), s.pages().num_used()); };
+  const auto load = [](const Scheduler& s) { return std::tuple(s.num_placed(), s.pages().num_used()); };
   for (const auto& group : groups_) {
     if (!group->can_admit(sequence)) continue;
     const int64_t reusable = group->num_reusable_pages(sequence);
-    const int64_t more = best == nullptr ? 0 : group->num_running() - best->num_running();
+    const int64_t more = best == nullptr ? 0 : group->num_placed() - best->num_placed();
     const bool is_better = best == nullptr || (reusable == best_reusable  ? load(*group) < load(*best)
                                                : reusable > best_reusable ? more <= 1
                                                                           : more < -1);
@@ -117,6 +128,10 @@ int64_t DpScheduler::grow_for_drafts(Sequence& sequence, int64_t num_tokens) {
 
 void DpScheduler::drop_last_row(const Sequence& sequence) {
   groups_[static_cast<size_t>(sequence.kv.group)]->drop_last_row(sequence);
+}
+
+void DpScheduler::retract(const Sequence& sequence) {
+  groups_[static_cast<size_t>(sequence.kv.group)]->retract(sequence);
 }
 
 void DpScheduler::flush() {

@@ -30,7 +30,11 @@ class DpScheduler {
   // `limits` and `pool` are per group.
   DpScheduler(int num_groups, const SchedulerLimits& limits, const PoolShape& pool);
 
+  // Queues the sequence; if it has reserved pages, it runs at once in their group.
   void enqueue(std::unique_ptr<Sequence> sequence);
+  // Gives a sequence that is not enqueued yet a place and pages in a group (Scheduler::reserve()). Returns
+  // false if it would have to wait for them. It must then be enqueued, unless its pages have been given back.
+  bool reserve(Sequence& sequence);
   // Plans the next step: each group's rows, oldest sequence first. Returns false if no group has rows (see
   // Scheduler::plan_step()). Groups without work have no rows.
   bool plan_step(bool admits = true);
@@ -44,6 +48,7 @@ class DpScheduler {
   void keep_draft_row(Sequence& sequence);
   int64_t grow_for_drafts(Sequence& sequence, int64_t num_tokens);
   void drop_last_row(const Sequence& sequence);
+  void retract(const Sequence& sequence);
   std::unique_ptr<Sequence> remove(std::string_view id, bool failed = false);
   void flush();
   void drop_snapshots();
@@ -60,6 +65,7 @@ class DpScheduler {
   int64_t num_running() const;
   int64_t num_waiting() const;
   int64_t num_held() const { return sum(&Scheduler::num_held); }
+  int64_t num_reserved() const { return sum(&Scheduler::num_reserved); }
   int64_t num_retracted() const;
   double new_token_ratio() const;  // mean over the groups
   // Sums over all groups' pools.

@@ -71,18 +71,28 @@ bool Scheduler::can_admit(const Sequence& sequence) const {
   return std::ranges::none_of(waiting_, may_start) && has_room(sequence);
 }
 
+// Calls each(other) for the running sequences and the reservations.
+template <class Each>
+void Scheduler::for_others_placed(const Sequence& sequence, const Each& each) const {
+  for (const auto& other : running_)
+    if (other.get() != &sequence) each(*other);
+  for (const Sequence* other : reserved_)
+    if (other != &sequence) each(*other);
+}
+
 bool Scheduler::has_room(const Sequence& sequence) const {
-  if (!admits_ || num_running() >= limits_.max_running_requests) return false;
+  if (!admits_ || num_placed() >= limits_.max_running_requests) return false;
   if (pages_.states().has_states() && pages_.states().num_available() == 0) return false;
   const PagePool::Prefix prefix = find_prefix(sequence);
   if (window_room(sequence) < window_need(sequence)) return false;
   const int64_t num_pages = pages_.pages_for(sequence.num_tokens());
   const int64_t num_left = pages_.num_available() - prefix.num_cached - (num_pages - prefix.num_pages);
-  if (running_.empty()) return num_left >= 0;
+  if (num_placed() == 0) return num_left >= 0;
   int64_t num_expected = expected_growth(sequence, num_pages);
-  for (const auto& other : running_)
-    num_expected += expected_growth(*other, std::ssize(other->kv.tables.full));
-  return num_left >= std::max(num_expected, num_running());
+  for_others_placed(sequence, [&](const Sequence& other) {
+    num_expected += expected_growth(other, std::ssize(other.kv.tables.full));
+  });
+  return num_left >= std::max(num_expected, num_placed());
 }
 
 // Returns the number of additional pages that a sequence with num_pages pages is expected to need.
@@ -105,19 +115,14 @@ int64_t Scheduler::window_room(const Sequence& sequence) const {
   const PageReferences& references = pages_.window_pages().references();
   int64_t num_left = pages_.window_pages().num_available();
   num_left -= references.num_references() - references.num_used();
-  for (const auto& other : running_)
-    if (other.get() != &sequence)
-      num_left -= std::max<int64_t>(0, window_need(*other) - other->kv.tables.num_window_pages());
+  for_others_placed(sequence, [&](const Sequence& other) {
+    num_left -= std::max<int64_t>(0, window_need(other) - other.kv.tables.num_window_pages());
+  });
   return num_left;
 }
 
 void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
-  take_prefix(*sequence);
-  if (sequence->disagg.awaits_pages) {
-    pages_.leave_window(sequence->kv.tables, sequence->num_prompt_tokens);
-    FP4MOE_CHECK(pages_.grow_window(sequence->kv.tables, sequence->num_prompt_tokens),
-                 "available window pages were miscounted");
-  }
+  take_pages(*sequence);
   sequence->kv.num_rows = sequence->num_pending() == 1 && sequence->wants_rows() ? 1 : 0;
   if (sequence->kv.num_rows > 0)
     FP4MOE_CHECK(pages_.grow_window(sequence->kv.tables, sequence->num_tokens()),
@@ -126,14 +131,23 @@ void Scheduler::admit(std::unique_ptr<Sequence>& sequence) {
   running_.push_back(std::move(sequence));
 }
 
+void Scheduler::take_pages(Sequence& sequence) {
+  take_prefix(sequence);
+  if (!sequence.disagg.awaits_pages) return;
+  pages_.leave_window(sequence.kv.tables, sequence.num_prompt_tokens);
+  FP4MOE_CHECK(pages_.grow_window(sequence.kv.tables, sequence.num_prompt_tokens),
+               "available window pages were miscounted");
+}
+
 // ---- retraction -----------------------------------------------------------------------------------
 
-// Makes room for num_tokens tokens of `sequence` by retracting first yielding sequences, then the most
-// recently admitted ones. Returns false if it had to retract `sequence` itself.
+// Makes room for num_tokens tokens of `sequence` by giving back reservations, then by retracting first
+// yielding sequences, then the most recently admitted ones. Returns false if it had to retract `sequence`
+// itself.
 bool Scheduler::grow_or_retract(Sequence& sequence, int64_t num_tokens) {
   while (!pages_.grow(sequence.kv.tables, num_tokens) ||
          !pages_.grow_window(sequence.kv.tables, num_tokens)) {
-    if (retract_yielding()) continue;
+    if (give_back_reserved() || retract_yielding()) continue;
     const bool was_itself = running_.back().get() == &sequence;
     retract_last();
     if (was_itself) return false;
@@ -170,6 +184,11 @@ void Scheduler::retract(size_t index) {
   waiting_.front()->disagg.awaits_pages = false;
   give_back_pages(*waiting_.front());
   ++num_retracted_;
+}
+
+void Scheduler::retract(const Sequence& sequence) {
+  const auto it = std::ranges::find(running_, &sequence, &std::unique_ptr<Sequence>::get);
+  if (it != running_.end()) retract(static_cast<size_t>(it - running_.begin()));
 }
 
 // ---- rows of prompts ------------------------------------------------------------------------------
@@ -345,9 +364,12 @@ bool Scheduler::hold(const Sequence& sequence) {
 
 // ---- pages ----------------------------------------------------------------------------------------
 
-// Returns all tokens before the first token whose row needs logits; the last token's row always needs them.
+// Returns all tokens before the first token whose row needs logits; the last token's row always needs them,
+// unless another engine computes the prompt.
 std::span<const int32_t> Scheduler::reusable_tokens(const Sequence& sequence) const {
   if (!limits_.reuses_prefixes) return {};
+  if (sequence.disagg.awaits_pages)
+    return std::span(sequence.token_ids).first(static_cast<size_t>(sequence.num_prompt_tokens));
   const bool scores = sequence.scores.next < sequence.scores.end;
   const int64_t num_tokens = scores ? sequence.scores.next - 1 : sequence.num_tokens() - 1;
   return std::span(sequence.token_ids).first(static_cast<size_t>(num_tokens));
@@ -401,12 +423,14 @@ int64_t Scheduler::num_leaked_pages() const {
   int64_t num_references = pages_.num_references();
   int64_t num_window_references = pages_.window_pages().references().num_references();
   int64_t num_slots = pages_.states().num_used();
+  const auto count = [&](const Sequence& sequence) {
+    num_references -= std::ssize(sequence.kv.tables.full);
+    num_window_references -= sequence.kv.tables.num_window_pages();
+    num_slots -= sequence.kv.slot != 0;
+  };
   for (const auto* sequences : {&running_, &held_})
-    for (const auto& sequence : *sequences) {
-      num_references -= std::ssize(sequence->kv.tables.full);
-      num_window_references -= sequence->kv.tables.num_window_pages();
-      num_slots -= sequence->kv.slot != 0;
-    }
+    for (const auto& sequence : *sequences) count(*sequence);
+  for (const Sequence* sequence : reserved_) count(*sequence);
   const int64_t num_stateless = pages_.num_pages() - pages_.num_available() - pages_.num_used();
   const int64_t num_window_stateless =
       pages_.num_window_pages() - pages_.window_pages().num_available() - pages_.num_window_used();

@@ -72,7 +72,10 @@ struct ScheduledRows {
 // A sequence whose prompt another engine computes (awaits_pages) is admitted like any other, but has no rows
 // until the prompt's pages are filled; if it is retracted, this engine computes the prompt. Its state arrives
 // with the pages, so it needs no snapshot to start with cached pages; if all pages are cached, and a snapshot
-// at their end, nothing has to arrive. A held sequence has no rows, counts as neither running nor waiting,
+// at their end, nothing has to arrive. Before it can be enqueued, such a sequence can reserve the place and
+// the pages that admission would give it now, for the pages that arrive early. Reservations never delay
+// others: they are given back, the last one first, before a sequence is retracted and whenever a waiting
+// sequence needs their place or pages. A held sequence has no rows, counts as neither running nor waiting,
 // and keeps its pages until it is removed. A sequence that waits for its grammar's mask (awaits_mask) keeps
 // its place and its pages but has no rows. If its masks are slow to compute, it yields both to a sequence
 // that needs them; in the queue, it is not admitted before its mask is ready, but does not block the
@@ -97,9 +100,14 @@ class Scheduler {
   void begin_step(bool admits = true);
   bool can_admit(const Sequence& sequence) const;
   void admit(std::unique_ptr<Sequence>& sequence);
-  // Makes room for another admission by retracting the most recently admitted sequence that yields. Returns
-  // false if no sequence yields or this step admits nothing.
-  bool yield_place() { return admits_ && retract_yielding(); }
+  // Gives a sequence that is not enqueued yet pages for its prompt. Requires can_admit(). Borrows the
+  // sequence until it is passed to admit_reserved(), or has no pages any more.
+  void reserve(Sequence& sequence);
+  // Takes ownership of a sequence that has reserved pages; it runs.
+  void admit_reserved(std::unique_ptr<Sequence> sequence);
+  // Makes room for another admission by giving back the last reservation, or by retracting the most recently
+  // admitted sequence that yields. Returns false if there is neither, or this step admits nothing.
+  bool yield_place() { return admits_ && (yield_reserved() || retract_yielding()); }
   void finish_step();
   // Whether the next step can be planned while a step with drafts is in flight (Executor::accepts_drafts()):
   // all its rows decode, and nothing is retracted even if all drafts are right. If so, reserve_ahead() gives
@@ -129,6 +137,8 @@ class Scheduler {
   // the row again. Call before commit_step(), which retracts the sequence if it has a state, because the row
   // has changed that already.
   void drop_last_row(const Sequence& sequence);
+  // Gives the pages of a running sequence back and queues it. Does nothing if it is not running.
+  void retract(const Sequence& sequence);
   // Returns whether any sequence gets no rows until an event: its last token becomes known, its pages are
   // filled, its mask is ready or, if it is held, it is removed.
   bool is_waiting() const;
@@ -154,6 +164,8 @@ class Scheduler {
   int64_t num_running() const { return static_cast<int64_t>(running_.size()); }
   int64_t num_waiting() const { return static_cast<int64_t>(waiting_.size()); }
   int64_t num_held() const { return static_cast<int64_t>(held_.size()); }
+  int64_t num_reserved() const { return static_cast<int64_t>(reserved_.size()); }
+  int64_t num_placed() const { return num_running() + num_reserved(); }
   int64_t num_retracted() const { return num_retracted_; }
   double new_token_ratio() const { return new_token_ratio_.value(); }
   const PagePool& pages() const { return pages_; }
@@ -165,6 +177,10 @@ class Scheduler {
  private:
   static bool may_start(const std::unique_ptr<Sequence>& waiting) { return !waiting->grammar.awaits_mask; }
   bool has_room(const Sequence& sequence) const;
+  template <class Each>
+  void for_others_placed(const Sequence& sequence, const Each& each) const;
+  bool yield_reserved() { return num_running() < limits_.max_running_requests && give_back_reserved(); }
+  bool give_back_reserved();
   int64_t expected_growth(const Sequence& sequence, int64_t num_pages) const;
   // Whether window pages can run out before full pages do.
   bool window_is_scarce() const {
@@ -181,12 +197,13 @@ class Scheduler {
   int64_t add_rows(Sequence& sequence, int64_t most, int64_t num_behind);
   int64_t add_drafts(Sequence& sequence);
   // Number of full pages that drafts may take, so that every running sequence can still get one.
-  int64_t num_spare_pages() const { return std::max<int64_t>(0, pages_.num_available() - num_running()); }
+  int64_t num_spare_pages() const { return std::max<int64_t>(0, pages_.num_available() - num_placed()); }
   void take_newer_prefix(Sequence& sequence);
   void commit_rows(Sequence& sequence, int64_t num_rows);
   std::span<const int32_t> reusable_tokens(const Sequence& sequence) const;
   PagePool::Prefix find_prefix(const Sequence& sequence) const;
   void take_prefix(Sequence& sequence);
+  void take_pages(Sequence& sequence);
   void publish_prefix(Sequence& sequence);
   // States: where the rows of a prompt from `position` on must end, the position that drafts must not reach,
   // and the boundary at which a snapshot is due if one can be taken there.
@@ -207,6 +224,7 @@ class Scheduler {
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  // in order of admission
   std::vector<std::unique_ptr<Sequence>> held_;
+  std::vector<Sequence*> reserved_;  // in order of reservation; not owned
   std::vector<ScheduledRows> step_;
   int64_t logit_rows_left_ = 0;  // number of logit rows that the step can still have, out of
                                  // limits_.max_running_requests

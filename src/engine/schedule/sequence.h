@@ -4,7 +4,8 @@
 //      |
 //   in the inbox
 //      | StepLoop::drain_inbox
-//   pending: waits for its grammar or for a prefill node's first token
+//   pending: waits for its grammar or for a prefill node's first token; may have reserved pages for the
+//      |     prompt (DpScheduler::reserve), with which it skips the queue
 //      | StepLoop::schedule_ready
 //   queued <------------------+
 //      | Scheduler::admit     | Scheduler::retract: gives its pages back
