@@ -94,7 +94,8 @@ def print_rates(what, counters):
         rates = [counts["kv_transfer_bytes_total"] / max(counts[f"kv_transfer_{name}seconds_total"], 1e-9) / 1e9
                  for name in ("", "copy_")]
         gigabytes = counts["kv_transfer_bytes_total"] / 1e9
-        print(f"| {what}, {role} node: {1e3 * gigabytes:.1f} MB | {rates[0]:.2f} | {rates[1]:.2f} | "
+        whole = f"{rates[0]:.2f}" if role == "prefill" else "-"  # the decode node's seconds are waits for pages
+        print(f"| {what}, {role} node: {1e3 * gigabytes:.1f} MB | {whole} | {rates[1]:.2f} | "
               f"{counts['cpu_seconds_total'] / max(gigabytes, 1e-9):.2f} |")
 
 

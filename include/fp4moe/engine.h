@@ -66,8 +66,10 @@ struct EngineStats {
   // waiting for the prefill engine's first token, and requests waiting for its pages.
   int64_t num_held_reqs = 0, num_awaited_reqs = 0, num_transferring_reqs = 0;
   int64_t kv_transfer_bytes_total = 0;  // bytes of KV pages and states sent (prefill) or received (decode)
-  // Seconds from the request for a prompt's pages to the last of them or of its state, summed over prompts;
-  // and seconds of copies between the connection's buffers and the KV pages and states.
+  // Seconds from the request for a prompt's pages to the last of them or of its state, summed over prompts,
+  // without the time in which the prefill engine had yet to compute any of those left (prefill), or which
+  // passed before the first token (decode); and seconds of copies between the connection's buffers and the KV
+  // pages and states.
   double kv_transfer_seconds_total = 0, kv_transfer_copy_seconds_total = 0;
   int64_t num_prompts_total = 0;  // prompts prefilled
   // Tokens in these prompts, including cached ones; output tokens.

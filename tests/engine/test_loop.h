@@ -152,11 +152,12 @@ inline FakeLogits says(std::vector<int32_t> ids) {
 }
 inline FakeLogits says(std::string_view text) { return says(byte_ids(text)); }
 
-// Holds the engine's thread inside execute_step() until opened.
+// Holds the engine's thread inside execute_step() until opened, from the batch after the first num_passed on.
 class Gate {
  public:
-  std::function<void(const Batch&)> hook() {
-    return [this](const Batch&) {
+  std::function<void(const Batch&)> hook(int num_passed = 0) {
+    return [this, left = std::make_shared<int>(num_passed)](const Batch&) {
+      if ((*left)-- > 0) return;
       arrived_.store(true);
       arrived_.notify_all();
       open_.wait(false);

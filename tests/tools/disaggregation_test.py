@@ -40,7 +40,8 @@ class Node(pd_nodes.Node):
     def __init__(self, role, model, *flags):
         pool = [] if "--max-total-tokens" in flags else POOL
         device = [] if "--device" in flags else DEVICE
-        super().__init__(BINARY, role, model, *LIMITS, *device, *pool, *flags)
+        steps = ["--chunked-prefill-size", "16"] if role == "prefill" else []  # so that pages leave early
+        super().__init__(BINARY, role, model, *LIMITS, *device, *pool, *steps, *flags)
 
 
 class Router(pd_nodes.Router):

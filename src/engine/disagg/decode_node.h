@@ -22,9 +22,10 @@ struct KvEvent {
   enum class Kind { kFirstToken, kArrived, kFailed };
   Kind kind = Kind::kFailed;
   uint64_t room = 0;
-  std::string id;    // of the request
-  FirstToken first;  // kFirstToken
-  Status status;     // kFailed; names the prefill node
+  std::string id;                  // of the request
+  FirstToken first;                // kFirstToken
+  std::shared_ptr<KvLease> pages;  // kArrived: the lease that they were written to
+  Status status;                   // kFailed; names the prefill node
 };
 
 struct DecodeNodeOptions {
@@ -53,8 +54,10 @@ class DecodeNode {
   // progress. Errors: those of check(); kDoesNotFit: the request is too large for a message; kUnavailable:
   // too many prefill nodes, too much data queued for this one, or no thread could be created.
   Result<uint64_t> ask(const Request& request);
-  // Call after kFirstToken. Requests the parts of the transfer (KvPageShape) from `first` on (that part must
-  // exist) and writes them to the lease. Reports kArrived when all have arrived; the room is then released.
+  // Requests the parts of the transfer (KvPageShape) from `first` on (that part must exist) and writes them
+  // to the lease, which must be open; the prefill node sends them as it completes them. Reports kArrived,
+  // after kFirstToken, when all have arrived; the room is then released. If the lease ends before, parts for
+  // it are dropped, and the room stays: call this again with another lease.
   void take(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first);
   // Ends the room: no further events except those already queued. No effect if it is already released.
   void release(uint64_t room);

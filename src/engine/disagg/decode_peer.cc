@@ -48,10 +48,11 @@ void DecodeNode::Peer::take(uint64_t room, std::shared_ptr<KvLease> pages, int64
   if (found == rooms_.end()) return;  // its failure event is queued
   found->second.pages = std::move(pages);
   found->second.next_page = first;
-  found->second.taken_at = Clock::now();
+  ++found->second.num_takes;
+  found->second.since = Clock::now();
   std::string payload(sizeof first, '\0');
   std::memcpy(payload.data(), &first, sizeof first);
-  if (!sender_.post(KvFrameType::kTake, room, std::move(payload))) socket_->shut_down();
+  if (!sender_.post(KvFrameType::kTake, room, std::move(payload)) && socket_ != nullptr) socket_->shut_down();
 }
 
 void DecodeNode::Peer::release(uint64_t room) {
@@ -155,12 +156,7 @@ Status DecodeNode::Peer::take_in(KvFrame& frame) {
     found = it->second;
   }
   if (frame.header.type == KvFrameType::kPage) return take_page(room, found, std::move(frame.payload));
-  if (frame.header.type == KvFrameType::kFirstToken) {
-    FP4MOE_ASSIGN_OR_RETURN(FirstToken first, decode_first_token(frame.payload));
-    node_.on_event_(
-        {.kind = KvEvent::Kind::kFirstToken, .room = room, .id = found.id, .first = std::move(first)});
-    return {};
-  }
+  if (frame.header.type == KvFrameType::kFirstToken) return take_first_token(room, found.id, frame.payload);
   {
     std::lock_guard lock(mutex_);
     rooms_.erase(room);
@@ -170,26 +166,48 @@ Status DecodeNode::Peer::take_in(KvFrame& frame) {
   return {};
 }
 
+Status DecodeNode::Peer::take_first_token(uint64_t room, const std::string& id,
+                                          std::span<const uint8_t> payload) {
+  FP4MOE_ASSIGN_OR_RETURN(FirstToken first, decode_first_token(payload));
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto found = rooms_.find(room); found != rooms_.end()) {
+      found->second.has_first_token = true;
+      found->second.since = Clock::now();
+    }
+  }
+  node_.on_event_({.kind = KvEvent::Kind::kFirstToken, .room = room, .id = id, .first = std::move(first)});
+  return {};
+}
+
 // Keeps the page until those that are written with it have arrived, or another room's pages come in between.
+// Drops it if it answers an earlier take().
 Status DecodeNode::Peer::take_page(uint64_t room, const Room& found, std::vector<uint8_t>&& payload) {
   if (found.pages == nullptr) return data_loss("received a page that was not requested");
   const KvPageShape shape = found.pages->shape();
   FP4MOE_ASSIGN_OR_RETURN(const KvPageHeader page, decode_page(payload, shape));
+  if (page.take > 0 && page.take < found.num_takes) return {};
+  if (page.take != found.num_takes)
+    return data_loss("received a page for request " + std::to_string(page.take) + " of " +
+                     std::to_string(found.num_takes));
   if (page.index != found.next_page)
     return data_loss("received page " + std::to_string(page.index) + ", expected page " +
                      std::to_string(found.next_page));
-  if (pending_.room != room) FP4MOE_RETURN_IF_ERROR(hand_over_pending());
+  if (page.index + 1 == shape.num_parts() && !found.has_first_token)
+    return data_loss("received the last page before the first token");
+  if (pending_.pages != found.pages) FP4MOE_RETURN_IF_ERROR(hand_over_pending());
   if (pending_.payloads.empty()) {
     pending_.room = room;
     pending_.id = found.id;
     pending_.pages = found.pages;
     pending_.first = page.index;
-    pending_.taken_at = found.taken_at;
   }
+  pending_.since = found.since;
   pending_.payloads.push_back(std::move(payload));
   {
     std::lock_guard lock(mutex_);
-    if (const auto it = rooms_.find(room); it != rooms_.end()) ++it->second.next_page;
+    const auto it = rooms_.find(room);
+    if (it != rooms_.end() && it->second.num_takes == found.num_takes) ++it->second.next_page;
   }
   if (std::ssize(pending_.payloads) == pending_.pages->num_together(pending_.first))
     return hand_over_pending();
@@ -204,8 +222,8 @@ Status DecodeNode::Peer::hand_over_pending() {
   return {};
 }
 
-// Called on the writer's thread. Errors of the copies end the request; an error that is returned ends the
-// connection.
+// Called on the writer's thread. Errors of the copies end the request, except that the lease has ended; an
+// error that is returned ends the connection.
 Status DecodeNode::Peer::write(Pending& pending) {
   const int64_t end = pending.first + std::ssize(pending.payloads);
   const bool is_last = end == pending.pages->shape().num_parts();
@@ -218,17 +236,17 @@ Status DecodeNode::Peer::write(Pending& pending) {
   const auto before = Clock::now();
   const Status status = pending.pages->write(pending.first, parts);
   node_.traffic_.count_parts(num_bytes, Clock::now() - before);
-  pending.pages = nullptr;
+  const std::shared_ptr<KvLease> pages = std::exchange(pending.pages, nullptr);
+  if (status.code() == StatusCode::kCancelled) return {};
   if (!status.ok()) {
     release(pending.room);
-    if (status.code() != StatusCode::kCancelled)
-      node_.on_event_({.room = pending.room, .id = pending.id, .status = status});
+    node_.on_event_({.room = pending.room, .id = pending.id, .status = status});
     return {};
   }
   if (!is_last) return {};
-  node_.traffic_.count_transfer(Clock::now() - pending.taken_at);
+  node_.traffic_.count_transfer(Clock::now() - pending.since);
   release(pending.room);
-  node_.on_event_({.kind = KvEvent::Kind::kArrived, .room = pending.room, .id = pending.id});
+  node_.on_event_({.kind = KvEvent::Kind::kArrived, .room = pending.room, .id = pending.id, .pages = pages});
   return {};
 }
 

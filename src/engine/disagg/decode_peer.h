@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,9 +44,11 @@ class DecodeNode::Peer {
  private:
   struct Room {
     std::string id;
-    std::shared_ptr<KvLease> pages;  // set by take()
+    std::shared_ptr<KvLease> pages;  // of the last take()
+    int64_t num_takes = 0;
     int64_t next_page = 0;
-    Clock::time_point taken_at;  // take() was called
+    bool has_first_token = false;
+    Clock::time_point since;  // the first token has arrived, and take() was called
   };
 
   void run() noexcept;
@@ -59,9 +62,10 @@ class DecodeNode::Peer {
     std::shared_ptr<KvLease> pages;
     int64_t first = 0;                           // number of the first
     std::vector<std::vector<uint8_t>> payloads;  // with their KvPageHeaders
-    Clock::time_point taken_at;
+    Clock::time_point since;                     // as in Room
   };
   Status take_in(KvFrame& frame);
+  Status take_first_token(uint64_t room, const std::string& id, std::span<const uint8_t> payload);
   Status take_page(uint64_t room, const Room& found, std::vector<uint8_t>&& payload);
   Status hand_over_pending();
   Status write(Pending& pending);

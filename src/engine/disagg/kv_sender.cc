@@ -14,9 +14,13 @@ constexpr size_t kHeaderBytes = sizeof(KvFrameHeader) + sizeof(KvPageHeader);  /
 
 }  // namespace
 
+// A transfer replaces the room's transfer before it, which put_back() drops if it is being read.
 bool KvSender::push(Item item) {
+  if (!item.can_be_sent()) item.waits_since = item.since;
   const int64_t num_bytes = std::ssize(item.payload);
   std::lock_guard lock(mutex_);
+  if (item.pages != nullptr)
+    std::erase_if(items_, [&](const Item& other) { return other.is_transfer_of(item.room); });
   if (items_.size() >= kMaxQueuedItems || queued_bytes_ + num_bytes > kMaxQueuedBytes) return false;
   items_.push_back(std::move(item));
   queued_bytes_ += num_bytes;
@@ -28,14 +32,19 @@ bool KvSender::post(KvFrameType type, uint64_t room, std::string payload) {
   return push({.type = type, .room = room, .payload = std::move(payload)});
 }
 
-bool KvSender::post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
-                          std::function<void(const Status&)> on_failure) {
+bool KvSender::post_pages(uint64_t room, Transfer transfer) {
   return push({.type = KvFrameType::kPage,
                .room = room,
-               .pages = std::move(pages),
-               .next = first,
-               .posted = KvTraffic::Clock::now(),
-               .on_failure = std::move(on_failure)});
+               .pages = std::move(transfer.pages),
+               .next = transfer.first,
+               .take = transfer.take,
+               .since = KvTraffic::Clock::now(),
+               .on_failure = std::move(transfer.on_failure)});
+}
+
+void KvSender::wake() {
+  std::lock_guard lock(mutex_);
+  changed_.notify_one();
 }
 
 void KvSender::stop() {
@@ -44,14 +53,23 @@ void KvSender::stop() {
   changed_.notify_one();
 }
 
+// Returns the first message, otherwise the first transfer that can go on, otherwise end().
+std::deque<KvSender::Item>::iterator KvSender::next_item() {
+  const auto message = std::ranges::find(items_, nullptr, &Item::pages);
+  if (message != items_.end()) return message;
+  return std::ranges::find_if(items_, &Item::can_be_sent);
+}
+
 // False after stop().
 bool KvSender::pop(Item& item) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return stopped_ || !items_.empty(); });
+  auto next = items_.end();
+  changed_.wait(lock, [&] { return stopped_ || (next = next_item()) != items_.end(); });
   if (stopped_) return false;
-  item = std::move(items_.front());
-  items_.pop_front();
+  item = std::move(*next);
+  items_.erase(next);
   queued_bytes_ -= std::ssize(item.payload);
+  if (item.waits_since) item.since += KvTraffic::Clock::now() - *item.waits_since;
   return true;
 }
 
@@ -67,10 +85,14 @@ void KvSender::run(KvSocket& socket, uint64_t epoch) noexcept {
   outbox_.reset();
 }
 
-// Not subject to the queue's limits, which the item has passed before.
+// Not subject to the queue's limits, which the item has passed before. Drops it if the room has another
+// transfer now.
 void KvSender::put_back(Item item) {
+  item.waits_since.reset();
+  if (!item.can_be_sent()) item.waits_since = KvTraffic::Clock::now();
   std::lock_guard lock(mutex_);
-  items_.push_back(std::move(item));
+  const auto is_same = [&](const Item& other) { return other.is_transfer_of(item.room); };
+  if (std::ranges::none_of(items_, is_same)) items_.push_back(std::move(item));
 }
 
 // Messages take the transfers' way once there is one, so that all frames keep their order.
@@ -106,10 +128,12 @@ std::vector<uint8_t> KvSender::memory_for(size_t num_bytes) {
   return memory;
 }
 
-// Sends the next parts, each in its own frame. Clears item.pages at the end of the transfer.
+// Reads and sends the next open parts, each in its own frame. Clears item.pages at the end of the transfer.
 Status KvSender::send_parts(uint64_t epoch, Item& item) {
   const KvPageShape shape = item.pages->shape();
-  const int64_t first = item.next, end = first + item.pages->num_together(first);
+  const int64_t first = item.next, num_open = item.pages->num_open().value_or(first + 1);
+  const int64_t end = std::min(first + item.pages->num_together(first), num_open);
+  if (end <= first) return {};  // withdrawn
   const auto frame_bytes = [&](int64_t part) {
     return kHeaderBytes + static_cast<size_t>(shape.bytes_of(part));
   };
@@ -118,7 +142,8 @@ Status KvSender::send_parts(uint64_t epoch, Item& item) {
   sealed.frames = memory_for(sealed.num_bytes);
   std::vector<std::span<uint8_t>> frames, parts;
   for (size_t at = 0; std::ssize(frames) < end - first; at += frames.back().size()) {
-    const KvPageHeader part{first + std::ssize(frames), shape.tokens_of(first + std::ssize(frames))};
+    const int64_t index = first + std::ssize(frames);
+    const KvPageHeader part{.index = index, .num_tokens = shape.tokens_of(index), .take = item.take};
     frames.push_back(std::span(sealed.frames).subspan(at, frame_bytes(part.index)));
     open_kv_frame(item.type, epoch, item.room, frames.back());
     std::memcpy(kv_payload(frames.back()).data(), &part, sizeof part);
@@ -126,18 +151,24 @@ Status KvSender::send_parts(uint64_t epoch, Item& item) {
   }
   const auto before = KvTraffic::Clock::now();
   if (const Status status = item.pages->read(first, parts); !status.ok()) {
-    item.pages = nullptr;
     spare_.push_back(std::move(sealed.frames));
+    if (status.code() == StatusCode::kCancelled && !item.pages->has_ended()) return {};  // withdrawn
+    item.pages = nullptr;
     if (status.code() != StatusCode::kCancelled) item.on_failure(status);
     return {};
   }
   const auto copy = KvTraffic::Clock::now() - before;
   for (const std::span<uint8_t> frame : frames) seal_kv_frame(frame);
-  const auto num_bytes = static_cast<int64_t>(sealed.num_bytes - frames.size() * kHeaderBytes);
-  const bool is_last = end == shape.num_parts();
-  sealed.on_sent = [this, num_bytes, copy, is_last, posted = item.posted] {
+  return send_read(item, end, std::move(sealed), copy);
+}
+
+Status KvSender::send_read(Item& item, int64_t end, Sealed sealed, KvTraffic::Clock::duration copy) {
+  const int64_t num_frames = end - item.next;
+  const auto num_bytes = static_cast<int64_t>(sealed.num_bytes) - num_frames * int64_t{kHeaderBytes};
+  const bool is_last = end == item.pages->shape().num_parts();
+  sealed.on_sent = [this, num_bytes, copy, is_last, since = item.since] {
     traffic_.count_parts(num_bytes, copy);
-    if (is_last) traffic_.count_transfer(KvTraffic::Clock::now() - posted);
+    if (is_last) traffic_.count_transfer(KvTraffic::Clock::now() - since);
   };
   FP4MOE_RETURN_IF_ERROR(outbox_->put(std::move(sealed)));
   item.next = end;

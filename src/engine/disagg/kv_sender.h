@@ -1,7 +1,8 @@
 // KvSender: sends one node's frames on a connection, on a dedicated thread. While it sends the parts of a
-// transfer on a second thread, it reads the next ones. Messages are sent in order; of
-// several transfers, each sends one part in turn, or the pages that are copied together, so that a long
-// prompt or a large state delays neither the messages nor the transfers of other requests for long.
+// transfer on a second thread, it reads the next ones. Messages are sent in order, and before parts that have
+// not been read. Several transfers take turns: each sends one part, or the pages that are copied together, so
+// that a long prompt or a large state delays neither the messages nor the transfers of other requests for
+// long. A transfer whose next part is not open (KvLease) waits without delaying others.
 #pragma once
 
 #include <condition_variable>
@@ -34,11 +35,18 @@ class KvSender {
   // Thread-safe; never waits for the connection. Items posted before run() are sent once it runs. Returns
   // false and drops the item if a queue limit is reached because the other node receives too slowly.
   [[nodiscard]] bool post(KvFrameType type, uint64_t room, std::string payload);
-  // Sends the parts of the lease's transfer (KvPageShape) from `first` on, read one by one, or
-  // KvLease::num_together() at a time, as the connection accepts them. Stops when the lease ends, or at a
-  // part that cannot be read, which on_failure reports on run()'s thread.
-  [[nodiscard]] bool post_pages(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first,
-                                std::function<void(const Status&)> on_failure);
+  // A room's transfer: the lease's parts (KvPageShape) from `first` on, under the number of their kTake.
+  struct Transfer {
+    std::shared_ptr<KvLease> pages;
+    int64_t first = 0, take = 1;
+    std::function<void(const Status&)> on_failure;
+  };
+  // Sends the parts, read one by one, or KvLease::num_together() of those that are open at a time, as the
+  // connection accepts them. Stops when the lease ends, at a part that cannot be read, which on_failure
+  // reports on run()'s thread, or if the room gets another transfer. Call wake() when parts were opened or
+  // the lease has ended.
+  [[nodiscard]] bool post_pages(uint64_t room, Transfer transfer);
+  void wake();
 
   // Sends until stop(). If the connection breaks or memory runs out, shuts the connection down for the
   // receiver too.
@@ -52,8 +60,12 @@ class KvSender {
     std::string payload;
     std::shared_ptr<KvLease> pages;  // if set, sent instead of the payload
     int64_t next = 0;                // part to send
-    KvTraffic::Clock::time_point posted;
+    int64_t take = 0;
+    KvTraffic::Clock::time_point since;  // posted, without the time since then that no part was open
+    std::optional<KvTraffic::Clock::time_point> waits_since;  // no part is open
     std::function<void(const Status&)> on_failure;
+    bool is_transfer_of(uint64_t other) const { return pages != nullptr && room == other; }
+    bool can_be_sent() const { return pages == nullptr || next < pages->num_open().value_or(next + 1); }
   };
   // Frames that are ready to be sent.
   struct Sealed {
@@ -64,9 +76,11 @@ class KvSender {
   using Outbox = KvPipeline<Sealed>;
   bool push(Item item);
   bool pop(Item& item);
+  std::deque<Item>::iterator next_item();
   void put_back(Item item);
   Status send(KvSocket& socket, uint64_t epoch, Item& item);
   Status send_parts(uint64_t epoch, Item& item);
+  Status send_read(Item& item, int64_t end, Sealed sealed, KvTraffic::Clock::duration copy);
   Status send_sealed(KvSocket& socket, Sealed& sealed);
   std::vector<uint8_t> memory_for(size_t num_bytes);
 

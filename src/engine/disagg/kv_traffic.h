@@ -11,9 +11,11 @@ namespace fp4moe {
 
 struct KvTrafficTotals {
   int64_t num_bytes = 0;
-  double transfer_seconds = 0;  // from the request for a prompt's parts to the last of them, over all prompts
-  double copy_seconds = 0;      // for the parts' copies between frames and the executor's memory; on a
-                                // prefill node including the wait for a draft model
+  // Over all prompts. Prefill node: from the request for a prompt's parts to the last of them, without the
+  // time when no further part was complete. Decode node: from that request, or the first token if it came
+  // later.
+  double transfer_seconds = 0;
+  double copy_seconds = 0;  // for the parts' copies between frames and the executor's memory
 };
 
 inline void put_traffic(const KvTrafficTotals& totals, EngineStats& stats) {

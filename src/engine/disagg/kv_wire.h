@@ -12,9 +12,11 @@
 //   compares                      <- kHello     proof, KvHello
 //
 //   kPrefill   room, Request      -> computes the prompt, samples the first token, holds the pages
-//                                 <- kFirstToken  room, FirstToken
-//   kTake      room, first part   -> (once the decode node has allocated pages, and a slot for a state)
-//                                 <- kPage        room, KvPageHeader and the part; one frame per part
+//   kTake      room, first part   -> (once the decode node has allocated pages, and a slot for a state: right
+//                                    after kPrefill, or when it has the first token)
+//                                 <- kPage        room, KvPageHeader and the part; one frame per part, as
+//                                                 soon as the part is complete
+//                                 <- kFirstToken  room, FirstToken; before the last part
 //   kRelease   room               -> frees the pages; sent at any time when the decode node leaves the room
 //                                 <- kFailed      room and error; room 0: the whole connection
 //
@@ -31,6 +33,10 @@
 // Every frame is a header and a payload under one checksum. It carries the epoch that the prefill node chose
 // at random for this connection, so that frames of another connection, or from before a node's restart, are
 // refused. Frames for a released room are dropped.
+//
+// A decode node that gives the allocated pages back before they have all arrived can send another kTake for
+// the same room later. It replaces the one before; each part carries the number of its kTake, and a decode
+// node drops the parts of earlier ones.
 #pragma once
 
 #include <algorithm>
@@ -49,7 +55,7 @@
 namespace fp4moe {
 
 constexpr uint32_t kKvMagic = 0x44503446;  // "F4PD"
-constexpr uint32_t kKvProtocol = 3;
+constexpr uint32_t kKvProtocol = 4;
 constexpr int64_t kMaxKvMessageBytes = 64 << 20;   // of a kPrefill or kFirstToken payload
 constexpr int64_t kMaxKvHelloBytes = 16 << 10;     // of a kHello or kFailed payload
 constexpr int64_t kKvStatePieceBytes = 512 << 10;  // of a state; its last piece may have fewer
@@ -87,6 +93,7 @@ static_assert(sizeof(KvFrameHeader) == 40);
 struct KvPageHeader {
   int64_t index = 0;       // of the part: that in the sequence's page table, or after all pages
   int64_t num_tokens = 0;  // page_size, or fewer in the last page; 0 in a piece of a state
+  int64_t take = 1;        // the number of the kTake that it answers, counted in its room from 1 on
 };
 
 // Builds a whole frame.

@@ -120,39 +120,43 @@ Status PrefillNode::Connection::start_prompt(uint64_t room, std::span<const uint
 Status PrefillNode::Connection::submit(uint64_t room, std::span<const uint8_t> payload) {
   FP4MOE_ASSIGN_OR_RETURN(Request request, decode_prefill(payload));
   request.id = id_of(room);
-  const auto on_held = [weak = weak_from_this(), room](HeldPrompt prompt) {
-    if (const auto self = weak.lock()) self->on_held(room, std::move(prompt));
+  const auto on_held = [weak = weak_from_this(), room](FirstToken first) {
+    if (const auto self = weak.lock()) self->on_held(room, std::move(first));
   };
   const auto on_delta = [weak = weak_from_this(), room](const Delta& delta) {
     if (const auto self = weak.lock()) self->on_delta(room, delta);
   };
-  return loop_.submit_prompt(std::move(request), on_held, on_delta).status();
+  FP4MOE_ASSIGN_OR_RETURN(const std::shared_ptr<KvLease> pages,
+                          loop_.submit_prompt(std::move(request), on_held, on_delta));
+  pages->watch([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->sender_.wake();
+  });
+  std::lock_guard lock(mutex_);
+  if (const auto found = rooms_.find(room); found != rooms_.end()) found->second.pages = pages;
+  return {};
 }
 
 // Called on the engine's thread.
-void PrefillNode::Connection::on_held(uint64_t room, HeldPrompt prompt) {
-  const Status status = guarded([&] { return send_first_token(room, prompt); });
+void PrefillNode::Connection::on_held(uint64_t room, FirstToken first) {
+  const Status status = guarded([&] { return send_first_token(room, first); });
   if (status.ok()) return;
   fail_room(room, status);
   loop_.release_prompt(id_of(room));
 }
 
-Status PrefillNode::Connection::send_first_token(uint64_t room, HeldPrompt& prompt) {
+Status PrefillNode::Connection::send_first_token(uint64_t room, FirstToken& first) {
   {
     std::lock_guard lock(mutex_);
     const auto found = rooms_.find(room);
     if (found == rooms_.end()) return {};  // its kRelease is being processed
-    prompt.first.scored = std::move(found->second.scored);
+    first.scored = std::move(found->second.scored);
   }
-  std::string payload = encode_first_token(prompt.first);
+  std::string payload = encode_first_token(first);
   if (std::ssize(payload) > kMaxKvMessageBytes)
     return does_not_fit("the prompt's log-probabilities and experts have " + std::to_string(payload.size()) +
                         " bytes; the maximum is " + std::to_string(kMaxKvMessageBytes));
   std::lock_guard lock(mutex_);
-  const auto found = rooms_.find(room);
-  if (found == rooms_.end()) return {};
-  found->second.pages = std::move(prompt.pages);
-  post(KvFrameType::kFirstToken, room, std::move(payload));
+  if (rooms_.contains(room)) post(KvFrameType::kFirstToken, room, std::move(payload));
   return {};
 }
 
@@ -188,8 +192,6 @@ Status PrefillNode::Connection::send_pages(uint64_t room, std::span<const uint8_
   const auto found = rooms_.find(room);
   if (found == rooms_.end()) return {};  // it has failed, and the kFailed frame is queued
   const std::shared_ptr<KvLease>& pages = found->second.pages;
-  if (pages == nullptr) return data_loss("pages were requested before the first token was sent");
-  if (std::exchange(found->second.is_taken, true)) return data_loss("pages were requested twice");
   if (const int64_t num_parts = pages->shape().num_parts(); first < 0 || first >= num_parts)
     return data_loss("page " + std::to_string(first) + " was requested; expected 0 to " +
                      std::to_string(num_parts - 1));
@@ -199,7 +201,7 @@ Status PrefillNode::Connection::send_pages(uint64_t room, std::span<const uint8_
     self->fail_room(room, status);
     self->loop_.release_prompt(self->id_of(room));
   };
-  if (sender_.post_pages(room, pages, first, on_failure)) return {};
+  if (sender_.post_pages(room, {pages, first, ++found->second.num_takes, on_failure})) return {};
   return unavailable("the other side reads frames too slowly");
 }
 

@@ -37,9 +37,9 @@ class PrefillNode::Connection : public std::enable_shared_from_this<Connection> 
 
  private:
   struct Room {
-    std::shared_ptr<KvLease> pages;  // null until the prompt is held
+    std::shared_ptr<KvLease> pages;  // null until the prompt is submitted
     std::vector<SampledToken> scored;
-    bool is_taken = false;  // the decode node has requested the pages
+    int64_t num_takes = 0;  // requests for the pages
   };
 
   void run() noexcept;
@@ -47,8 +47,8 @@ class PrefillNode::Connection : public std::enable_shared_from_this<Connection> 
   Status take_in(const KvFrame& frame);
   Status start_prompt(uint64_t room, std::span<const uint8_t> payload);
   Status submit(uint64_t room, std::span<const uint8_t> payload);
-  void on_held(uint64_t room, HeldPrompt prompt);
-  Status send_first_token(uint64_t room, HeldPrompt& prompt);
+  void on_held(uint64_t room, FirstToken first);
+  Status send_first_token(uint64_t room, FirstToken& first);
   void on_delta(uint64_t room, const Delta& delta);
   void fail_room(uint64_t room, const Status& status);
   bool leave(uint64_t room);

@@ -135,6 +135,8 @@ class Executor {
   // Waits for the steps in flight, so that none of them writes to a page or a slot any more. Called on the
   // thread that calls execute_step().
   virtual Status finish_steps() { return {}; }
+  // The same for all steps but the last one.
+  virtual Status finish_steps_before_last() { return {}; }
 
   // Between steps: moves experts between the ranks by the loads since the last call. kUnsupported: experts
   // are not placed by load. Any other error is that of failure().

@@ -75,6 +75,9 @@ class GpuGroup final : public RankGroup {
   Status finish_steps() override {
     return on_all([&](int r) { return ranks_[rank_index(r)]->finish_steps(); });
   }
+  Status finish_steps_before_last() override {
+    return on_all([&](int r) { return ranks_[rank_index(r)]->finish_steps_before_last(); });
+  }
   // If a rank's wait has timed out, the other ranks' steps end too, but with wrong results.
   Status failure() const override {
     std::vector<Status> failures;

@@ -171,6 +171,15 @@ Status GpuRank::synchronize(const Event& event, const std::string& what) {
   return event.synchronize();
 }
 
+// The inputs of a step are copied behind the steps before it.
+Status GpuRank::finish_steps_before_last() {
+  if (num_steps_ == 0) return {};
+  const StreamScope scope(stream_);
+  if (const Status status = synchronize(host_buffers_[(num_steps_ - 1) % 2].staged, step_); !status.ok())
+    return wait(step_);
+  return group_failure();
+}
+
 Status GpuRank::keep_failure(const Status& status) {
   if (!is_permanent(status)) return status;
   std::lock_guard lock(mutex_);

@@ -103,6 +103,7 @@ class GpuRank final : public PageCopier {
   Status finish_copies(const char* what) override;
   Status copy_states(std::span<const StateCopy> copies);
   Status finish_steps() { return wait(step_); }
+  Status finish_steps_before_last();
   // After finish_steps(), on all ranks together. Any error is permanent.
   Status rebalance_experts();
 

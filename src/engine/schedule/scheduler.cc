@@ -408,7 +408,10 @@ void Scheduler::publish_prefix(Sequence& sequence) {
 }
 
 void Scheduler::give_back_pages(Sequence& sequence) {
-  if (sequence.disagg.lease != nullptr) std::exchange(sequence.disagg.lease, nullptr)->end();
+  if (std::shared_ptr<KvLease>& lease = sequence.disagg.lease; sequence.disagg.on_held && lease != nullptr)
+    lease->withdraw();  // Delivery::end() ends it
+  else if (lease != nullptr)
+    std::exchange(lease, nullptr)->end();
   pages_.release(sequence.kv.tables);
   if (const int32_t slot = std::exchange(sequence.kv.slot, 0); slot != 0) pages_.states().release(slot);
   sequence.kv.num_snapshot_tokens = sequence.kv.branch = 0;

@@ -22,12 +22,6 @@
 
 namespace fp4moe {
 
-// A prefill engine's computed prompt; its pages are held until they are released.
-struct HeldPrompt {
-  FirstToken first;
-  std::shared_ptr<KvLease> pages;
-};
-
 // Set at submission and constant afterwards.
 struct SequenceRequest {
   std::string client;  // as in Request
@@ -109,15 +103,18 @@ struct SequenceGrammar {
 };
 
 // Disaggregation. Prefill engine: on_held is called when the prompt is held. Decode engine: the node that
-// computes the prompt, the room, and the first token once received; from then on the sequence awaits the
-// prompt's pages.
+// computes the prompt, the room, and the first token once received; the sequence awaits the prompt's pages
+// from then on, or from when it has reserved pages.
 struct SequenceDisagg {
-  std::function<void(HeldPrompt)> on_held;
+  std::function<void(FirstToken)> on_held;
   std::string prefill_node;
   uint64_t room = 0;  // 0: not or no longer in a room
   std::optional<FirstToken> first_token;
+  bool may_reserve = false;  // the next step may reserve pages for the prompt
   bool awaits_pages = false;
-  std::shared_ptr<KvLease> lease;  // held on the pages while they are read or filled; the scheduler ends it
+  // On the pages that are read or filled; the scheduler withdraws or ends it before it takes them back.
+  // Prefill engine: from submission on.
+  std::shared_ptr<KvLease> lease;
 };
 
 // Owned by the step loop, for its time limits.

@@ -148,7 +148,8 @@ void Delivery::deliver(const Sequence& sequence, Delta& delta) {
 
 // ---- disaggregation -------------------------------------------------------------------------------
 
-// A prefill engine's prompt runs like any other request until its first token is chosen; then it is held.
+// A prefill engine's prompt runs like any other request until its first token is chosen; then it is held. The
+// token is posted before the last page is opened, so that it arrives first.
 void Delivery::hold(LogitRow& row) {
   Sequence& sequence = *row.sequence;
   sequence.token_ids[static_cast<size_t>(sequence.num_known_tokens())] = row.token.token_id;
@@ -158,18 +159,23 @@ void Delivery::hold(LogitRow& row) {
   if (parts_.grammars != nullptr) parts_.grammars->remove(sequence);
   sequence.times.held = Sequence::Clock::now();
   const bool is_complete = parts_.drafter == nullptr || !parts_.drafter->runs_model();
-  sequence.disagg.lease =
-      std::make_shared<KvLease>(parts_.executor, sequence.kv.group, sequence.kv.tables, sequence.kv.slot,
-                                sequence.num_prompt_tokens, is_complete);
-  if (!is_complete) closed_.push_back(sequence.disagg.lease);
-  sequence.disagg.on_held({{.token = std::move(row.token),
-                            .experts = std::move(sequence.experts.ids),
-                            .cached_tokens = sequence.kv.num_reused},
-                           sequence.disagg.lease});
+  sequence.disagg.on_held({.token = std::move(row.token),
+                           .experts = std::move(sequence.experts.ids),
+                           .cached_tokens = sequence.kv.num_reused});
+  KvLease& pages = *sequence.disagg.lease;
+  pages.stage({sequence.kv.group, sequence.kv.tables, sequence.kv.slot}, pages.shape().num_parts());
+  if (is_complete)
+    pages.open_staged();
+  else
+    closed_.push_back(sequence.disagg.lease);
 }
 
 void Delivery::open_held_pages(const Status& drafted) {
-  for (const auto& pages : closed_) pages->open(drafted);
+  for (const auto& pages : closed_)
+    if (drafted.ok())
+      pages->open_staged();
+    else
+      pages->fail(drafted);
   closed_.clear();
 }
 
@@ -194,7 +200,8 @@ void Delivery::take_first_token(Sequence& sequence) {
   if (!first.scored.empty()) deliver(sequence, scores);
   sequence.token_ids.push_back(0);
   sequence.num_unknown = 1;
-  sequence.disagg.awaits_pages = true;
+  sequence.disagg.awaits_pages =
+      sequence.disagg.room != 0 && sequence.kv.num_cached < sequence.num_prompt_tokens;
   LogitRow row{&sequence, std::move(first.token), {}, {}};
   accept(row, /*is_last=*/true);
 }
@@ -213,6 +220,7 @@ void Delivery::end(Sequence& sequence, Delta delta) {
   if (parts_.drafter != nullptr) parts_.drafter->end(sequence);
   const std::unique_ptr<Sequence> owned = parts_.scheduler.remove(sequence.id, failed);
   FP4MOE_CHECK(owned != nullptr, "sequence " + sequence.id + " is not scheduled");
+  if (sequence.disagg.lease != nullptr) sequence.disagg.lease->end();
 
   delta.text += sequence.output.text.finish();
   count_end(delta);

@@ -40,7 +40,7 @@ class Delivery {
   // Accepts the rows' tokens and scores in order. Rows without a sequence are skipped.
   void take_rows(std::span<LogitRow> rows);
   // Gives a decode engine's scheduled sequence the token that the prefill node chose; the sequence then
-  // awaits its prompt's pages.
+  // awaits its prompt's pages, unless it has them or has left its room.
   void take_first_token(Sequence& sequence);
   // Call after drafter.draft(), with its status: a prompt held before is complete with it, so that its pages
   // can be read.

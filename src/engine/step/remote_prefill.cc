@@ -50,10 +50,16 @@ Status RemotePrefill::request(Sequence& sequence) {
   sequence.scores.next = sequence.scores.end;
   sequence.scores.num_due = 0;
   FP4MOE_ASSIGN_OR_RETURN(sequence.disagg.room, node_.ask(request));
+  sequence.disagg.may_reserve = can_come_early(sequence);
   return {};
 }
 
-Status RemotePrefill::take_event(Sequence& sequence, KvEvent event, bool is_pending) {
+bool RemotePrefill::can_come_early(const Sequence& sequence) const {
+  return sequence.max_tokens > sequence.num_prompt_tokens && executor_.state_bytes() == 0 &&
+         !executor_.draft_shape().takes_features;
+}
+
+Status RemotePrefill::take_event(Sequence& sequence, KvEvent event, bool is_pending, DpScheduler& scheduler) {
   if (event.kind == KvEvent::Kind::kFirstToken) {
     if (!is_pending || sequence.disagg.first_token) return {};
     const int32_t id = event.first.token.token_id;
@@ -66,17 +72,44 @@ Status RemotePrefill::take_event(Sequence& sequence, KvEvent event, bool is_pend
   }
   if (!is_pending && !sequence.disagg.awaits_pages) return {};
   if (event.kind == KvEvent::Kind::kFailed) return event.status;
-  start_decoding(sequence);
+  if (event.pages == sequence.disagg.lease)
+    start_decoding(sequence);
+  else
+    compute_here(sequence, scheduler);
   return {};
 }
 
-// Requests the pages after the published ones, which this engine already has, and the state. Finishes the
-// steps in flight first, because they may still write to pages or a slot that belonged to an ended request
-// and now belong to this one. So may copies of slots that were planned before the slot was allocated.
-Result<bool> RemotePrefill::fetch_pages(Sequence& sequence, DpScheduler& scheduler) {
+Result<bool> RemotePrefill::fetch_pages(std::span<const std::unique_ptr<Sequence>> pending,
+                                        DpScheduler& scheduler) {
+  bool can_any_decode = false;
+  listed_.clear();
+  scheduler.list(listed_);
+  for (Sequence* sequence : listed_) {
+    FP4MOE_ASSIGN_OR_RETURN(const bool can_decode, fetch(*sequence, scheduler));
+    can_any_decode = can_any_decode || can_decode;
+  }
+  for (const auto& sequence : pending)
+    if (std::exchange(sequence->disagg.may_reserve, false))
+      FP4MOE_RETURN_IF_ERROR(reserve(*sequence, scheduler));
+  return can_any_decode;
+}
+
+// Once per sequence: if there are no pages to spare, it gets them after the first token.
+Status RemotePrefill::reserve(Sequence& sequence, DpScheduler& scheduler) {
+  SequenceDisagg& disagg = sequence.disagg;
+  if (disagg.room == 0 || disagg.first_token) return {};
+  disagg.awaits_pages = true;
+  if (!scheduler.reserve(sequence)) {
+    disagg.awaits_pages = false;
+    return {};
+  }
+  return sequence.kv.num_cached < sequence.num_prompt_tokens ? take(sequence, scheduler) : Status();
+}
+
+Result<bool> RemotePrefill::fetch(Sequence& sequence, DpScheduler& scheduler) {
   SequenceDisagg& disagg = sequence.disagg;
   if (disagg.room == 0) return false;
-  if (!disagg.awaits_pages) {  // retracted
+  if (!disagg.awaits_pages) {  // retracted, or it has reserved pages that hold the whole prompt
     leave_room(sequence);
     return false;
   }
@@ -86,13 +119,22 @@ Result<bool> RemotePrefill::fetch_pages(Sequence& sequence, DpScheduler& schedul
     start_decoding(sequence);
     return true;
   }
+  FP4MOE_RETURN_IF_ERROR(take(sequence, scheduler));
+  return false;
+}
+
+// Requests the pages after the published ones, which this engine already has, and the state. Finishes the
+// steps in flight first, because they may still write to pages or a slot that belonged to an ended request
+// and now belong to this one. So may copies of slots that were planned before the slot was allocated.
+Status RemotePrefill::take(Sequence& sequence, DpScheduler& scheduler) {
+  const SequenceKv& kv = sequence.kv;
   if (const std::vector<StateCopy> copies = scheduler.take_state_copies(kv.group); !copies.empty())
     FP4MOE_RETURN_IF_ERROR(executor_.copy_states(kv.group, copies));
   FP4MOE_RETURN_IF_ERROR(executor_.finish_steps());
-  disagg.lease =
-      std::make_shared<KvLease>(executor_, kv.group, kv.tables, kv.slot, sequence.num_prompt_tokens);
-  node_.take(disagg.room, disagg.lease, kv.num_published_pages);
-  return false;
+  sequence.disagg.lease =
+      std::make_shared<KvLease>(executor_, KvPlace{kv.group, kv.tables, kv.slot}, sequence.num_prompt_tokens);
+  node_.take(sequence.disagg.room, sequence.disagg.lease, kv.num_published_pages);
+  return {};
 }
 
 void RemotePrefill::start_decoding(Sequence& sequence) {
@@ -101,6 +143,13 @@ void RemotePrefill::start_decoding(Sequence& sequence) {
   if (executor_.draft_shape().takes_features) sequence.draft.num_cached = sequence.num_prompt_tokens;
   sequence.disagg.awaits_pages = false;
   leave_room(sequence);
+}
+
+// The sequence gets other pages, because a prompt's first window pages are not among those that it has.
+void RemotePrefill::compute_here(Sequence& sequence, DpScheduler& scheduler) {
+  leave_room(sequence);
+  scheduler.retract(sequence);
+  sequence.disagg.awaits_pages = false;
 }
 
 void RemotePrefill::leave_room(Sequence& sequence) {

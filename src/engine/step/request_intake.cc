@@ -33,11 +33,10 @@ RequestIntake::RequestIntake(const Executor& executor, const Tokenizer& tokenize
       grammars_(grammars),
       remote_prefill_(remote_prefill) {}
 
-Result<std::string> RequestIntake::submit(Request request, DeltaCallback on_delta,
-                                          std::function<void(HeldPrompt)> on_held) {
+Result<std::string> RequestIntake::submit(Request request, DeltaCallback on_delta, Holding holding) {
   FP4MOE_RETURN_IF_ERROR(check_request(request, limits_));
   FP4MOE_RETURN_IF_ERROR(check_prefill_node(request));
-  Parts parts{.on_delta = std::move(on_delta), .on_held = std::move(on_held)};
+  Parts parts{.on_delta = std::move(on_delta), .holding = std::move(holding)};
   FP4MOE_ASSIGN_OR_RETURN(GrammarTicket ticket, compile_grammar(request));
   if (request.routed_experts_from >= 0)
     FP4MOE_RETURN_IF_ERROR(executor_.supports_routed_experts().with_context("return_routed_experts"));
@@ -87,7 +86,8 @@ std::unique_ptr<Sequence> RequestIntake::make_sequence(Request request, uint64_t
   const SamplingParams& sampling = request.sampling;
   const int64_t num_prompt_tokens = static_cast<int64_t>(request.input_ids.size());
   const int64_t max_new_tokens =
-      parts.on_held ? 1 : std::min(sampling.max_new_tokens, options_.context_length - num_prompt_tokens);
+      parts.holding.on_held ? 1
+                            : std::min(sampling.max_new_tokens, options_.context_length - num_prompt_tokens);
   OutputText text(tokenizer_, sampling.skip_special_tokens, sampling.stop, std::move(parts.patterns));
   LogitEdits edits(sampling, executor_.config().eos_token_ids);
   const auto after = [&](int64_t from) {
@@ -115,7 +115,9 @@ std::unique_ptr<Sequence> RequestIntake::make_sequence(Request request, uint64_t
                  .num_due = scored_end - next_scored,
                  .first_reported = first_reported},
       .experts = {.from = request.routed_experts_from},
-      .disagg = {.on_held = std::move(parts.on_held), .prefill_node = std::move(request.prefill_node)},
+      .disagg = {.on_held = std::move(parts.holding.on_held),
+                 .prefill_node = std::move(request.prefill_node),
+                 .lease = std::move(parts.holding.pages)},
       .times = {.submitted = Sequence::Clock::now()},
   });
 }

@@ -27,15 +27,19 @@ class RequestIntake {
   RequestIntake(const Executor& executor, const Tokenizer& tokenizer, const StepLoopOptions& options,
                 Inbox& inbox, GrammarManager* grammars, RemotePrefill* remote_prefill);
 
-  // on_held is empty except on a prefill engine (StepLoop::submit_prompt). Returns the request's id.
-  Result<std::string> submit(Request request, DeltaCallback on_delta,
-                             std::function<void(HeldPrompt)> on_held);
+  // A prefill engine's part of a request (StepLoop::submit_prompt).
+  struct Holding {
+    std::function<void(FirstToken)> on_held;
+    std::shared_ptr<KvLease> pages;
+  };
+  // holding: empty except on a prefill engine. Returns the request's id.
+  Result<std::string> submit(Request request, DeltaCallback on_delta, Holding holding);
 
  private:
   // The parts that a sequence needs besides its request.
   struct Parts {
     DeltaCallback on_delta;
-    std::function<void(HeldPrompt)> on_held;
+    Holding holding;
     StopPatterns patterns;
   };
   Status check_prefill_node(const Request& request) const;

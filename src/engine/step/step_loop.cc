@@ -109,6 +109,7 @@ StepLoop::StepLoop(Executor& executor, const Tokenizer& tokenizer, const StepLoo
             {.can_exist = options.max_drafts() > 0,
              .synthetic_acceptance = options.synthetic_acceptance,
              .are_accepted = accepts_drafts(executor, options)}),
+      prompt_pages_(executor),
       drafter_(make_drafter(executor, tokenizer, options)),
       delivery_({executor, tokenizer, scheduler_, rows_, inbox_, totals_, grammars_.get(),
                  remote_prefill_.get(), drafter_.get()}),
@@ -161,7 +162,7 @@ bool StepLoop::drain_inbox() {
     if (Sequence* sequence = find(id)) delivery_.end(*sequence, {.finish_reason = FinishReason::kAbort});
   for (const std::string& id : input.released_ids)
     if (Sequence* sequence = find(id)) {
-      const bool was_held = sequence->disagg.lease != nullptr;
+      const bool was_held = sequence->times.held != Clock::time_point();
       delivery_.end(*sequence, {.finish_reason = was_held ? FinishReason::kLength : FinishReason::kAbort});
     }
   if (!input.failure.ok())  // requests submitted before the failure was visible
@@ -281,6 +282,7 @@ void StepLoop::run_step() {
   delivery_.take_rows(rows_.current());
   rows_.advance();
   if (rows_.has_drafts_in_flight()) drafter_->settle_step();
+  if (status.ok()) status = status_of([this] { return prompt_pages_.open_staged(); });
   if (!status.ok()) fail_step(status.message());
   if (grammars_ != nullptr) grammars_->set_step_duration(Clock::now() - started);
 }
@@ -307,14 +309,11 @@ Status StepLoop::plan_and_start_step() {
   const bool has_rows = scheduler_.plan_step(/*admits=*/!is_ahead);
   is_stalled_ = !has_rows && rows_.current().empty();
   if (remote_prefill_ != nullptr) {
-    listed_.clear();
-    scheduler_.list(listed_);
-    for (Sequence* sequence : listed_) {
-      FP4MOE_ASSIGN_OR_RETURN(const bool can_decode, remote_prefill_->fetch_pages(*sequence, scheduler_));
-      if (can_decode) is_stalled_ = false;
-    }
+    FP4MOE_ASSIGN_OR_RETURN(const bool can_decode, remote_prefill_->fetch_pages(pending_, scheduler_));
+    if (can_decode) is_stalled_ = false;
   }
   if (!has_rows) return {};
+  prompt_pages_.stage(scheduler_);
   if (grammars_ != nullptr) grammars_->look_ahead(scheduler_);
   snapshot_.take(scheduler_);
   watchdog_.enter("the forward pass");
@@ -390,7 +389,7 @@ void StepLoop::take_event(KvEvent event) {
   const bool is_pending = pending != pending_.end();
   Sequence* sequence = is_pending ? pending->get() : scheduler_.find(event.id);
   if (sequence == nullptr || sequence->disagg.room != event.room) return;
-  const Status status = remote_prefill_->take_event(*sequence, std::move(event), is_pending);
+  const Status status = remote_prefill_->take_event(*sequence, std::move(event), is_pending, scheduler_);
   if (!status.ok()) delivery_.fail(*find(sequence->id), status);
 }
 

@@ -12,6 +12,7 @@
 //   Drafter          tokens that may come next                                   the loop's
 //   Delivery         tokens -> text, deltas, ends of sequences                   the loop's
 //   GrammarManager   masks of sequences whose text must match a grammar          the loop's
+//   PromptPages      prefill engine: pages that decode nodes can have            the loop's
 //   RemotePrefill    decode engine: prompts that a prefill node computes         the loop's
 //   StepSnapshot     a description of the step, for the watchdog                 any
 #pragma once
@@ -25,6 +26,7 @@
 #include "engine/step/delivery.h"
 #include "engine/step/drafter.h"
 #include "engine/step/inbox.h"
+#include "engine/step/prompt_pages.h"
 #include "engine/step/request_intake.h"
 #include "engine/step/step_loop_options.h"
 #include "engine/step/step_snapshot.h"
@@ -50,12 +52,16 @@ class StepLoop {
   Result<std::string> submit(Request request, DeltaCallback on_delta) {
     return intake_.submit(std::move(request), std::move(on_delta), {});
   }
-  // Submits a prefill engine's request. on_held is called on the loop's thread when the first token is
-  // chosen; the request's pages are then held. on_end is called like submit()'s on_delta if the request ends
-  // before it is released.
-  Result<std::string> submit_prompt(Request request, std::function<void(HeldPrompt)> on_held,
-                                    DeltaCallback on_end) {
-    return intake_.submit(std::move(request), std::move(on_end), std::move(on_held));
+  // Submits a prefill engine's request and returns the lease on its pages, whose parts open as they are
+  // computed. on_held is called on the loop's thread when the first token is chosen; the last part opens
+  // after that, and the request's pages are held. on_end is called like submit()'s on_delta if the request
+  // ends before it is released.
+  Result<std::shared_ptr<KvLease>> submit_prompt(Request request, std::function<void(FirstToken)> on_held,
+                                                 DeltaCallback on_end) {
+    auto pages = std::make_shared<KvLease>(executor_, std::ssize(request.input_ids));
+    FP4MOE_RETURN_IF_ERROR(
+        intake_.submit(std::move(request), std::move(on_end), {std::move(on_held), pages}).status());
+    return pages;
   }
   // Ends the request, whatever its state.
   void release_prompt(const std::string& id) { inbox_.release(id); }
@@ -116,6 +122,7 @@ class StepLoop {
   EngineStats totals_;
   DpScheduler scheduler_;
   StepRows rows_;
+  PromptPages prompt_pages_;
   std::unique_ptr<Drafter> drafter_;  // null without speculative decoding
   Status ahead_;                      // of Drafter::run_ahead() in the last step
   Delivery delivery_;

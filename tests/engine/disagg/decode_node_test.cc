@@ -202,15 +202,18 @@ TEST_F(DecodeNodeTest, ARequestWhosePagesHaveArrivedContinues) {
     FakeModel model(fake_config(16, {}, 0, /*has_state=*/true));
     FakeExecutor executor(model, LoopShape{.num_slots = 4});
     executor.before_state_copy = [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
-    const auto lease = std::make_shared<KvLease>(executor, 0, PageTables{.full = {0}}, 1, 4);
+    const auto lease = std::make_shared<KvLease>(executor, KvPlace{0, {.full = {0}}, 1}, 4);
     const KvPageShape shape = lease->shape();
     ASSERT_EQ(shape.num_parts(), 2);
     node_->take(room, lease, 0);
     for (const KvFrameType type : {KvFrameType::kPrefill, KvFrameType::kTake})
       EXPECT_EQ(socket->receive({.stage = KvStage::kToPrefill, .epoch = 7}, in_seconds(20))->header.type,
                 type);
+    const std::string first = encode_first_token({.token = {.token_id = 5}});
+    ASSERT_TRUE(send(*socket, KvFrameType::kFirstToken, 7, room, first).ok());
+    EXPECT_EQ(next_event().kind, KvEvent::Kind::kFirstToken);
     for (const int64_t part : {0, 1}) {
-      const KvPageHeader header{part, shape.tokens_of(part)};
+      const KvPageHeader header{.index = part, .num_tokens = shape.tokens_of(part)};
       std::string payload(reinterpret_cast<const char*>(&header), sizeof header);
       payload.append(static_cast<size_t>(shape.bytes_of(part)), '\x5a');
       ASSERT_TRUE(send(*socket, KvFrameType::kPage, 7, room, payload).ok());
@@ -232,6 +235,122 @@ TEST_F(DecodeNodeTest, ARequestWhosePagesHaveArrivedContinues) {
   }
   std::lock_guard lock(mutex_);
   EXPECT_TRUE(events_.empty());
+}
+
+// A fake prefill node that answers a request for pages before it has the first token. The prompt has two
+// pages of 4 tokens, which are numbers 2 and 3 of the decode node.
+class EarlyTake : public DecodeNodeTest {
+ protected:
+  void SetUp() override {
+    DecodeNodeTest::SetUp();
+    start();
+    ask_and_greet(port_, room_, socket_);
+    EXPECT_EQ(receive().header.type, KvFrameType::kPrefill);
+  }
+  std::shared_ptr<KvLease> take(int64_t first) {
+    auto lease = std::make_shared<KvLease>(executor_, KvPlace{0, {.full = {2, 3}}}, 8);
+    node_->take(room_, lease, first);
+    const KvFrame frame = receive();
+    EXPECT_EQ(frame.header.type, KvFrameType::kTake);
+    EXPECT_EQ(*decode_take(frame.payload), first);
+    return lease;
+  }
+  KvFrame receive() {
+    auto frame = socket_->receive({.stage = KvStage::kToPrefill, .epoch = 7}, in_seconds(20));
+    EXPECT_TRUE(frame.ok()) << frame.status().to_string();
+    return frame.ok() ? std::move(*frame) : KvFrame{};
+  }
+  void send_page(int64_t index, int64_t take, char content) {
+    const KvPageHeader header{.index = index, .num_tokens = 4, .take = take};
+    std::string payload(reinterpret_cast<const char*>(&header), sizeof header);
+    payload.append(static_cast<size_t>(4 * executor_.kv_token_bytes()), content);
+    EXPECT_TRUE(send(*socket_, KvFrameType::kPage, 7, room_, payload).ok());
+  }
+  void send_first_token() {
+    EXPECT_TRUE(
+        send(*socket_, KvFrameType::kFirstToken, 7, room_, encode_first_token({.token = {.token_id = 5}}))
+            .ok());
+  }
+  bool has_written(int64_t num_pages) {
+    const int64_t num_bytes = num_pages * 4 * executor_.kv_token_bytes();
+    return eventually([&] { return node_->traffic().num_bytes == num_bytes; });
+  }
+  char content_of(int32_t page) {
+    std::vector<uint8_t> bytes(static_cast<size_t>(4 * executor_.kv_token_bytes()));
+    EXPECT_TRUE(executor_.read_page(0, page, 4, bytes.data()).ok());
+    return static_cast<char>(bytes[0]);
+  }
+
+  TestPort port_;
+  uint64_t room_ = 0;
+  std::unique_ptr<KvSocket> socket_;
+  FakeModel model_{fake_config(16)};
+  FakeExecutor executor_{model_, LoopShape{}};
+};
+
+TEST_F(EarlyTake, PagesArriveBeforeTheFirstToken) {
+  const auto lease = take(0);
+  send_page(0, 1, 'a');
+  ASSERT_TRUE(has_written(1));
+  EXPECT_EQ(content_of(2), 'a');
+  send_first_token();
+  EXPECT_EQ(next_event().kind, KvEvent::Kind::kFirstToken);
+  send_page(1, 1, 'b');
+  const KvEvent event = next_event();
+  EXPECT_EQ(event.kind, KvEvent::Kind::kArrived);
+  EXPECT_EQ(event.pages, lease);
+  EXPECT_EQ(content_of(3), 'b');
+  EXPECT_EQ(receive().header.type, KvFrameType::kRelease);
+}
+
+// The pages were given back: those on their way are dropped, and the room stays until they are taken again.
+TEST_F(EarlyTake, PagesOfAnEndedLeaseAreDropped) {
+  const auto ended = take(0);
+  send_page(0, 1, 'a');
+  ASSERT_TRUE(has_written(1));
+  EXPECT_EQ(content_of(2), 'a');
+  ended->end();
+  send_first_token();
+  EXPECT_EQ(next_event().kind, KvEvent::Kind::kFirstToken);
+  send_page(1, 1, 'x');
+  const auto lease = take(0);
+  send_page(0, 1, 'x');
+  send_page(0, 2, 'c');
+  send_page(1, 1, 'x');
+  send_page(1, 2, 'd');
+  const KvEvent event = next_event();
+  EXPECT_EQ(event.kind, KvEvent::Kind::kArrived) << event.status.to_string();
+  EXPECT_EQ(event.pages, lease);
+  EXPECT_EQ(content_of(2), 'c');
+  EXPECT_EQ(content_of(3), 'd');
+  EXPECT_EQ(receive().header.type, KvFrameType::kRelease);
+}
+
+TEST_F(EarlyTake, TheLastPageDoesNotComeFirst) {
+  take(0);
+  send_page(0, 1, 'a');
+  send_page(1, 1, 'b');
+  const KvEvent event = next_event();
+  EXPECT_EQ(event.kind, KvEvent::Kind::kFailed);
+  EXPECT_NE(event.status.message().find("received the last page before the first token"), std::string::npos)
+      << event.status.message();
+}
+
+TEST_F(EarlyTake, PagesThatWereNotTakenEndTheConnection) {
+  for (const auto& [index, number] : {std::pair(1, 1), {0, 0}, {0, -1}, {0, 2}}) {
+    take(0);
+    send_page(index, number, 'x');
+    const KvEvent event = next_event();
+    EXPECT_EQ(event.kind, KvEvent::Kind::kFailed);
+    EXPECT_NE(event.status.message().find(index == 1 ? "received page 1, expected page 0"
+                                                     : "received a page for request " +
+                                                           std::to_string(number) + " of 1"),
+              std::string::npos)
+        << event.status.message();
+    if (index == 0 && number == 2) break;
+    ask_and_greet(port_, room_, socket_);
+    EXPECT_EQ(receive().header.type, KvFrameType::kPrefill);
+  }
 }
 
 // The request fails unless both nodes prove that they know the secret.

@@ -47,11 +47,11 @@ class KvSenderTest : public testing::Test {
   }
   static std::shared_ptr<KvLease> lease(FakeExecutor& executor, int32_t slot, int64_t num_tokens) {
     const PageTables tables{.full = {slot * 3, slot * 3 + 1, slot * 3 + 2}};
-    return std::make_shared<KvLease>(executor, 0, tables, slot, num_tokens);
+    return std::make_shared<KvLease>(executor, KvPlace{0, tables, slot}, num_tokens);
   }
-  void post(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first) {
-    EXPECT_TRUE(sender_.post_pages(room, std::move(pages), first,
-                                   [this](const Status& status) { failure_.set_value(status); }));
+  void post(uint64_t room, std::shared_ptr<KvLease> pages, int64_t first, int64_t take = 1) {
+    EXPECT_TRUE(sender_.post_pages(
+        room, {std::move(pages), first, take, [this](const Status& s) { failure_.set_value(s); }}));
   }
   KvFrame receive() {
     auto frame = receiving_->receive({.stage = KvStage::kToDecode,
@@ -92,7 +92,7 @@ TEST_F(KvSenderTest, TransfersTakeTurnsAndMessagesOvertakeThem) {
     EXPECT_EQ(part->index, next[frame.header.room]++);
     ASSERT_TRUE(lease.write(part->index, std::span(frame.payload).subspan(sizeof *part)).ok());
   }
-  EXPECT_EQ(rooms, (std::vector<uint64_t>{1, 2, 3, 1, 2, 1, 2, 1, 1, 1}));
+  EXPECT_EQ(rooms, (std::vector<uint64_t>{3, 1, 2, 1, 2, 1, 2, 1, 1, 1}));
   for (const auto& [slot, state] : {std::pair(3, states_[0]), {1, states_[1]}}) {
     std::vector<uint8_t> arrived(state.size());
     ASSERT_TRUE(to_.read_state(0, slot, 0, arrived).ok());
@@ -155,6 +155,66 @@ TEST_F(KvSenderTest, ATransferThatStopsLeavesTheOthers) {
   std::future<Status> failure = failure_.get_future();
   ASSERT_EQ(failure.wait_for(std::chrono::seconds(20)), std::future_status::ready);
   EXPECT_EQ(failure.get().message(), "no such slot");
+}
+
+// A transfer waits for its parts, and others pass it; a message is sent before parts that open with it.
+TEST_F(KvSenderTest, PartsAreSentAsTheyOpen) {
+  const auto growing = std::make_shared<KvLease>(from_, 9);
+  growing->watch([this] { sender_.wake(); });
+  const KvPlace place{0, {.full = {3, 4, 5}}, 1};
+  run();
+  post(1, growing, 0);
+  post(2, lease(from_, 2, 4), 0);
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(receive().header.room, 2u);  // a page and three pieces
+  growing->stage(place, 2);
+  growing->open_staged();
+  for (const int64_t index : {0, 1}) {
+    const KvFrame frame = receive();
+    EXPECT_EQ(frame.header.room, 1u);
+    EXPECT_EQ(decode_page(frame.payload, growing->shape())->index, index);
+  }
+  EXPECT_TRUE(sender_.post(KvFrameType::kFirstToken, 1, "{}"));
+  growing->open_all(place);
+  EXPECT_EQ(receive().header.type, KvFrameType::kFirstToken);
+  for (int64_t index = 2; index < growing->shape().num_parts(); ++index)
+    EXPECT_EQ(decode_page(receive().payload, growing->shape())->index, index);
+}
+
+// A withdrawn transfer goes on when its parts are open again; one that ends leaves the sender idle.
+TEST_F(KvSenderTest, AWithdrawnTransferGoesOn) {
+  const auto growing = std::make_shared<KvLease>(from_, 9);
+  growing->watch([this] { sender_.wake(); });
+  growing->stage({0, {.full = {3, 4, 5}}, 1}, 1);
+  growing->open_staged();
+  run();
+  post(1, growing, 0);
+  EXPECT_EQ(decode_page(receive().payload, growing->shape())->index, 0);
+  growing->withdraw();
+  EXPECT_TRUE(sender_.post(KvFrameType::kFirstToken, 3, "{}"));
+  EXPECT_EQ(receive().header.room, 3u);
+  growing->stage({0, {.full = {6, 7, 8}}, 1}, 2);
+  growing->open_staged();
+  EXPECT_EQ(decode_page(receive().payload, growing->shape())->index, 1);
+  growing->end();
+  EXPECT_TRUE(sender_.post(KvFrameType::kFirstToken, 3, "{}"));
+  EXPECT_EQ(receive().header.room, 3u);
+}
+
+// A room's later transfer replaces the one before; its parts carry its number.
+TEST_F(KvSenderTest, ALaterTransferReplacesTheRoomsFirst) {
+  const auto growing = std::make_shared<KvLease>(from_, 9);
+  growing->watch([this] { sender_.wake(); });
+  run();
+  post(1, growing, 0);
+  post(1, growing, 1, /*take=*/2);
+  growing->open_all({0, {.full = {3, 4, 5}}, 1});
+  for (int64_t index = 1; index < growing->shape().num_parts(); ++index) {
+    const auto part = decode_page(receive().payload, growing->shape());
+    EXPECT_EQ(part->index, index);
+    EXPECT_EQ(part->take, 2);
+  }
+  EXPECT_TRUE(sender_.post(KvFrameType::kFirstToken, 3, "{}"));
+  EXPECT_EQ(receive().header.room, 3u);
 }
 
 }  // namespace

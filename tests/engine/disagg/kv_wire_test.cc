@@ -329,6 +329,21 @@ TEST(KvWire, OnlyTheLastPagesHaveWindowRows) {
   expect_refused(page(2, 3, 3 * 6), "18 bytes, expected 30");
 }
 
+// Which number is right depends on the room, not on the prompt.
+TEST(KvWire, PagesHaveTheNumberOfTheirTake) {
+  const KvPageShape shape{.num_tokens = 35, .token_bytes = 6, .page_size = 16};
+  for (const int64_t take : {int64_t{1}, int64_t{2}, int64_t{0}, INT64_MIN, INT64_MAX}) {
+    const KvPageHeader header{.index = 2, .num_tokens = 3, .take = take};
+    std::vector<uint8_t> payload(sizeof header + 18);
+    std::memcpy(payload.data(), &header, sizeof header);
+    const auto page = decode_page(payload, shape);
+    ASSERT_TRUE(page.ok()) << page.status().to_string();
+    EXPECT_EQ(page->take, take);
+    payload.resize(sizeof header - 1);
+    expect_refused(decode_page(payload, shape).status(), "a page of 23 bytes; expected at least 24");
+  }
+}
+
 // Pieces of the state follow the pages, numbered after them; all but the last have the same size.
 TEST(KvWire, PiecesOfAStateFollowThePages) {
   constexpr int64_t kPiece = kKvStatePieceBytes;

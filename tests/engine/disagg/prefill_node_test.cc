@@ -5,7 +5,11 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 
+#include <algorithm>
+#include <cstring>
 #include <optional>
+#include <span>
+#include <utility>
 
 #include "base/check.h"
 #include "engine/test_loop.h"
@@ -35,7 +39,34 @@ class PrefillNodeTest : public testing::Test {
       return socket->send(kv_frame(type, epoch, room, payload));
     }
     Result<KvFrame> receive(double seconds = 20) {
-      return socket->receive({.stage = KvStage::kToDecode, .epoch = epoch}, in_seconds(seconds));
+      return socket->receive({.stage = KvStage::kToDecode, .epoch = epoch, .max_page_bytes = 1 << 20},
+                             in_seconds(seconds));
+    }
+    Status take(uint64_t room, int64_t first) {
+      return send(KvFrameType::kTake, room, {reinterpret_cast<const char*>(&first), sizeof first});
+    }
+    // Receives pages of 4 tokens of a prompt that begins with `ids`, each of which holds its tokens; with
+    // first_token, that too, before the last page.
+    void expect_pages(int64_t first, int64_t end, std::span<const int32_t> ids, int64_t take = 1,
+                      bool first_token = false) {
+      for (int64_t page = first; page < end; ++page) {
+        auto frame = receive();
+        if (frame.ok() && frame->header.type == KvFrameType::kFirstToken && std::exchange(first_token, false))
+          frame = receive();
+        EXPECT_FALSE(first_token && page + 1 == end) << "the last page came first";
+        ASSERT_TRUE(frame.ok()) << page << ": " << frame.status().to_string();
+        ASSERT_EQ(frame->header.type, KvFrameType::kPage) << page;
+        KvPageHeader header;
+        std::memcpy(&header, frame->payload.data(), sizeof header);
+        EXPECT_EQ(header.index, page);
+        EXPECT_EQ(header.take, take);
+        std::vector<float> numbers((frame->payload.size() - sizeof header) / sizeof(float));
+        std::memcpy(numbers.data(), frame->payload.data() + sizeof header, numbers.size() * sizeof(float));
+        for (int64_t i = 0; i < header.num_tokens; ++i)
+          EXPECT_NE(std::ranges::find(numbers, static_cast<float>(ids[static_cast<size_t>(4 * page + i)])),
+                    numbers.end())
+              << "token " << i << " of page " << page;
+      }
     }
   };
   Result<Guest> greet() {
@@ -242,21 +273,164 @@ TEST_F(PrefillNodeTest, APeerThatNeverReadsIsEnded) {
   expect_works();
 }
 
-TEST_F(PrefillNodeTest, PagesAreTakenOnce) {
-  start();
-  auto guest = greet();
-  ASSERT_TRUE(guest.ok());
-  ASSERT_TRUE(guest->send(KvFrameType::kPrefill, 1, prefill_payload({5, 6, 7})).ok());
-  ASSERT_EQ(guest->receive()->header.type, KvFrameType::kFirstToken);
-  for (int i = 0; i < 2; ++i) ASSERT_TRUE(guest->send(KvFrameType::kTake, 1, std::string(8, '\0')).ok());
-  Status status;
-  while (status.ok())
-    status = guest->socket
-                 ->receive({.stage = KvStage::kToDecode, .epoch = guest->epoch, .max_page_bytes = 1 << 20},
-                           in_seconds(20))
-                 .status();
-  EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status.to_string();
-  EXPECT_TRUE(is_empty());
+// ---- pages that leave before their prompt is complete ---------------------------------------------
+
+std::vector<int32_t> ids_from(int32_t first, int32_t count) {
+  std::vector<int32_t> ids;
+  for (int32_t i = 0; i < count; ++i) ids.push_back(first + i);
+  return ids;
+}
+
+// A node whose engine computes 16 tokens in a step and is held in one of its steps. The parameter: the
+// executor samples, so that the loop runs a step ahead.
+class HeldPrefillNode : public PrefillNodeTest, public testing::WithParamInterface<bool> {
+ protected:
+  void start_held(int num_steps) {
+    held_.emplace(hashed_logits, LoopShape{.samples = GetParam()}, gate_.hook(num_steps));
+    auto made = PrefillNode::make(**held_, kHello, "127.0.0.1", 0);
+    ASSERT_TRUE(made.ok()) << made.status().to_string();
+    node_ = std::move(*made);
+    guest_ = *greet();
+  }
+  void TearDown() override {
+    gate_.open();
+    EXPECT_TRUE(eventually([&] {
+      const EngineStats s = (*held_)->stats();
+      return s.num_held_reqs == 0 && s.num_used_pages == 0 && s.num_leaked_pages == 0 &&
+             s.num_queue_reqs == 0;
+    }));
+    node_.reset();
+  }
+  // The pages that are there while step n, counted from 0 on, is computed: the step before may be in flight.
+  int64_t pages_in_step(int64_t n) const { return 4 * (GetParam() ? n - 1 : n); }
+  Status ask(uint64_t room, const std::vector<int32_t>& ids) {
+    return guest_.send(KvFrameType::kPrefill, room, prefill_payload(ids));
+  }
+  void expect_first_token() { ASSERT_EQ(guest_.receive()->header.type, KvFrameType::kFirstToken); }
+
+  Gate gate_;
+  std::optional<TestLoop> held_;
+  Guest guest_;
+};
+INSTANTIATE_TEST_SUITE_P(Samples, HeldPrefillNode, testing::Bool());
+
+TEST_P(HeldPrefillNode, PagesLeaveBeforeThePromptIsComplete) {
+  ASSERT_NO_FATAL_FAILURE(start_held(2));
+  const std::vector<int32_t> ids = ids_from(3, 42);
+  ASSERT_TRUE(ask(1, ids).ok());
+  ASSERT_TRUE(guest_.take(1, 2).ok());
+  gate_.wait_until_reached();
+  guest_.expect_pages(2, pages_in_step(2), ids);
+  EXPECT_EQ((*held_)->stats().num_prompts_total, 0);
+  gate_.open();
+  guest_.expect_pages(pages_in_step(2), 11, ids, 1, /*first_token=*/true);
+  ASSERT_TRUE(guest_.send(KvFrameType::kRelease, 1, {}).ok());
+}
+
+// The take can come at any time; pages are sent again if they are taken again.
+TEST_P(HeldPrefillNode, ALaterTakeReplacesTheEarlierOne) {
+  ASSERT_NO_FATAL_FAILURE(start_held(2));
+  const std::vector<int32_t> ids = ids_from(3, 40);
+  ASSERT_TRUE(ask(1, ids).ok());
+  ASSERT_TRUE(guest_.take(1, 0).ok());
+  gate_.wait_until_reached();
+  guest_.expect_pages(0, pages_in_step(2), ids);
+  ASSERT_TRUE(guest_.take(1, 1).ok());
+  guest_.expect_pages(1, pages_in_step(2), ids, /*take=*/2);
+  gate_.open();
+  guest_.expect_pages(pages_in_step(2), 10, ids, 2, /*first_token=*/true);
+  ASSERT_TRUE(guest_.take(1, 9).ok());
+  guest_.expect_pages(9, 10, ids, 3);
+  ASSERT_TRUE(guest_.send(KvFrameType::kRelease, 1, {}).ok());
+}
+
+TEST_P(HeldPrefillNode, CachedPagesLeaveAtOnce) {
+  ASSERT_NO_FATAL_FAILURE(start_held(3));
+  ASSERT_TRUE(ask(1, ids_from(3, 34)).ok());
+  expect_first_token();
+  ASSERT_TRUE(guest_.send(KvFrameType::kRelease, 1, {}).ok());
+  ASSERT_TRUE(eventually([&] { return (*held_)->stats().num_held_reqs == 0; }));
+  const std::vector<int32_t> ids = ids_from(3, 60);
+  ASSERT_TRUE(ask(2, ids).ok());
+  ASSERT_TRUE(guest_.take(2, 0).ok());
+  gate_.wait_until_reached();
+  if (!GetParam()) guest_.expect_pages(0, 8, ids);
+  EXPECT_EQ((*held_)->stats().num_prompts_total, 1);
+  gate_.open();
+  guest_.expect_pages(GetParam() ? 0 : 8, 15, ids, 1, /*first_token=*/true);
+  ASSERT_TRUE(guest_.send(KvFrameType::kRelease, 2, {}).ok());
+}
+
+// A first token passes the pages of other prompts, and a prompt that waits delays no other.
+TEST_P(HeldPrefillNode, PromptsDoNotWaitForEachOther) {
+  ASSERT_NO_FATAL_FAILURE(start_held(3));
+  const std::vector<int32_t> ids = ids_from(3, 100), other = ids_from(150, 6);
+  ASSERT_TRUE(ask(1, ids).ok());
+  ASSERT_TRUE(guest_.take(1, 0).ok());
+  gate_.wait_until_reached();
+  guest_.expect_pages(0, pages_in_step(3), ids);
+  ASSERT_TRUE(ask(2, other).ok());
+  ASSERT_TRUE(guest_.take(2, 0).ok());
+  gate_.open();
+  int64_t next[3] = {0, pages_in_step(3), 0};
+  bool has_token[3] = {};
+  while (next[1] < 25 || next[2] < 2) {
+    const auto frame = guest_.receive();
+    ASSERT_TRUE(frame.ok()) << frame.status().to_string();
+    const uint64_t room = frame->header.room;
+    if (frame->header.type == KvFrameType::kFirstToken) {
+      has_token[room] = true;
+      continue;
+    }
+    KvPageHeader header;
+    std::memcpy(&header, frame->payload.data(), sizeof header);
+    EXPECT_EQ(header.index, next[room]++);
+    EXPECT_TRUE(has_token[room] || next[room] < (room == 1 ? 25 : 2)) << "the last page came first";
+    EXPECT_TRUE(room == 2 || next[1] < 25 || has_token[2]) << "the short prompt came last";
+  }
+  for (const uint64_t room : {1, 2}) ASSERT_TRUE(guest_.send(KvFrameType::kRelease, room, {}).ok());
+}
+
+// The decode node leaves, releases the room, or vanishes when some pages are there.
+TEST_P(HeldPrefillNode, APromptThatIsLeftReturnsItsPages) {
+  ASSERT_NO_FATAL_FAILURE(start_held(2));
+  for (const uint64_t room : {1, 2}) {
+    ASSERT_TRUE(ask(room, ids_from(3 + static_cast<int32_t>(room) * 80, 60)).ok());
+    ASSERT_TRUE(guest_.take(room, 0).ok());
+  }
+  gate_.wait_until_reached();
+  ASSERT_TRUE(guest_.send(KvFrameType::kRelease, 1, {}).ok());
+  guest_.socket->shut_down();
+}
+
+TEST_P(HeldPrefillNode, AFailedStepFailsThePromptsWhosePagesHaveLeft) {
+  ASSERT_NO_FATAL_FAILURE(start_held(2));
+  const std::vector<int32_t> ids = ids_from(3, 60);
+  ASSERT_TRUE(ask(1, ids).ok());
+  ASSERT_TRUE(guest_.take(1, 0).ok());
+  gate_.wait_until_reached();
+  guest_.expect_pages(0, pages_in_step(2), ids);
+  held_->executor().fail(internal_error("the device is gone"));
+  gate_.open();
+  Result<KvFrame> frame = guest_.receive();
+  while (frame.ok() && frame->header.type == KvFrameType::kPage) frame = guest_.receive();
+  ASSERT_TRUE(frame.ok());
+  ASSERT_EQ(frame->header.type, KvFrameType::kFailed);
+  EXPECT_NE(decode_failure(frame->payload).message().find("the device is gone"), std::string::npos);
+}
+
+// A page beyond the prompt's ends the connection also before the prompt is computed.
+TEST_P(HeldPrefillNode, AWrongTakeEndsItsConnection) {
+  for (const int64_t first : {int64_t{-1}, int64_t{3}, INT64_MAX}) {
+    gate_.open();
+    ASSERT_NO_FATAL_FAILURE(start_held(0));
+    ASSERT_TRUE(ask(1, ids_from(3, 9)).ok());
+    ASSERT_TRUE(guest_.take(1, first).ok());
+    Status status;
+    while (status.ok()) status = guest_.receive().status();
+    EXPECT_EQ(status.code(), StatusCode::kUnavailable) << status.to_string();
+    node_.reset();
+  }
 }
 
 }  // namespace
