@@ -6,9 +6,8 @@
 //                   node fills them under a lease while the prefill node computes the prompt
 //   take_event()    the first token has arrived; without pages, the sequence is then admitted like any other
 //   fetch_pages()   the sequence has pages by now and, of a model with states, a slot, which are filled too
-//   take_event()    the pages have arrived; the sequence decodes and leaves its room. They may arrive while
-//   it
-//                   is pending: after its first token, but before its grammar is compiled
+//   take_event()    the pages have arrived, perhaps before the sequence's grammar is compiled; the sequence
+//                   decodes and leaves its room
 //
 // A sequence whose reserved pages the scheduler takes back fetches them again when it has been admitted. A
 // retracted sequence leaves its room, because this engine then computes its prompt. So does one whose pages

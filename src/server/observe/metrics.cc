@@ -182,9 +182,8 @@ std::vector<Sample> engine_samples(const ModelInfo& info, const EngineStats& sta
        "Bytes of KV pages and states sent to decode nodes or received from prefill nodes.",
        real(stats.kv_transfer_bytes_total)},
       {"kv_transfer_seconds_total", "counter",
-       "Seconds from the request for a prompt's KV pages to the last of them or of its state, without the "
-       "time "
-       "that they were not computed yet (prefill node) or before the first token (decode node).",
+       "Seconds from the request for a prompt's KV pages to the last of them or of its state, less those "
+       "before they were computed (prefill node) or before the first token (decode node).",
        stats.kv_transfer_seconds_total},
       {"kv_transfer_copy_seconds_total", "counter",
        "Seconds of copies between KV pages or states and the buffers of the connections.",
