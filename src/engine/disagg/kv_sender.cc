@@ -70,6 +70,8 @@ bool KvSender::pop(Item& item) {
   items_.erase(next);
   queued_bytes_ -= std::ssize(item.payload);
   if (item.waits_since) item.since += KvTraffic::Clock::now() - *item.waits_since;
+  // Parts that open after this follow the messages that are posted before they open.
+  if (item.pages != nullptr) item.num_open = item.pages->num_open().value_or(item.next + 1);
   return true;
 }
 
@@ -131,8 +133,8 @@ std::vector<uint8_t> KvSender::memory_for(size_t num_bytes) {
 // Reads and sends the next open parts, each in its own frame. Clears item.pages at the end of the transfer.
 Status KvSender::send_parts(uint64_t epoch, Item& item) {
   const KvPageShape shape = item.pages->shape();
-  const int64_t first = item.next, num_open = item.pages->num_open().value_or(first + 1);
-  const int64_t end = std::min(first + item.pages->num_together(first), num_open);
+  const int64_t first = item.next;
+  const int64_t end = std::min(first + item.pages->num_together(first), item.num_open);
   if (end <= first) return {};  // withdrawn
   const auto frame_bytes = [&](int64_t part) {
     return kHeaderBytes + static_cast<size_t>(shape.bytes_of(part));

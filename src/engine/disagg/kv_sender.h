@@ -61,6 +61,7 @@ class KvSender {
     std::shared_ptr<KvLease> pages;  // if set, sent instead of the payload
     int64_t next = 0;                // part to send
     int64_t take = 0;
+    int64_t num_open = 0;                // parts that were open when it was popped, and no message waited
     KvTraffic::Clock::time_point since;  // posted, without the time since then that no part was open
     std::optional<KvTraffic::Clock::time_point> waits_since;  // no part is open
     std::function<void(const Status&)> on_failure;

@@ -180,6 +180,38 @@ TEST_F(KvSenderTest, PartsAreSentAsTheyOpen) {
     EXPECT_EQ(decode_page(receive().payload, growing->shape())->index, index);
 }
 
+// Calls `before_shape` once, when a thread asks for the pages' shape.
+struct InterruptedExecutor : FakeExecutor {
+  using FakeExecutor::FakeExecutor;
+  mutable std::function<void()> before_shape;
+  int64_t kv_token_bytes() const override {
+    if (before_shape) std::exchange(before_shape, nullptr)();
+    return FakeExecutor::kv_token_bytes();
+  }
+};
+
+// A message is also sent before parts that open, after it was posted, while the sender turns to earlier ones.
+TEST_F(KvSenderTest, PartsThatOpenBehindAMessageFollowIt) {
+  InterruptedExecutor from{model_, LoopShape{.num_slots = 4}};
+  from.batch_bytes = 100 * from.kv_token_bytes();
+  const auto growing = std::make_shared<KvLease>(from, 9);
+  growing->watch([this] { sender_.wake(); });
+  const KvPlace place{0, {.full = {3, 4, 5}}, 1};
+  growing->stage(place, 1);
+  growing->open_staged();
+  post(1, growing, 0);
+  const KvPageShape shape = growing->shape();
+  from.before_shape = [&] {
+    EXPECT_TRUE(sender_.post(KvFrameType::kFirstToken, 1, "{}"));
+    growing->open_all(place);
+  };
+  run();
+  EXPECT_EQ(decode_page(receive().payload, shape)->index, 0);
+  EXPECT_EQ(receive().header.type, KvFrameType::kFirstToken);
+  for (int64_t index = 1; index < shape.num_parts(); ++index)
+    EXPECT_EQ(decode_page(receive().payload, shape)->index, index);
+}
+
 // A withdrawn transfer goes on when its parts are open again; one that ends leaves the sender idle.
 TEST_F(KvSenderTest, AWithdrawnTransferGoesOn) {
   const auto growing = std::make_shared<KvLease>(from_, 9);
