@@ -160,11 +160,16 @@ bool Connection::take_head() {
   std::optional<HttpResponse> response = refuse_foreign(shared_.config, shared_.is_loopback, request_);
   if (response) response = shaped(std::move(*response));
   if (!response && shared_.gate) response = shared_.gate(request_);
-  if (!response && content_length_.value_or(0) > static_cast<uint64_t>(shared_.config.max_body_bytes)) {
-    response = error_response(invalid_argument(too_large(shared_.config.max_body_bytes)));
-    response->status = 413;
+  const auto refuse_body = [&](int status, const Status& why) {
+    response = error_response(why);
+    response->status = status;
     response = shaped(std::move(*response));
-  }
+  };
+  if (!response && head->has_body() && !head->content_encoding.empty())
+    refuse_body(415, unsupported("Content-Encoding: " + head->content_encoding +
+                                 " is not supported; send the body without an encoding"));
+  if (!response && content_length_.value_or(0) > static_cast<uint64_t>(shared_.config.max_body_bytes))
+    refuse_body(413, invalid_argument(too_large(shared_.config.max_body_bytes)));
   if (response) return respond_to_head(std::move(*response)), false;
   parser_->body_limit(static_cast<uint64_t>(shared_.config.max_body_bytes));
   parser_->eager(true);

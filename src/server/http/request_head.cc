@@ -95,6 +95,8 @@ Result<RequestHead> read_head(const Header& header) {
   head.expects_continue = header.version() >= 11 && beast::iequals(expect, "100-continue");
   if (!expect.empty() && header.version() >= 11 && !head.expects_continue)
     return unsupported("Expect: only 100-continue is supported");
+  head.content_encoding = value_of(header, http::field::content_encoding);
+  if (beast::iequals(head.content_encoding, "identity")) head.content_encoding.clear();
   request.method = std::string(header.method_string());
   request.authorization = value_of(header, http::field::authorization);
   request.api_key = std::string(header["x-api-key"]);

@@ -55,6 +55,8 @@ TEST(Head, IsAnsweredBeforeTheBody) {
                {head("/generate", 1 << 21, key), 413},
                {head("/generate", 1 << 21, key + "Expect: 100-continue\r\n"), 413},
                {head("/generate", 1000, key + "Expect: a miracle\r\n"), 417},
+               {head("/generate", 1000, key + "Content-Encoding: gzip\r\n"), 415},
+               {head("/generate", 1000, "Content-Encoding: gzip\r\n"), 401},
                {head("/generate", 1000, key + "Origin: https://evil.example\r\n"), 403}};
   for (const auto& c : cases) {
     HttpClient client(s.port);
@@ -71,6 +73,16 @@ TEST(Head, ThatIsRefusedKeepsTheConnectionIfItsBodyIsThere) {
   client.send(post_request("/none", "{}") + get_request("/health"));
   EXPECT_EQ(client.receive().status, 404);
   EXPECT_EQ(client.receive().status, 200);
+}
+
+TEST(Head, NamesTheEncodingOfABodyThatIsRefused) {
+  TestServer s;
+  HttpClient client(s.port);
+  client.send(head("/generate", 2, "Content-Encoding: br\r\n") + "{}");
+  EXPECT_NE(client.receive().body.find("Content-Encoding: br is not supported"), std::string::npos);
+  for (const char* none : {"Content-Encoding: Identity\r\n", "Content-Encoding:\r\n"})
+    EXPECT_EQ(http_post(s.port, "/generate", "{}", none).body.find("Encoding"), std::string::npos) << none;
+  EXPECT_EQ(http_get(s.port, "/health", "Content-Encoding: gzip\r\n").status, 200) << "no body";
 }
 
 TEST(Head, HasALimitOfLines) {
