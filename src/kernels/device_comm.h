@@ -88,8 +88,8 @@ struct CommOp {
   int layer = -1;
 };
 
-// The kernel that computes the f32 partials of a small sum can send them itself: the links carry them while
-// it ends. The group's next operation is then the sum, with AllReduceArgs::are_sent.
+// The kernel that computes the f32 partials of a small sum can send them itself, so that the links carry them
+// while it ends. The group's next operation is then the sum, with AllReduceArgs::are_sent.
 struct PartialPeers {
   int count = 0;                            // 0: nothing is sent
   const CommState* state = nullptr;         // this rank's

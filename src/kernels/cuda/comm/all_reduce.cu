@@ -4,8 +4,7 @@
 //            it is sent as bf16.
 // Shapes:    n a multiple of a vector's elements: 4 f32 or 8 bf16; any number of ranks up to kMaxGroupRanks.
 // Bytes:     one-shot: w n to each of R - 1 peers, with w = 4 or 2, unless the kernel before has sent it
-//            (partial_sender.cuh). Two-shot: w n (R - 1) / R of partials and
-//            4 n (R - 1) / R of sums.
+//            (partial_sender.cuh). Two-shot: w n (R - 1) / R of partials and 4 n (R - 1) / R of sums.
 // Flops:     R n.
 // Bound:     the links for large n; for small n, the latency of a store and of a poll at the receiver.
 // Numerics:  every rank adds the same words in the same order in f32, so all ranks get the same bits, with
