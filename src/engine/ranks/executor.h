@@ -120,6 +120,9 @@ class Executor {
   // (StateCache::read_slot), which has state_bytes() in all; 0: the model has no states. The rules are those
   // of pages.
   int64_t state_bytes() const { return StateCache::bytes_per_slot(config()); }
+  // Whether a prompt's pages are complete once a step has computed their rows. A state changes until the last
+  // row, and a draft model that takes features writes its part of the pages after the steps.
+  bool steps_complete_pages() const { return state_bytes() == 0 && !draft_shape().takes_features; }
   virtual Status read_state(int /*group*/, int32_t /*slot*/, int64_t /*first*/,
                             std::span<uint8_t> /*canonical*/) {
     return unsupported("this executor cannot export states");

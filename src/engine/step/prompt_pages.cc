@@ -6,7 +6,7 @@ namespace fp4moe {
 
 void PromptPages::stage(const DpScheduler& scheduler) {
   staged_.clear();
-  if (executor_.state_bytes() > 0 || executor_.draft_shape().takes_features) return;
+  if (!executor_.steps_complete_pages()) return;
   for (int group = 0; group < scheduler.num_groups(); ++group)
     for (const ScheduledRows& rows : scheduler.step(group)) {
       const Sequence& sequence = *rows.sequence;

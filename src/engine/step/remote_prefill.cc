@@ -55,8 +55,7 @@ Status RemotePrefill::request(Sequence& sequence) {
 }
 
 bool RemotePrefill::can_come_early(const Sequence& sequence) const {
-  return sequence.max_tokens > sequence.num_prompt_tokens && executor_.state_bytes() == 0 &&
-         !executor_.draft_shape().takes_features;
+  return sequence.max_tokens > sequence.num_prompt_tokens && executor_.steps_complete_pages();
 }
 
 Status RemotePrefill::take_event(Sequence& sequence, KvEvent event, bool is_pending, DpScheduler& scheduler) {

@@ -18,7 +18,7 @@ struct RequestHead {
   std::optional<uint64_t> content_length;
   bool is_chunked = false;
   bool expects_continue = false;
-  std::string content_encoding;  // empty if there is none, also for "identity"
+  std::string content_encoding;  // empty if the body is not encoded
   bool has_body() const { return is_chunked || content_length.value_or(0) > 0; }
 };
 

@@ -180,7 +180,7 @@ TEST_F(KvSenderTest, PartsAreSentAsTheyOpen) {
     EXPECT_EQ(decode_page(receive().payload, growing->shape())->index, index);
 }
 
-// Calls `before_shape` once, when a thread asks for the pages' shape.
+// Calls `before_shape` before it first returns the bytes per token, which are part of the pages' shape.
 struct InterruptedExecutor : FakeExecutor {
   using FakeExecutor::FakeExecutor;
   mutable std::function<void()> before_shape;

@@ -45,8 +45,8 @@ class PrefillNodeTest : public testing::Test {
     Status take(uint64_t room, int64_t first) {
       return send(KvFrameType::kTake, room, {reinterpret_cast<const char*>(&first), sizeof first});
     }
-    // Receives pages of 4 tokens of a prompt that begins with `ids`, each of which holds its tokens; with
-    // first_token, that too, before the last page.
+    // Receives the pages [first, end) of 4 tokens each of a prompt that begins with `ids`, and checks that
+    // they hold its tokens. first_token: also receives the first token, which must precede the last page.
     void expect_pages(int64_t first, int64_t end, std::span<const int32_t> ids, int64_t take = 1,
                       bool first_token = false) {
       for (int64_t page = first; page < end; ++page) {
@@ -306,6 +306,15 @@ class HeldPrefillNode : public PrefillNodeTest, public testing::WithParamInterfa
   Status ask(uint64_t room, const std::vector<int32_t>& ids) {
     return guest_.send(KvFrameType::kPrefill, room, prefill_payload(ids));
   }
+  // Asks for a prompt in room 1, takes its pages from `first` on, and receives those that are there while
+  // step n is computed, which waits for gate_.
+  void receive_a_part(int n, const std::vector<int32_t>& ids, int64_t first) {
+    ASSERT_NO_FATAL_FAILURE(start_held(n));
+    ASSERT_TRUE(ask(1, ids).ok());
+    ASSERT_TRUE(guest_.take(1, first).ok());
+    gate_.wait_until_reached();
+    guest_.expect_pages(first, pages_in_step(n), ids);
+  }
   void expect_first_token() { ASSERT_EQ(guest_.receive()->header.type, KvFrameType::kFirstToken); }
 
   Gate gate_;
@@ -315,12 +324,8 @@ class HeldPrefillNode : public PrefillNodeTest, public testing::WithParamInterfa
 INSTANTIATE_TEST_SUITE_P(Samples, HeldPrefillNode, testing::Bool());
 
 TEST_P(HeldPrefillNode, PagesLeaveBeforeThePromptIsComplete) {
-  ASSERT_NO_FATAL_FAILURE(start_held(2));
   const std::vector<int32_t> ids = ids_from(3, 42);
-  ASSERT_TRUE(ask(1, ids).ok());
-  ASSERT_TRUE(guest_.take(1, 2).ok());
-  gate_.wait_until_reached();
-  guest_.expect_pages(2, pages_in_step(2), ids);
+  ASSERT_NO_FATAL_FAILURE(receive_a_part(2, ids, 2));
   EXPECT_EQ((*held_)->stats().num_prompts_total, 0);
   gate_.open();
   guest_.expect_pages(pages_in_step(2), 11, ids, 1, /*first_token=*/true);
@@ -329,12 +334,8 @@ TEST_P(HeldPrefillNode, PagesLeaveBeforeThePromptIsComplete) {
 
 // The take can come at any time; pages are sent again if they are taken again.
 TEST_P(HeldPrefillNode, ALaterTakeReplacesTheEarlierOne) {
-  ASSERT_NO_FATAL_FAILURE(start_held(2));
   const std::vector<int32_t> ids = ids_from(3, 40);
-  ASSERT_TRUE(ask(1, ids).ok());
-  ASSERT_TRUE(guest_.take(1, 0).ok());
-  gate_.wait_until_reached();
-  guest_.expect_pages(0, pages_in_step(2), ids);
+  ASSERT_NO_FATAL_FAILURE(receive_a_part(2, ids, 0));
   ASSERT_TRUE(guest_.take(1, 1).ok());
   guest_.expect_pages(1, pages_in_step(2), ids, /*take=*/2);
   gate_.open();
@@ -363,12 +364,8 @@ TEST_P(HeldPrefillNode, CachedPagesLeaveAtOnce) {
 
 // A first token passes the pages of other prompts, and a prompt that waits delays no other.
 TEST_P(HeldPrefillNode, PromptsDoNotWaitForEachOther) {
-  ASSERT_NO_FATAL_FAILURE(start_held(3));
   const std::vector<int32_t> ids = ids_from(3, 100), other = ids_from(150, 6);
-  ASSERT_TRUE(ask(1, ids).ok());
-  ASSERT_TRUE(guest_.take(1, 0).ok());
-  gate_.wait_until_reached();
-  guest_.expect_pages(0, pages_in_step(3), ids);
+  ASSERT_NO_FATAL_FAILURE(receive_a_part(3, ids, 0));
   ASSERT_TRUE(ask(2, other).ok());
   ASSERT_TRUE(guest_.take(2, 0).ok());
   gate_.open();

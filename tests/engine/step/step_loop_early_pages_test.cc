@@ -37,6 +37,14 @@ class EarlyPages : public SomeSample {
   bool has_received(int64_t num_bytes) {
     return eventually([&] { return decode_stats().kv_transfer_bytes_total == num_bytes; });
   }
+  // Asks for the text of a prompt, and waits until the decode engine has the pages that leave before the
+  // prompt's last step.
+  void receive_a_part(Collector& out) {
+    start(3);
+    ASSERT_TRUE(nodes_->submit(prompt_of(61), exactly(20), out).ok());
+    gate_.wait_until_reached();
+    ASSERT_TRUE(has_received(tokens_in_step(3) * token_bytes()));
+  }
   bool are_empty() { return nodes_->decode_is_empty() && nodes_->prefill_is_empty(); }
   void end() {
     gate_.open();
@@ -274,11 +282,8 @@ TEST_P(EarlyPages, OfAPreemptedPromptGoOn) {
 
 // Either engine dies when some pages have arrived.
 TEST_P(EarlyPages, OfADeadPrefillEngineAreFree) {
-  start(3);
   Collector out;
-  ASSERT_TRUE(nodes_->submit(prompt_of(61), exactly(20), out).ok());
-  gate_.wait_until_reached();
-  ASSERT_TRUE(has_received(tokens_in_step(3) * token_bytes()));
+  ASSERT_NO_FATAL_FAILURE(receive_a_part(out));
   nodes_->node.reset();
   EXPECT_EQ(out.wait().last.error_code, StatusCode::kUnavailable);
   EXPECT_NE(out.wait().last.error.find("prefill node " + nodes_->address()), std::string::npos);
@@ -288,11 +293,8 @@ TEST_P(EarlyPages, OfADeadPrefillEngineAreFree) {
 }
 
 TEST_P(EarlyPages, OfADeadDecodeEngineAreFree) {
-  start(3);
   Collector out;
-  ASSERT_TRUE(nodes_->submit(prompt_of(61), exactly(20), out).ok());
-  gate_.wait_until_reached();
-  ASSERT_TRUE(has_received(tokens_in_step(3) * token_bytes()));
+  ASSERT_NO_FATAL_FAILURE(receive_a_part(out));
   nodes_->decode.reset();
   EXPECT_EQ(out.wait().reason(), FinishReason::kAbort);
   gate_.open();
@@ -301,11 +303,8 @@ TEST_P(EarlyPages, OfADeadDecodeEngineAreFree) {
 
 // A step that fails on the decode engine ends its running requests; a reservation is not one.
 TEST_P(EarlyPages, OfAPromptThatFailsAreFree) {
-  start(3);
   Collector out;
-  ASSERT_TRUE(nodes_->submit(prompt_of(61), exactly(20), out).ok());
-  gate_.wait_until_reached();
-  ASSERT_TRUE(has_received(tokens_in_step(3) * token_bytes()));
+  ASSERT_NO_FATAL_FAILURE(receive_a_part(out));
   nodes_->prefill->executor().page_failure = internal_error("no such page");
   gate_.open();
   EXPECT_EQ(out.wait().reason(), FinishReason::kError);
