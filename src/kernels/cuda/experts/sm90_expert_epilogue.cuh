@@ -118,16 +118,18 @@ __device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at,
     *reinterpret_cast<uint4*>(out) = {low.x, low.y, ptx::bf16_pair(v[4], v[5]), ptx::bf16_pair(v[6], v[7])};
 }
 
-// Finishes one warpgroup's sums of `tile`, 16 tokens at a time, through shared memory: the loop is small
-// enough for the instruction cache, and the stores write whole sectors.
+// Finishes one warpgroup's sums of the item's weight tile `tile_in_item`, 16 tokens at a time, through shared
+// memory: the loop is small enough for the instruction cache, and the stores write whole sectors.
 template <class C, int kSums>
 __device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
-                                            int tile, const ItemScales<C>& scales, const float (&d)[kSums]) {
+                                            int tile_in_item, const ItemScales<C>& scales,
+                                            const float (&d)[kSums]) {
   const int barrier = 1 + threadIdx.x / 128;
   float* out = shared.out[threadIdx.x / 128];
   const GemmPhase& phase = args.phases[item.phase];
   const int thread = threadIdx.x % 128, token = thread / 8, eighth = thread % 8;
   const bool gated = phase.epilogue == Epilogue::kGated;
+  const int tile = item.first_tile + tile_in_item;
   // Gated: rows 16 w + 0 ... 7 are gates and the next eight are their ups; an eighth has half of them.
   const int first = gated ? eighth / 2 * 16 + eighth % 2 * 4 : eighth * 8, second = first + (gated ? 8 : 4);
   PartOut at;
@@ -144,7 +146,7 @@ __device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>&
     const float4 low = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + first);
     const float4 high = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + second);
     float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    if constexpr (C::kFp8) multiply_factors(scales.rows + tile % C::kTiles * 64, first, second, v);
+    if constexpr (C::kFp8) multiply_factors(scales.rows + tile_in_item * 64, first, second, v);
     finish(args, phase, item.expert, at, v);
     store(phase, at, v);
   }

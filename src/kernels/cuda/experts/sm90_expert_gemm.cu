@@ -38,7 +38,7 @@ namespace {
 
 constexpr int64_t kFewRows = 28;  // per expert; measured on an H200
 
-// Passes an item's stages without multiplying, because the slab ends before this warpgroup's rows.
+// Passes an item's stages without multiplying, because the item has no tile for this warpgroup.
 template <class C>
 __device__ void skip_item(GemmShared<C>& shared, RingPlace<C::kStages>& stage, int chunks) {
   for (int first = 0; first < chunks; first += C::kChunks, stage.next()) {
@@ -47,44 +47,48 @@ __device__ void skip_item(GemmShared<C>& shared, RingPlace<C::kStages>& stage, i
   }
 }
 
-template <class C, class Sums>
-__device__ __forceinline__ void finish_item(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
-                                            const ItemScales<C>& scales, int group, const Sums& sums) {
-#pragma unroll
-  for (int t = 0; t < C::kGroupTiles; ++t) {
-    const int tile = item.slab * C::kTiles + group * C::kGroupTiles + t;
-    if (tile < args.phases[item.phase].row_tiles) finish_tile<C>(args, shared, item, tile, scales, sums.d[t]);
-  }
-}
-
-template <class C, int kBlocks>
+template <class C, int kGroupTiles, int kBlocks>
 __device__ __forceinline__ void run_blocks(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
                                            const ItemScales<C>& scales, RingPlace<C::kStages>& stage,
                                            int group) {
-  MmaSums<C, kBlocks> sums;
+  MmaSums<C, kGroupTiles, kBlocks> sums;
   sums.multiply_tiles(shared, stage, (args.phases[item.phase].k + 63) / 64, group);
-  finish_item(args, shared, item, scales, group, sums);
+#pragma unroll
+  for (int t = 0; t < kGroupTiles; ++t)
+    finish_tile<C>(args, shared, item, t * C::kGroups + group, scales, sums.d[t]);
+}
+
+template <class C, int kGroupTiles>
+__device__ __forceinline__ void run_tiles(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
+                                          const ItemScales<C>& scales, RingPlace<C::kStages>& stage,
+                                          int group) {
+  switch ((item.count + 7) / 8) {
+    case 1:
+      return run_blocks<C, kGroupTiles, 1>(args, shared, item, scales, stage, group);
+    case 2:
+      return run_blocks<C, kGroupTiles, 2>(args, shared, item, scales, stage, group);
+    case 3:
+      return run_blocks<C, kGroupTiles, 3>(args, shared, item, scales, stage, group);
+    default:
+      return run_blocks<C, kGroupTiles, 4>(args, shared, item, scales, stage, group);
+  }
 }
 
 template <class C>
 __device__ __forceinline__ void run_item(const GemmArgs& args, GemmShared<C>& shared, const WorkItem& item,
                                          const ItemScales<C>& scales, RingPlace<C::kStages>& stage,
                                          int group) {
+  const int chunks = (args.phases[item.phase].k + 63) / 64;
+  if (group >= item.weight_tiles) return skip_item<C>(shared, stage, chunks);
   if constexpr (C::kFew) {
-    switch ((item.count + 7) / 8) {
-      case 1:
-        return run_blocks<C, 1>(args, shared, item, scales, stage, group);
-      case 2:
-        return run_blocks<C, 2>(args, shared, item, scales, stage, group);
-      case 3:
-        return run_blocks<C, 3>(args, shared, item, scales, stage, group);
-      default:
-        return run_blocks<C, 4>(args, shared, item, scales, stage, group);
-    }
+    if (group + C::kGroups < item.weight_tiles)
+      run_tiles<C, 2>(args, shared, item, scales, stage, group);
+    else
+      run_tiles<C, 1>(args, shared, item, scales, stage, group);
   } else {
     WgmmaSums<C> sums;
-    sums.multiply_tiles(shared, stage, (args.phases[item.phase].k + 63) / 64, group, item.count);
-    finish_item(args, shared, item, scales, group, sums);
+    sums.multiply_tiles(shared, stage, chunks, group, item.count);
+    finish_tile<C>(args, shared, item, group, scales, sums.d[0]);
   }
 }
 
@@ -97,7 +101,7 @@ __device__ __forceinline__ void quantise_if_last(const GemmArgs& args, GemmShare
   int* progress = args.rows.progress + 1 + item.expert;
   if (threadIdx.x % 128 == 0)
     shared.is_last[group] = ptx::fetch_add(reinterpret_cast<uint32_t*>(progress), 1) + 1 ==
-                            static_cast<uint32_t>(phase.slabs * item.tiles * C::kGroups);
+                            static_cast<uint32_t>(phase.slabs * item.token_tiles * C::kGroups);
   ptx::named_barrier(1 + group, 128);
   if (!shared.is_last[group]) return;
   const int first = args.rows.capacity == 0 ? args.rows.offsets[item.expert]
@@ -121,11 +125,7 @@ __device__ void consume(const GemmArgs& args, GemmShared<C>& shared, int group) 
     const WorkItem item = shared.items[place.slot];
     release(&shared.item_empty[place.slot]);
     if (item.expert < 0) return;
-    const GemmPhase& phase = args.phases[item.phase];
-    if (item.slab * C::kTiles + group * C::kGroupTiles < phase.row_tiles)
-      run_item<C>(args, shared, item, shared.scales[C::kFp8 ? scales.slot : 0], stage, group);
-    else
-      skip_item<C>(shared, stage, (phase.k + 63) / 64);
+    run_item<C>(args, shared, item, shared.scales[C::kFp8 ? scales.slot : 0], stage, group);
     if (args.num_phases == 2 && item.phase == 0) {
       ptx::named_barrier(1 + group, 128);  // orders the group's writes before thread 0's release
       if constexpr (C::kFp8)

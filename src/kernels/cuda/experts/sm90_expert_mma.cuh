@@ -1,5 +1,5 @@
-// Computes an item's sums for few tokens with mma.sync; a warp has 16 rows of each of its group's tiles.
-// Device code only.
+// Computes an item's sums for few tokens with mma.sync; a warp has 16 rows of each of its group's tiles,
+// which are kGroups apart in a stage. Device code only.
 #pragma once
 
 #include "kernels/cuda/experts/fp4_dequant.cuh"
@@ -17,18 +17,19 @@ __device__ __forceinline__ void load_tokens8(uint32_t shared_address, uint32_t (
                : "r"(shared_address));
 }
 
-// Sums of one item over all of K: the group's tiles times 8 kBlocks tokens.
-template <class C, int kBlocks>
+// Sums of one item over all of K: kGroupTiles of the group's tiles times 8 kBlocks tokens.
+template <class C, int kGroupTiles, int kBlocks>
 struct MmaSums {
-  float d[C::kGroupTiles][kBlocks * 4];
+  static constexpr int kStride = C::kGroups * C::kTileBytes;  // from a tile of the group to the next
+  float d[kGroupTiles][kBlocks * 4];
 
   // w4a8: adds the products of 128 columns. tokens: shared address for the lane's row and q, in a stage's
   // first token block.
   __device__ __forceinline__ void add_fp8(const uint8_t* tiles, const uint2* table, uint32_t tokens, int warp,
                                           int lane) {
-    Fp8TileWords<C::kFormat> words[C::kGroupTiles];
+    Fp8TileWords<C::kFormat> words[kGroupTiles];
 #pragma unroll
-    for (int t = 0; t < C::kGroupTiles; ++t) words[t].load(tiles + t * C::kTileBytes, table, warp, lane);
+    for (int t = 0; t < kGroupTiles; ++t) words[t].load(tiles + t * kStride, table, warp, lane);
     const uint32_t swap = lane / 4 % 2 * 64;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -37,7 +38,7 @@ struct MmaSums {
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) b[n] = ptx::load_shared16(at + n * 1024);
 #pragma unroll
-      for (int t = 0; t < C::kGroupTiles; ++t) {
+      for (int t = 0; t < kGroupTiles; ++t) {
         uint32_t a[2][4];
         words[t].make_f16(step, a);
 #pragma unroll
@@ -52,9 +53,9 @@ struct MmaSums {
 
   // Adds the products of 64 columns. tokens: shared address of the lane's row, in the first token block.
   __device__ __forceinline__ void add(const uint8_t* tiles, uint32_t tokens, int warp, int lane) {
-    TileWords<C::kFormat> words[C::kGroupTiles];
+    TileWords<C::kFormat> words[kGroupTiles];
 #pragma unroll
-    for (int t = 0; t < C::kGroupTiles; ++t) words[t].load(tiles + t * C::kTileBytes, warp, lane);
+    for (int t = 0; t < kGroupTiles; ++t) words[t].load(tiles + t * kStride, warp, lane);
     const int row = lane % 8, piece = lane / 8;
 #pragma unroll
     for (int pair = 0; pair < 2; ++pair) {
@@ -63,7 +64,7 @@ struct MmaSums {
 #pragma unroll
       for (int n = 0; n < kBlocks; ++n) load_tokens8(at + n * 1024, b[n]);
 #pragma unroll
-      for (int t = 0; t < C::kGroupTiles; ++t)
+      for (int t = 0; t < kGroupTiles; ++t)
 #pragma unroll
         for (int s = 0; s < 2; ++s) {
           uint32_t a[4];
@@ -79,7 +80,7 @@ struct MmaSums {
                                                  int chunks, int group) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
 #pragma unroll
-    for (int t = 0; t < C::kGroupTiles; ++t)
+    for (int t = 0; t < kGroupTiles; ++t)
 #pragma unroll
       for (int i = 0; i < kBlocks * 4; ++i) d[t][i] = 0;
     const uint32_t row =
@@ -87,7 +88,7 @@ struct MmaSums {
 #pragma unroll 1
     for (int first = 0; first < chunks; first += C::kChunks, stage.next()) {
       ptx::mbarrier_wait(&shared.full[stage.slot], stage.parity);
-      const uint8_t* tiles = shared.weights[stage.slot] + group * C::kGroupTiles * C::kTileBytes;
+      const uint8_t* tiles = shared.weights[stage.slot] + group * C::kTileBytes;
       const uint32_t tokens = row + stage.slot * (C::kChunks * C::kChunkBytes);
       if constexpr (C::kFp8) {
         add_fp8(tiles, shared.table, tokens, warp, lane);

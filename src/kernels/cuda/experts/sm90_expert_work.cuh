@@ -46,10 +46,11 @@ struct GemmArgs {
   DeviceRows rows;
 };
 
-// A block's unit of work: `count` rows beginning at first_row, times the weight rows of a slab.
+// A block's unit of work: `count` rows beginning at first_row, times `weight_tiles` tiles of weights.
 struct WorkItem {
-  int phase = 0, expert = -1, slab = 0, first_row = 0, count = 0;  // expert -1: no more work
-  int tiles = 0;                                                   // token tiles of the expert
+  int phase = 0, expert = -1, first_row = 0, count = 0;  // expert -1: no more work
+  int first_tile = 0, weight_tiles = 0;                  // of weights; within one slab
+  int token_tiles = 0;                                   // of the expert
 };
 
 // The GEMM's class by the number of rows of an expert: few rows use mma.sync, with which warps do not wait
@@ -136,29 +137,52 @@ __device__ inline void count_tiles(const DeviceRows& rows, int num_experts, int 
   __syncwarp();
 }
 
+// A slab, or part `index` of a slab that is cut into `count` parts.
+struct SlabPart {
+  int slab, index = 0, count = 1;
+};
+
+// Returns the part at `index` in the list of the last phase, which has `slabs` of all phases' `all_slabs`.
+// The list ends with halves, then quarters of slabs, with which the blocks end at about the same time. A
+// quarter takes almost half as long as a slab, so lists of many slabs per block have fewer parts
+// (measured on an H200). Returns a slab beyond the last one if there is no such part.
+__device__ inline SlabPart part_of_last_phase(int slabs, int all_slabs, int index) {
+  const int blocks = static_cast<int>(gridDim.x), sixteenths = all_slabs <= 3 * blocks ? 3 : 1;
+  const int first_quartered = max(0, slabs - blocks * sixteenths / 16);
+  const int first_halved = max(0, first_quartered - blocks * (sixteenths + 3) / 16);
+  if (index < first_halved) return {index};
+  index -= first_halved;
+  const int halves = 2 * (first_quartered - first_halved);
+  if (index < halves) return {first_halved + index / 2, index % 2, 2};
+  index -= halves;
+  return {first_quartered + index / 4, index % 4, 4};
+}
+
 // Returns item `index` of the list, which is in the order of phases, then experts, then slabs, so that the
-// token tiles that share a slab of weights are adjacent.
+// token tiles that share a slab of weights are adjacent. A slab's last parts may have no tiles.
 template <class C>
 __device__ WorkItem find_item(const GemmArgs& args, const int* tile_start, int index) {
   WorkItem item;
-  const int total = tile_start[args.num_experts];
-  int slabs = args.phases[0].slabs;
-  if (index >= total * slabs) {
-    index -= total * slabs;
-    if (args.num_phases == 1) return item;
-    item.phase = 1;
-    slabs = args.phases[1].slabs;
-    if (index >= total * slabs) return item;
+  item.phase = args.num_phases - 1;
+  const int tiles = tile_start[args.num_experts], slabs = tiles * args.phases[item.phase].slabs;
+  const int earlier = item.phase == 0 ? 0 : tiles * args.phases[0].slabs;
+  SlabPart part{index};
+  if (index < earlier) {
+    item.phase = 0;
+  } else {
+    part = part_of_last_phase(slabs, earlier + slabs, index - earlier);
+    if (part.slab >= slabs) return item;
   }
-  const int tile = index / slabs;
-  const int e = expert_at(tile_start, args.num_experts, tile);
+  const GemmPhase& phase = args.phases[item.phase];
+  const int e = expert_at(tile_start, args.num_experts, part.slab / phase.slabs);
   item.expert = e;
-  item.tiles = tile_start[e + 1] - tile_start[e];
-  const int within = index - tile_start[e] * slabs;
-  item.slab = within / item.tiles;
+  item.token_tiles = tile_start[e + 1] - tile_start[e];
+  const int within = part.slab - tile_start[e] * phase.slabs, most_tiles = C::kTiles / part.count;
+  item.first_tile = within / item.token_tiles * C::kTiles + part.index * most_tiles;
+  item.weight_tiles = min(most_tiles, phase.row_tiles - item.first_tile);
   const int count = rows_of(args.rows, e);
-  const int each = ((count + item.tiles - 1) / item.tiles + 7) / 8 * 8;
-  const int first = within % item.tiles * each;
+  const int each = ((count + item.token_tiles - 1) / item.token_tiles + 7) / 8 * 8;
+  const int first = within % item.token_tiles * each;
   item.count = min(each, count - first);
   item.first_row =
       (args.rows.capacity == 0 ? args.rows.offsets[e] : e * static_cast<int>(args.rows.capacity)) + first;
@@ -180,17 +204,15 @@ struct ItemWeights {
   int64_t stride;              // bytes from a tile to the tile of the next columns
   int tiles;
 
-  __device__ ItemWeights(const GemmPhase& phase, const WorkItem& item) {
+  __device__ ItemWeights(const GemmPhase& phase, const WorkItem& item) : tiles(item.weight_tiles) {
     const int k_tiles = (phase.k + 63) / 64, tile_columns = C::kFp8 ? (k_tiles + 1) / 2 : k_tiles;
-    const int first_tile = item.slab * C::kTiles;
     const int64_t matrix_bytes =
         C::kFp8 ? phase.matrix_bytes : int64_t{phase.row_tiles} * k_tiles * C::kTileBytes;
     first = phase.w + item.expert * matrix_bytes +
-            tile_index(phase.row_tiles, tile_columns, first_tile, 0) * C::kTileBytes;
-    stride = tile_group_size(phase.row_tiles, first_tile) * C::kTileBytes;
-    tiles = min(C::kTiles, phase.row_tiles - first_tile);
+            tile_index(phase.row_tiles, tile_columns, item.first_tile, 0) * C::kTileBytes;
+    stride = tile_group_size(phase.row_tiles, item.first_tile) * C::kTileBytes;
     row_factors =
-        phase.w + item.expert * matrix_bytes + phase.factors_offset + first_tile * 64 * sizeof(float);
+        phase.w + item.expert * matrix_bytes + phase.factors_offset + item.first_tile * 64 * sizeof(float);
   }
   // Loads `count` of a stage's two chunks of 64 columns, beginning with `chunk`. The item's row factors are
   // loaded with its first chunk.
@@ -234,7 +256,9 @@ __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& s
   RingPlace<C::kItems + 1> scales;
   int index = claim_item(args, 0);
   for (int turn = 1;; ++turn, place.next(), scales.next()) {
-    const WorkItem item = find_item<C>(args, shared.tile_start, index);
+    WorkItem item = find_item<C>(args, shared.tile_start, index);
+    for (; item.expert >= 0 && item.weight_tiles <= 0; ++turn)
+      item = find_item<C>(args, shared.tile_start, claim_item(args, turn));
     ptx::mbarrier_wait(&shared.item_empty[place.slot], place.parity ^ 1);
     shared.items[place.slot] = item;
     ptx::mbarrier_arrive(&shared.item_full[place.slot]);
@@ -256,7 +280,8 @@ __device__ void schedule_and_load_weights(const GemmArgs& args, GemmShared<C>& s
 // Waits until all rows of the item's expert have been written by the previous phase (w4a8: and quantised).
 template <class C>
 __device__ void wait_for_rows(const GemmArgs& args, const WorkItem& item) {
-  const int expected = args.phases[0].slabs * item.tiles * C::kGroups + (C::kFp8 ? 1 : 0);  // 1: quantised
+  const int expected =
+      args.phases[0].slabs * item.token_tiles * C::kGroups + (C::kFp8 ? 1 : 0);  // 1: quantised
   while (ptx::load_acquire(args.rows.progress + 1 + item.expert) < expected) __nanosleep(64);
 }
 

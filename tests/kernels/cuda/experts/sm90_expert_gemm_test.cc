@@ -116,6 +116,17 @@ TEST_P(Sm90ExpertGemm, EveryTermOfBothGemms) {
   expect_gemms({"several slabs", 2, 544, 288}, {40, 56});
 }
 
+// 240 and 500 slabs in each GEMM: the first are whole, the next halved, the last quartered, and how many
+// depends on the length of the list. The second slab of an expert has one tile (few rows), so three of its
+// quarters are empty.
+TEST_P(Sm90ExpertGemm, ListsEndWithPartsOfSlabs) {
+  for (const int64_t num_experts : {120, 250}) {
+    std::vector<int32_t> counts(static_cast<size_t>(num_experts), 1);
+    counts[0] = 12, counts[60] = 0, counts.rbegin()[0] = 20, counts.rbegin()[1] = 34;
+    expect_gemms({std::to_string(num_experts) + " experts", num_experts, 544, 32}, counts);
+  }
+}
+
 TEST_P(Sm90ExpertGemm, EveryCountOfRows) {
   for (const int32_t count : {8, 9, 16, 24, 25, 32, 33, 48, 64, 72, 80, 95, 96, 97, 112, 128, 193, 257, 300})
     expect_gemms({std::to_string(count) + " rows", 2, 96, 64}, {count, 1});
@@ -302,6 +313,7 @@ TEST_P(Sm90Layer, Shapes) {
   expect_layer({"silu", 8, 288, 160, ActivationKind::kSilu, false}, uniform(33, 3, 8, 2));
   expect_layer({"relu2", 5, 160, 352, ActivationKind::kRelu2}, uniform(20, 2, 5, 3));
   expect_layer({"many experts", 130, 64, 32}, uniform(90, 4, 130, 4));
+  expect_layer({"many slabs", 250, 544, 32}, uniform(150, 3, 250, 8));
 }
 
 TEST_P(Sm90Layer, Routing) {
