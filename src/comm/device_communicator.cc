@@ -32,8 +32,8 @@ int64_t two_shot_bytes(int num_ranks) {
 }
 
 int64_t sum_word_bytes(int num_ranks) {
-  constexpr int64_t kTwoRanks = 16 << 20;
-  return num_ranks <= 2 ? kTwoRanks : two_shot_bytes(num_ranks);
+  constexpr int64_t kOperand = 16 << 20;  // in two exchanges, each rank has a part of it
+  return num_ranks <= 2 ? kOperand : kOperand / num_ranks;
 }
 
 Result<std::unique_ptr<DeviceCommunicator>> DeviceCommunicator::make(const PeerHeap& heap, int first_rank,

@@ -34,8 +34,8 @@ struct DeviceRegion {
 // Returns the bytes of f32 from which a sum in two exchanges is faster than a sum in one, according to a
 // model of NVLink.
 int64_t two_shot_bytes(int num_ranks);
-// Returns DeviceRegion::word_bytes for sums of any size: two_shot_bytes(), the limit of sums in one exchange,
-// or 16 MiB for two ranks, which split larger sums.
+// Returns DeviceRegion::word_bytes for sums of any size, which are split into operands of up to 16 MiB. In
+// two exchanges, each rank has a part of an operand.
 int64_t sum_word_bytes(int num_ranks);
 
 class DeviceCommunicator {

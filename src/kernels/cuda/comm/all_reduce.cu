@@ -33,15 +33,38 @@ struct ReduceArgs {
   bool are_sent;        // the partials, by the kernel before; only one-shot
 };
 
-// Returns the sum over ranks of vector i, which is at index `word` among each source's vectors.
+// Returns the first rank after r that is not this one, or the group's size.
+__device__ __forceinline__ int peer_after(const CommGroup& group, int r) {
+  return r + 1 == group.rank ? r + 2 : r + 1;
+}
+
+// Returns the sum over ranks of vector i, which is at index `word` among each source's vectors. The words of
+// each peer are loaded before those of the preceding one have arrived.
 template <bool kBf16>
 __device__ __forceinline__ Elements<kBf16> sum_of(const Operation& o, const ReduceArgs& a, int64_t i,
                                                   int64_t word) {
   using E = Elements<kBf16>;
+  const E own = E::load(a.partial + i * E::kCount);
   E sum;
-  for (int r = 0; r < a.group.size; ++r)
-    sum += E::unpack(r == a.group.rank ? E::load(a.partial + i * E::kCount).pack()
-                                       : take_words(o, r, words_at<uint4>(o, a.group.rank, r) + word));
+  uint4 words;
+  mark_unsent(&words);
+  for (int r = 0; r < a.group.size; ++r) {
+    if (r == a.group.rank) {
+      sum += E::unpack(own.pack());
+      continue;
+    }
+    uint4 ahead;
+    mark_unsent(&ahead);
+    if (const int next = peer_after(a.group, r); next < a.group.size)
+      ahead = load_words(words_at<uint4>(o, a.group.rank, next) + word);
+    uint4* const from = words_at<uint4>(o, a.group.rank, r) + word;
+    if (!has_arrived(words))
+      words = take_words(o, r, from);
+    else
+      mark_unsent(from);
+    sum += E::unpack(words);
+    words = ahead;
+  }
   return sum;
 }
 
