@@ -28,6 +28,9 @@ constexpr int kMostRanks = 8;
 // kernels of a rank with a GPU of its own start early and use all of its SMs, as in production.
 inline const bool environment_is_set = [] {
   setenv("FP4MOE_RANKS_PER_GPU", std::to_string(kMostRanks).c_str(), 0);
+  // A kernel that is loaded when it is first enqueued waits for its GPU, whose rank may wait for one that
+  // this thread has not enqueued yet.
+  setenv("CUDA_MODULE_LOADING", "EAGER", 0);
   return true;
 }();
 
