@@ -1,5 +1,7 @@
 #include "unknown_names.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <numeric>
@@ -112,6 +114,25 @@ std::string unknown_flag_hint(const CLI::App& subcommand, const std::string& nam
   if (!hint.empty()) return ": " + hint;
   const std::string near = name.rfind("--", 0) == 0 ? nearest_name(name, known) : "";
   return near.empty() ? "" : " (did you mean " + near + "?)";
+}
+
+std::vector<std::string> misspelt_variables(const CLI::App& subcommand) {
+  constexpr std::string_view kPrefix = "FP4MOE_";
+  std::vector<std::string> warnings;
+  const std::vector<std::string> known = flag_names(subcommand);
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string variable = flag_of(*entry);
+    if (variable.rfind(kPrefix, 0) != 0 ||
+        !subcommand.get_options([&](const CLI::Option* option) { return option->get_envname() == variable; })
+             .empty())
+      continue;
+    const std::string flag = nearest_name(variable.substr(kPrefix.size()), known);
+    const CLI::Option* const option = flag.empty() ? nullptr : subcommand.get_option_no_throw(flag);
+    if (option == nullptr || option->get_envname().empty()) continue;
+    warnings.push_back("environment variable " + variable + " is not read (did you mean " +
+                       option->get_envname() + "?)");
+  }
+  return warnings;
 }
 
 std::string usage_error(const CLI::App& app, const CLI::Error& error, const std::vector<std::string>& args,

@@ -68,6 +68,15 @@ class ConfigFile(Files):
         self.assertEqual(self.info(MODEL, "--context-length", "0400")["context_length"], 400, "integers are decimal")
         self.assertEqual(self.info(MODEL, FP4MOE_CONFIG=path)["served_model_name"], "file")
 
+    def test_misspelt_variables_are_reported(self):
+        variables = {"FP4MOE_MAX_RUNING_REQUESTS": "FP4MOE_MAX_RUNNING_REQUESTS", "FP4MOE_TENSOR_PARALLEL_SIZE": "FP4MOE_TP_SIZE",
+                     "FP4MOE_SERVED_MODEL_NAME": None, "FP4MOE_ISA": None, "FP4MOE_DEMO_MODEL": None, "FP4MOE_RANKS_PER_GPU": None}
+        with environment(**{name: "avx2" if name == "FP4MOE_ISA" else "1" for name in variables}), Serve(BINARY, MODEL) as serve:
+            log = "".join(serve.lines)
+        for name, meant in variables.items():
+            self.assertEqual(f"{name} is not read (did you mean {meant}?)" in log, meant is not None, log)
+        self.assertEqual(log.count("is not read"), 2, log)
+
     def test_the_last_value_of_a_repeated_key_wins(self):
         path = self.write("a.toml", 'context-length = 512\ncontext-length = 256\nlog-level = "debug"\ncontext_length = 128\n'
                                     'served-model-name = "a"\nserved-model-name = "b"\n')

@@ -14,6 +14,7 @@
 #include "serve/service_manager.h"
 #include "serve/signals.h"
 #include "server/http/server_url.h"
+#include "unknown_names.h"
 
 namespace fp4moe {
 
@@ -87,7 +88,8 @@ int drain(const ServeOptions& options, Server& server, ServiceManager& manager, 
   _exit(1);
 }
 
-int serve(ServeOptions options) {
+// warnings: about the command, to be logged.
+int serve(ServeOptions options, const std::vector<std::string>& warnings) {
   if (Engine::is_follower(options.engine)) return follow(options.engine);
   const Clock::time_point start = Clock::now();
   if (Status status = read_mode(options); !status.ok()) return report_error(status);
@@ -109,6 +111,7 @@ int serve(ServeOptions options) {
   }
   ServiceManager manager;
   log(LogLevel::kInfo, "fp4moe " FP4MOE_VERSION ": " + options.engine.model_path);
+  for (const std::string& warning : warnings) log(LogLevel::kWarning, warning);
   auto server = Server::make(options.server);
   if (!server.ok()) return report_error(server.status());
   auto engine = load(options.engine, signals);
@@ -143,7 +146,8 @@ void add_serve(CLI::App& app, int& exit_code) {
   auto options = std::make_shared<ServeOptions>();
   options->engine.self_test = "fast";  // is cheap compared with loading and detects wrong output
   add_serve_flags(*subcommand, *options);
-  subcommand->callback([options, &exit_code] { exit_code = serve(*options); });
+  subcommand->callback(
+      [options, subcommand, &exit_code] { exit_code = serve(*options, misspelt_variables(*subcommand)); });
 }
 
 }  // namespace fp4moe
