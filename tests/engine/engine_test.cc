@@ -156,6 +156,27 @@ TEST(Engine, ItsLogSinkEndsWithIt) {
   EXPECT_EQ(second.size(), size);
 }
 
+// The progress of all ranks together ends at its total, which is near what they load: no step is large.
+TEST(Engine, ProgressOfLoadingEndsAtItsTotal) {
+  for (const auto& [tp, a2a] : {std::pair{1, "none"}, {2, "none"}, {4, "deepep"}}) {
+    SCOPED_TRACE(testing::Message() << "tp " << tp << " " << a2a);
+    EngineConfig config = demo_config();
+    config.tp_size = tp;
+    config.moe_a2a_backend = a2a;
+    config.weight_cache_dir = "none";
+    std::vector<double> shares{0};
+    config.progress_sink = [&](int64_t done, int64_t total) {
+      shares.push_back(static_cast<double>(done) / static_cast<double>(total));
+    };
+    ASSERT_NE(make_engine(config), nullptr);
+    EXPECT_EQ(shares.back(), 1);
+    for (size_t i = 1; i < shares.size(); ++i) {
+      EXPECT_LE(shares[i], 1);
+      EXPECT_LE(shares[i] - shares[i - 1], 0.25) << i << " of " << shares.size();
+    }
+  }
+}
+
 // A callback that throws ends its request; neither the other requests nor the engine.
 TEST(Engine, CallbacksMayThrow) {
   EngineConfig config = demo_config();

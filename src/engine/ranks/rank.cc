@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "engine/startup/memory_plan.h"
 #include "model/plan_draft.h"
 #include "model/weight_loader.h"
 
@@ -16,6 +17,12 @@ RankLayout layout_of(const ModelPlan& plan, int rank) {
   RankLayout layout = plan.moe.problem().layout;
   layout.rank = rank;
   return layout;
+}
+
+int64_t bytes_to_load(const Checkpoint& checkpoint, const ModelConfig& config, ModelPlan plan, int rank) {
+  plan.moe = plan.moe.at_rank(rank);
+  return plan.device() == DeviceKind::kCuda ? device_weight_bytes(checkpoint, config, plan)
+                                            : rank_weight_bytes(checkpoint, config, plan);
 }
 
 }  // namespace
@@ -81,9 +88,14 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
 }
 
 Status Rank::load_model(const Checkpoint& checkpoint, const ProgressSink& progress) {
+  ProgressSink of_rank;
+  if (progress)
+    of_rank = [&progress, total = bytes_to_load(checkpoint, config_, plan_, layout_.rank)](
+                  int64_t done, int64_t) { progress(std::min(done, total), total); };
   const auto load = [&]() -> Status {
     const DeviceMemoryScope places(weight_memory_);
-    FP4MOE_ASSIGN_OR_RETURN(model_, Model::load(checkpoint, config_, options_, pool_, progress));
+    FP4MOE_ASSIGN_OR_RETURN(model_, Model::load(checkpoint, config_, options_, pool_, of_rank));
+    if (of_rank) of_rank(INT64_MAX, 0);
     return {};
   };
   if (plan_.device() == DeviceKind::kCuda) return load();
