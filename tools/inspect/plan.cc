@@ -51,16 +51,13 @@ Result<Report> ranks_report(const Checkpoint& checkpoint, const ModelConfig& con
                             const CommMemory& comm, const MemoryPlan& memory) {
   Report ranks = Report::array();
   for (int rank = 0; rank < plan.moe.problem().layout.tp; ++rank) {
-    ModelPlan at = plan;
-    at.moe = plan.moe.at_rank(rank);
-    const KvCounts page_bytes =
-        KvCache::bytes_per_page(config, plan.kv_dtype, plan.flags.page_size, at.moe.problem().layout);
+    const KvCounts page_bytes = KvCache::bytes_per_page(config, plan.kv_dtype, plan.flags.page_size,
+                                                        plan.moe.at_rank(rank).problem().layout);
     const int64_t num_window_pages =
         has_window_pages(config, plan.flags) ? memory.num_window_pages : memory.num_kv_pages;
     ranks.push_back(
         {{"rank", rank},
-         {"weight_bytes", plan.device() == DeviceKind::kCuda ? device_weight_bytes(checkpoint, config, at)
-                                                             : rank_weight_bytes(checkpoint, config, at)},
+         {"weight_bytes", weight_bytes_of_rank(checkpoint, config, plan, rank)},
          {"kv_bytes", memory.num_kv_pages * page_bytes.full + num_window_pages * page_bytes.window +
                           memory.num_slots *
                               (page_bytes.slots + num_replay_rows(config, plan.flags) * page_bytes.replays)},

@@ -19,12 +19,6 @@ RankLayout layout_of(const ModelPlan& plan, int rank) {
   return layout;
 }
 
-int64_t bytes_to_load(const Checkpoint& checkpoint, const ModelConfig& config, ModelPlan plan, int rank) {
-  plan.moe = plan.moe.at_rank(rank);
-  return plan.device() == DeviceKind::kCuda ? device_weight_bytes(checkpoint, config, plan)
-                                            : rank_weight_bytes(checkpoint, config, plan);
-}
-
 }  // namespace
 
 Rank::Rank(const RankSetup& setup, int rank, Endpoint* endpoint)
@@ -90,7 +84,7 @@ Status Rank::load(const RankSetup& setup, const ProgressSink& progress) {
 Status Rank::load_model(const Checkpoint& checkpoint, const ProgressSink& progress) {
   ProgressSink of_rank;
   if (progress)
-    of_rank = [&progress, total = bytes_to_load(checkpoint, config_, plan_, layout_.rank)](
+    of_rank = [&progress, total = weight_bytes_of_rank(checkpoint, config_, plan_, layout_.rank)](
                   int64_t done, int64_t) { progress(std::min(done, total), total); };
   const auto load = [&]() -> Status {
     const DeviceMemoryScope places(weight_memory_);

@@ -286,6 +286,13 @@ int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& con
   return dense + device_expert_bytes(config, plan);
 }
 
+int64_t weight_bytes_of_rank(const Checkpoint& checkpoint, const ModelConfig& config, ModelPlan plan,
+                             int rank) {
+  plan.moe = plan.moe.at_rank(rank);
+  return plan.device() == DeviceKind::kCuda ? device_weight_bytes(checkpoint, config, plan)
+                                            : rank_weight_bytes(checkpoint, config, plan);
+}
+
 namespace {
 
 // Returns upper bounds on the bytes that a forward pass on a GPU needs for each row.

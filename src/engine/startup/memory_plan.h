@@ -48,6 +48,10 @@ int64_t rank_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& confi
 // Returns the same for the GPU's layout: experts in whole tiles, with their biases in f32.
 int64_t device_weight_bytes(const Checkpoint& checkpoint, const ModelConfig& config, const ModelPlan& plan);
 
+// Returns the weight bytes of rank `rank` on the plan's device.
+int64_t weight_bytes_of_rank(const Checkpoint& checkpoint, const ModelConfig& config, ModelPlan plan,
+                             int rank);
+
 // Returns the problem for `checkpoint` in this process on this machine, with plan.draft and its separate
 // checkpoint `draft`, if there are any; comm_bytes is left at 0. Fails only if a GPU's memory cannot be
 // queried.

@@ -184,6 +184,16 @@ __device__ __forceinline__ Words take_words(const Operation& operation, int peer
   return v;
 }
 
+// The same if `words` have been loaded from there before, perhaps before they arrived.
+template <class Words>
+__device__ __forceinline__ void finish_taking(const Operation& operation, int peer, Words* from,
+                                              Words& words) {
+  if (!has_arrived(words))
+    words = take_words(operation, peer, from);
+  else
+    mark_unsent(from);
+}
+
 // For words that are there already when an operation begins, as those that PartialSenders have sent: a thread
 // loads its first words from its first peer together with the epoch, instead of after it, from the buffer
 // that the epoch will select unless the kernel has started before the previous operation has ended.

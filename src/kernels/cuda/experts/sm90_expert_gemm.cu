@@ -82,7 +82,7 @@ __device__ __forceinline__ void run_item(const GemmArgs& args, GemmShared<C>& sh
   if (group >= item.weight_tiles) return skip_item<C>(shared, stage, chunks);
   if constexpr (C::kFew) {
     if (group + C::kGroups < item.weight_tiles)
-      run_tiles<C, 2>(args, shared, item, scales, stage, group);
+      run_tiles<C, C::kGroupTiles>(args, shared, item, scales, stage, group);
     else
       run_tiles<C, 1>(args, shared, item, scales, stage, group);
   } else {

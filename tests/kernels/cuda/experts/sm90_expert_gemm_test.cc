@@ -116,9 +116,9 @@ TEST_P(Sm90ExpertGemm, EveryTermOfBothGemms) {
   expect_gemms({"several slabs", 2, 544, 288}, {40, 56});
 }
 
-// 240 and 500 slabs in each GEMM: the first are whole, the next halved, the last quartered, and how many
-// depends on the length of the list. The second slab of an expert has one tile (few rows), so three of its
-// quarters are empty.
+// About 240 and 500 slabs in the second GEMM: the first are whole, the next halved, the last quartered, and
+// how many depends on the length of the list. An expert's second slab has one tile (few rows), so three of
+// its quarters are empty.
 TEST_P(Sm90ExpertGemm, ListsEndWithPartsOfSlabs) {
   for (const int64_t num_experts : {120, 250}) {
     std::vector<int32_t> counts(static_cast<size_t>(num_experts), 1);
