@@ -77,6 +77,20 @@ struct HeadNormArgs {
   int num_heads = 0, head_dim = 0;
 };
 
+// MLA's rows between their projections and attention: the norm of the keys' latents, rope of keys and
+// queries, and kv_write of the keys. The keys' rows are unspecified afterwards, and those of the queries if
+// they have a copy.
+struct LatentRopeArgs {
+  RopeArgs q;  // the rotary parts, head_dim elements apart
+  // Where the rotated parts go, head h of row t at q_out + t * q_out_stride + h * q_out_head_stride; null: in
+  // place.
+  float* q_out = nullptr;
+  int64_t q_out_stride = 0, q_out_head_stride = 0;
+  HeadNormArgs latents;  // one head
+  RopeArgs k;            // one head, in the same rows: k.x = latents.x + latents.head_dim
+  KvWriteArgs kv;        // kv.k = latents.x, kv.v = null
+};
+
 // x[t, h] *= sigmoid(gate[t, h]) in f32, then rounded to x's dtype (attention's output gate).
 struct MulSigmoidArgs {
   ActRows x;                    // [T, num_heads * head_dim], in place

@@ -106,6 +106,12 @@ struct CopyHeadsArgs {
   int num_heads = 0;
 };
 
+// The copy of the rotated queries of a LatentRopeArgs.
+inline CopyHeadsArgs rotated_queries(const LatentRopeArgs& a) {
+  return {a.q.x,          a.q.row_stride, a.q.head_dim, a.q_out, a.q_out_stride, a.q_out_head_stride,
+          a.q.num_tokens, a.q.rotary_dim, a.q.num_heads};
+}
+
 // out[t] = x[t], n elements per row, converted to out's type (an EAGLE-3 head: GEMM inputs of several parts).
 struct ConvertRowsArgs {
   const float* x = nullptr;        // row t starts at x + t * x_stride
@@ -151,6 +157,7 @@ struct DenseOps {
   void (*kv_write)(const KvWriteArgs&, ThreadPool&);
   void (*attention)(const AttentionArgs&, ThreadPool&);
   void (*rope_attention)(const RopeAttentionArgs&, ThreadPool&);
+  void (*latent_rope)(const LatentRopeArgs&, ThreadPool&);
   void (*head_norm)(const HeadNormArgs&, ThreadPool&);
   void (*head_linear)(const HeadLinearArgs&, ThreadPool&);
   void (*silu_mul)(const SiluMulArgs&, ThreadPool&);

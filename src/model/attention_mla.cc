@@ -2,6 +2,7 @@
 // shared by all heads. The up-projections of keys and values are absorbed: queries are projected into the
 // latent space, attend to the latents, and each head's output is projected back to its values.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -67,54 +68,64 @@ class MlaAttention final : public Attention {
   }
 
   void forward_attention(const AttentionInput& in, Arena& scratch, ThreadPool& pool) const override {
-    const ActRows& x = in.norm.out_act;
-    const int64_t t = x.rows;
-    run_norm(ops_, in.norm, pool);
+    const int64_t t = in.norm.out_act.rows;
     float* keys = scratch.take<float>(t * s_.key());
-    w_.kv_a.forward_linear(x, keys, /*accumulate=*/false, scratch, pool);
-    ops_.head_norm(
-        {keys, w_.kv_norm.as<float>(), kLatentNormEps, t, s_.key(), 1, static_cast<int>(s_.latent)}, pool);
-    turn(keys + s_.latent, s_.key(), {1, s_.rope}, in.batch, pool);
-    ops_.kv_write({keys, nullptr, s_.key(), scaled(in.k_pages), scaled(in.v_pages), in.batch.sequences,
-                   in.batch.device},
-                  pool);
-
-    float* q = queries(x, scratch, pool);
-    turn(q + s_.nope, s_.heads * s_.query(), {s_.heads, s_.query()}, in.batch, pool);
+    float* q = scratch.take<float>(t * s_.heads * s_.query());
+    project(in.norm, keys, q, scratch, pool);
+    const RopeArgs rotary{keys + s_.latent,
+                          in.batch.op_positions(),
+                          w_.inv_freq.as<float>(),
+                          w_.rope_factor,
+                          t,
+                          s_.key(),
+                          1,
+                          static_cast<int>(s_.rope),
+                          static_cast<int>(s_.rope)};
+    LatentRopeArgs rope;
+    rope.k = rope.q = rotary;
+    rope.q.x = q + s_.nope, rope.q.row_stride = s_.heads * s_.query();
+    rope.q.num_heads = static_cast<int>(s_.heads), rope.q.head_dim = static_cast<int>(s_.query());
+    rope.latents = {keys, w_.kv_norm.as<float>(),     kLatentNormEps, t, s_.key(),
+                    1,    static_cast<int>(s_.latent)};
+    rope.kv = {keys,           nullptr, s_.key(), scaled(in.k_pages), scaled(in.v_pages), in.batch.sequences,
+               in.batch.device};
+    if (t <= rows_per_pass()) {
+      // The rotated parts go where attention reads them.
+      Pass all{q, scratch.take<float>(t * s_.heads * s_.key()), in.batch.sequences};
+      rope.q_out = all.wide + s_.latent;
+      rope.q_out_stride = s_.heads * s_.key(), rope.q_out_head_stride = s_.key();
+      ops_.latent_rope(rope, pool);
+      return attend(in, {0, t}, all, scratch, pool);
+    }
+    ops_.latent_rope(rope, pool);
     std::vector<SequenceRows> sequences(in.batch.sequences.size());
     for (int64_t first = 0; first < t; first += rows_per_pass()) {
       const Shard rows = {first, std::min(rows_per_pass(), t - first)};
       const int64_t mark = scratch.used_bytes();
-      attend(in, rows, {q + first * s_.heads * s_.query(), cut(in.batch, rows, sequences.data())}, scratch,
-             pool);
+      const int64_t stride = s_.heads * s_.query();
+      const Pass pass{q + first * stride, scratch.take<float>(rows.count * s_.heads * s_.key()),
+                      cut(in.batch, rows, sequences.data())};
+      ops_.copy_heads({pass.q + s_.nope, stride, s_.query(), pass.wide + s_.latent, s_.heads * s_.key(),
+                       s_.key(), rows.count, s_.rope, static_cast<int>(s_.heads)},
+                      pool);
+      attend(in, rows, pass, scratch, pool);
       scratch.rewind(mark);
     }
   }
 
  private:
-  // Applies the rotary embedding to `heads.count` vectors of each row, `heads.stride` elements apart.
-  struct RopeHeads {
-    int64_t count, stride;
-  };
-  void turn(float* x, int64_t row_stride, RopeHeads heads, const Batch& batch, ThreadPool& pool) const {
-    ops_.rope({x, batch.op_positions(), w_.inv_freq.as<float>(), w_.rope_factor, batch.num_rows(), row_stride,
-               static_cast<int>(heads.count), static_cast<int>(heads.stride), static_cast<int>(s_.rope)},
-              pool);
-  }
-
-  // Computes queries [T, heads * query], without rotary embedding.
-  float* queries(const ActRows& x, Arena& scratch, ThreadPool& pool) const {
-    float* q = scratch.take<float>(x.rows * s_.heads * s_.query());
-    if (s_.q_lora == 0) {
-      w_.q_b.forward_linear(x, q, /*accumulate=*/false, scratch, pool);
-      return q;
-    }
+  using Outputs = std::array<LinearLayer::Output, 2>;
+  // Computes keys [T, latent + rope] and queries [T, heads * query], without norms of latents and rotary
+  // embedding.
+  void project(const RmsNormArgs& norm, float* keys, float* q, Arena& scratch, ThreadPool& pool) const {
+    if (s_.q_lora == 0)
+      return LinearLayer::forward_all_normed(norm, Outputs{{{&w_.q_b, q}, {&w_.kv_a, keys}}}, scratch, pool);
+    const ActRows& x = norm.out_act;
     float* compressed = scratch.take<float>(x.rows * s_.q_lora);
     const ActRows normed = {scratch.take<float>(x.rows * s_.q_lora), x.dtype, x.rows, s_.q_lora};
-    w_.q_a.forward_linear(x, compressed, false, scratch, pool);
-    ops_.rms_norm({compressed, w_.q_norm.as<float>(), kLatentNormEps, normed, nullptr}, pool);
-    w_.q_b.forward_linear(normed, q, false, scratch, pool);
-    return q;
+    LinearLayer::forward_all_normed(norm, Outputs{{{&w_.q_a, compressed}, {&w_.kv_a, keys}}}, scratch, pool);
+    w_.q_b.forward_normed({compressed, w_.q_norm.as<float>(), kLatentNormEps, normed, nullptr}, q, scratch,
+                          pool);
   }
 
   // The parts of the sequences that are in `rows`, with row numbers relative to rows.first.
@@ -129,26 +140,24 @@ class MlaAttention final : public Attention {
     return {out, n};
   }
 
-  // The rotated queries of some rows, and these rows' parts of sequences.
+  // Some rows: their queries, rows [heads * key] of which the rotary parts have been written, and their parts
+  // of sequences.
   struct Pass {
     const float* q;
+    float* wide;
     std::span<const SequenceRows> sequences;
   };
   void attend(const AttentionInput& in, Shard rows, const Pass& pass, Arena& scratch,
               ThreadPool& pool) const {
     const int64_t q_stride = s_.heads * s_.query(), key_stride = s_.heads * s_.key();
     const int num_heads = static_cast<int>(s_.heads);
-    float* q = scratch.take<float>(rows.count * key_stride);
-    ops_.head_linear({pass.q, q_stride, s_.query(), w_.up.as<bf16>(), q, DType::kF32, key_stride, s_.key(),
-                      rows.count, s_.latent, s_.nope, num_heads, w_.up_scale},
+    ops_.head_linear({pass.q, q_stride, s_.query(), w_.up.as<bf16>(), pass.wide, DType::kF32, key_stride,
+                      s_.key(), rows.count, s_.latent, s_.nope, num_heads, w_.up_scale},
                      pool);
-    ops_.copy_heads({pass.q + s_.nope, q_stride, s_.query(), q + s_.latent, key_stride, s_.key(), rows.count,
-                     s_.rope, num_heads},
-                    pool);
     const int64_t latent_stride = s_.heads * s_.latent;
     float* latents = scratch.take<float>(rows.count * latent_stride);
     AttentionArgs args = shape();
-    args.q = q;
+    args.q = pass.wide;
     args.q_stride = key_stride;
     args.k_pages = scaled(in.k_pages);
     args.v_pages = scaled(in.v_pages);

@@ -93,6 +93,55 @@ TEST_P(FusedOps, RopeAttention) {
   EXPECT_FALSE(std::ranges::equal(run(true, false, false), run(true, false, true)));
 }
 
+// Keys [latents, rotary part] and queries [other part, rotary part]; the rotated queries in place or
+// elsewhere.
+TEST_P(FusedOps, LatentRope) {
+  constexpr int64_t kTokens = 5, kLatent = 24, kRotary = 8, kKey = kLatent + kRotary, kQuery = 20, kHeads = 3;
+  constexpr int kPageSize = 4;
+  Random random(3);
+  const std::vector<float> keys = random.normal(kTokens * kKey),
+                           queries = random.normal(kTokens * kHeads * kQuery),
+                           inv_freq = random.normal(kRotary / 2), weight = random.normal(kLatent);
+  const std::vector<int64_t> positions = {3, 4, 5, 6, 7};
+  const int32_t table[] = {1, 0};
+  const SequenceRows sequence[] = {{0, kTokens, 3, table}};
+  const auto run = [&](bool is_fused, bool has_copy) {
+    std::vector<float> k = keys, q = queries, pages(2 * kPageSize * kKey, 42),
+                       wide(kTokens * kHeads * kKey, 7);
+    LatentRopeArgs a;
+    a.q = {q.data() + kQuery - kRotary,
+           positions.data(),
+           inv_freq.data(),
+           1.5f,
+           kTokens,
+           kHeads * kQuery,
+           kHeads,
+           kQuery,
+           kRotary};
+    if (has_copy) a.q_out = wide.data() + kLatent, a.q_out_stride = kHeads * kKey, a.q_out_head_stride = kKey;
+    a.k = {k.data() + kLatent, positions.data(), inv_freq.data(), 1.5f, kTokens, kKey, 1, kRotary, kRotary};
+    a.latents = {k.data(), weight.data(), 1e-5f, kTokens, kKey, 1, kLatent};
+    a.kv = {k.data(), nullptr,  kKey,   {pages.data(), DType::kF32, 1, kPageSize, kKey, 0},
+            {},       sequence, nullptr};
+    if (is_fused) {
+      ops().latent_rope(a, pool_);
+    } else {
+      ops().head_norm(a.latents, pool_);
+      ops().rope(a.k, pool_);
+      ops().kv_write(a.kv, pool_);
+      ops().rope(a.q, pool_);
+      if (has_copy)
+        ops().copy_heads(
+            {a.q.x, kHeads * kQuery, kQuery, a.q_out, kHeads * kKey, kKey, kTokens, kRotary, kHeads}, pool_);
+    }
+    if (!has_copy) pages.insert(pages.end(), q.begin(), q.end());
+    pages.insert(pages.end(), wide.begin(), wide.end());
+    return pages;
+  };
+  for (const bool has_copy : {false, true}) EXPECT_TRUE(same_bits(run(true, has_copy), run(false, has_copy)));
+  EXPECT_NE(std::ranges::count(run(true, true), 7.0f), kTokens * kHeads * kKey);
+}
+
 std::vector<const DenseOps*> all_tables() {
   std::vector<const DenseOps*> tables = cpu_tables();
   tables.push_back(&ref_dense_ops());

@@ -151,6 +151,15 @@ void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
 }
 
 template <const DenseChunks& chunks>
+void latent_rope(const LatentRopeArgs& args, ThreadPool& pool) {
+  head_norm<chunks>(args.latents, pool);
+  rope<chunks>(args.k, pool);
+  ref::kv_write(args.kv, pool);
+  rope<chunks>(args.q, pool);
+  if (args.q_out != nullptr) ref::copy_heads(rotated_queries(args), pool);
+}
+
+template <const DenseChunks& chunks>
 void gated_delta(const GatedDeltaArgs& args, ThreadPool& pool) {
   ref::check_gated_delta(args);
   const int64_t heads = args.num_value_heads;
@@ -177,6 +186,7 @@ constexpr DenseOps make_ops(const char* name) {
           .kv_write = ref::kv_write,
           .attention = attention<chunks>,
           .rope_attention = rope_attention<chunks>,
+          .latent_rope = latent_rope<chunks>,
           .head_norm = head_norm<chunks>,
           .head_linear = head_linear<chunks>,
           .silu_mul = silu_mul<chunks>,

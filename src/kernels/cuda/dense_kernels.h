@@ -16,6 +16,7 @@ void rope(const RopeArgs& args, ThreadPool& pool);
 void kv_write(const KvWriteArgs& args, ThreadPool& pool);
 // Runs the first half of rope_attention.
 void rope_kv(const RopeKvArgs& args, ThreadPool& pool);
+void latent_rope(const LatentRopeArgs& args, ThreadPool& pool);
 void head_linear(const HeadLinearArgs& args, ThreadPool& pool);
 void silu_mul(const SiluMulArgs& args, ThreadPool& pool);
 void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool& pool);

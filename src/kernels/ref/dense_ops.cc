@@ -27,6 +27,14 @@ void ref::rope_attention(const RopeAttentionArgs& args, ThreadPool& pool) {
   if (args.gate != nullptr) mul_sigmoid(output_gate_args(args), pool);
 }
 
+void ref::latent_rope(const LatentRopeArgs& args, ThreadPool& pool) {
+  head_norm(args.latents, pool);
+  rope(args.k, pool);
+  kv_write(args.kv, pool);
+  rope(args.q, pool);
+  if (args.q_out != nullptr) copy_heads(rotated_queries(args), pool);
+}
+
 const DenseOps& ref_dense_ops(DenseQuant quant) {
   static constexpr DenseOps ops = {.name = "ref",
                                    .linear_layout = LinearLayout::kRowMajor,
@@ -39,6 +47,7 @@ const DenseOps& ref_dense_ops(DenseQuant quant) {
                                    .kv_write = ref::kv_write,
                                    .attention = ref::attention,
                                    .rope_attention = ref::rope_attention,
+                                   .latent_rope = ref::latent_rope,
                                    .head_norm = ref::head_norm,
                                    .head_linear = ref::head_linear,
                                    .silu_mul = ref::silu_mul,

@@ -15,6 +15,7 @@ void norm_linear_q8(const NormLinearArgs& args, ThreadPool& pool);
 void rope(const RopeArgs& args, ThreadPool& pool);
 void kv_write(const KvWriteArgs& args, ThreadPool& pool);
 void rope_attention(const RopeAttentionArgs& args, ThreadPool& pool);
+void latent_rope(const LatentRopeArgs& args, ThreadPool& pool);
 void attention(const AttentionArgs& args, ThreadPool& pool);
 void head_norm(const HeadNormArgs& args, ThreadPool& pool);
 void head_linear(const HeadLinearArgs& args, ThreadPool& pool);

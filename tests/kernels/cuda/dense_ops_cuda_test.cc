@@ -4,39 +4,13 @@
 #include <limits>
 #include <string>
 
-#include "device/stream.h"
-#include "formats/e4m3.h"
 #include "kernels/cuda/dense/linear_few.h"
-#include "kernels/cuda/dense_kernels.h"
+#include "kernels/cuda/dense_ops_on_gpu.h"
 #include "kernels/cuda/device_array.h"
-#include "kernels/dense_case.h"
 #include "support/compare.h"
 
 namespace fp4moe {
 namespace {
-
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-class DenseOpsCuda : public testing::Test {
- protected:
-  void SetUp() override {
-    const Status prepared = prepare_cuda_dense_ops();
-    ASSERT_TRUE(prepared.ok()) << prepared.message();
-  }
-  void wait() {
-    const Status status = current_stream().synchronize();
-    ASSERT_TRUE(status.ok()) << status.message();
-  }
-  const DenseOps& ops_ = *cuda_dense_ops();
-  const DenseOps& ref_ = ref_dense_ops();
-  ThreadPool pool_{2};
-  Stream stream_ = std::move(Stream::make()).value();
-  StreamScope scope_{stream_};
-};
-
-std::vector<float> filled(int64_t n, float value) {
-  return std::vector<float>(static_cast<size_t>(n), value);
-}
 
 struct LinearCase {
   int64_t tokens, n, k;
@@ -212,6 +186,39 @@ TEST_F(DenseOpsCuda, NormLinearIsNormThenLinear) {
     }
 }
 
+// Two layers on the same rows have the bits of each alone, in one launch or in two.
+TEST_F(DenseOpsCuda, NormLinearOfTwoLayers) {
+  for (int64_t t : {0, 1, 3, 4, 6})
+    for (const auto& [first, second, k] : {std::tuple<int64_t, int64_t, int64_t>{1536, 576, 7168},
+                                           {3072, 576, 2048},
+                                           {200, 200, 2880},
+                                           {333, 40, 1056},
+                                           {40, 333, 1056}}) {
+      Random random(static_cast<uint64_t>(first + k));
+      const DeviceArray<float> x(random.normal(t * k, 5)), weight(random.normal(k)),
+          bias(random.normal(second));
+      const DeviceArray<bf16> w_first(to_bf16(random.normal(first * k))),
+          w_second(to_bf16(random.normal(second * k))), scratch(to_bf16(filled(t * k, kNan)));
+      const DeviceArray<float> out_first(filled(t * first, kNan)), out_second(filled(t * second, kNan)),
+          alone_first(filled(t * first, kNan)), alone_second(filled(t * second, kNan));
+      const ActRows rows{scratch.data(), DType::kBF16, t, k};
+      const RmsNormArgs norm{x.data(), weight.data(), 1e-6f, rows, nullptr};
+      const auto layer = [&](const DeviceArray<bf16>& w, const float* b, const DeviceArray<float>& out,
+                             int64_t n) {
+        return LinearArgs{rows, w.data(), b, out.data(), n};
+      };
+      ops_.norm_linear(
+          {norm, layer(w_first, nullptr, out_first, first), layer(w_second, bias.data(), out_second, second)},
+          pool_);
+      ops_.norm_linear({norm, layer(w_first, nullptr, alone_first, first)}, pool_);
+      ops_.norm_linear({norm, layer(w_second, bias.data(), alone_second, second)}, pool_);
+      wait();
+      EXPECT_TRUE(same_bits(out_first.values(), alone_first.values())) << t << ": " << first << " x " << k;
+      EXPECT_TRUE(same_bits(out_second.values(), alone_second.values())) << t << ": " << second << " x " << k;
+      for (const float v : out_second.values()) ASSERT_FALSE(std::isnan(v));
+    }
+}
+
 TEST_F(DenseOpsCuda, Embed) {
   for (int64_t t : {0, 1, 9})
     for (int64_t h : {1, 33, 1024, 2880}) {
@@ -271,121 +278,6 @@ TEST_F(DenseOpsCuda, HeadNorm) {
       EXPECT_TRUE(within_budget(device_x.values(), x, budget)) << t << " x " << heads << " x " << head_dim;
     }
 }
-
-// A batch with queries, keys and values in one row, the pages of two sequences, and one padding row.
-struct AttentionInputs {
-  int64_t tokens = 6, stride;
-  int num_q, num_kv, head_dim, rotary;
-  DType dtype;
-  std::vector<float> rows, inv_freq, pages;
-  std::vector<int64_t> positions = {3, 4, 5, 70000, 70001, 0};
-  std::vector<int32_t> sequence = {0, 0, 0, 1, 1, -1}, page_table;
-
-  static constexpr int64_t kPages = 9, kPageSize = 4, kMaxPages = 17502;
-  AttentionInputs(int q, int kv, int dim, int rotary_dim, DType page_type)
-      : stride((q + 2 * kv) * dim + 2),
-        num_q(q),
-        num_kv(kv),
-        head_dim(dim),
-        rotary(rotary_dim),
-        dtype(page_type) {
-    Random random(10);
-    rows = random.normal(tokens * stride);
-    for (int i = 0; i < rotary / 2; ++i) inv_freq.push_back(std::pow(10000.0f, -2.0f * i / rotary));
-    pages = filled(kPages * kv * kPageSize * dim, 42);
-    page_table.assign(2 * kMaxPages, 0);
-    page_table[0] = 7, page_table[1] = 2;
-    page_table[kMaxPages + 70000 / kPageSize] = 5;
-  }
-  RopeKvArgs args(float* x, const int64_t* at, const float* freq, void* k, void* v) const {
-    const RopeArgs q{x, at, freq, 1.25f, tokens, stride, num_q, head_dim, rotary};
-    RopeArgs key = q;
-    key.x = x + num_q * head_dim, key.num_heads = num_kv;
-    const bool is_fp8 = dtype == DType::kF8E4M3;
-    const KvPages k_pages{k, dtype, num_kv, kPageSize, head_dim, 0, is_fp8 ? 0.02f : 1},
-        v_pages{v, dtype, num_kv, kPageSize, head_dim, 0, is_fp8 ? 1.7f : 1};
-    return {q, key, {key.x, key.x + num_kv * head_dim, stride, k_pages, v_pages, {}, nullptr}};
-  }
-};
-
-class RopeCuda : public DenseOpsCuda, public testing::WithParamInterface<bool> {
- protected:
-  template <class Page>
-  void compare(const AttentionInputs& in, const std::vector<Page>& pages) {
-    const bool is_fused = GetParam();
-    std::vector<float> x = in.rows;
-    std::vector<Page> k = pages, v = pages;
-    RopeKvArgs args = in.args(x.data(), in.positions.data(), in.inv_freq.data(), k.data(), v.data());
-    const std::span<const int32_t> table(in.page_table);
-    const SequenceRows sequences[] = {{0, 3, 3, table},
-                                      {3, 2, 70000, table.subspan(AttentionInputs::kMaxPages)}};
-    args.kv.sequences = sequences;
-    ref_.rope(args.q, pool_);
-    ref_.rope(args.k, pool_);
-    ref_.kv_write(args.kv, pool_);
-
-    const DeviceArray<float> device_x(in.rows), freq(in.inv_freq);
-    const DeviceArray<int64_t> positions(in.positions);
-    const DeviceArray<int32_t> sequence(in.sequence), page_table(in.page_table);
-    const DeviceArray<Page> device_k(pages), device_v(pages);
-    const DeviceBatch batch{.num_rows = in.tokens,
-                            .num_sequences = 2,
-                            .max_pages = AttentionInputs::kMaxPages,
-                            .positions = positions.data(),
-                            .row_sequence = sequence.data(),
-                            .page_table = page_table.data()};
-    RopeKvArgs device =
-        in.args(device_x.data(), positions.data(), freq.data(), device_k.data(), device_v.data());
-    device.kv.device_batch = &batch;
-    if (is_fused) {
-      cuda::rope_kv(device, pool_);
-    } else {
-      ops_.rope(device.q, pool_);
-      ops_.rope(device.k, pool_);
-      ops_.kv_write(device.kv, pool_);
-    }
-    wait();
-    const auto widen = [](const std::vector<Page>& values) {
-      if constexpr (std::is_same_v<Page, bf16>) return to_float(values);
-      if constexpr (std::is_same_v<Page, float>) return values;
-      if constexpr (std::is_same_v<Page, uint8_t>) {
-        std::vector<float> decoded;
-        for (const uint8_t code : values) decoded.push_back(e4m3_decode(code));
-        return decoded;
-      }
-    };
-    const std::vector<float> expected_k = widen(k);
-    std::vector<float> page_budget;
-    for (const float value : expected_k)
-      page_budget.push_back(in.dtype == DType::kBF16     ? 8 * 2 * static_cast<float>(kBf16Eps)
-                            : in.dtype == DType::kF8E4M3 ? std::fabs(value) / 8 + 0x1p-9f  // the next code
-                                                         : 1e-5f);
-    EXPECT_TRUE(within_budget(widen(device_k.values()), expected_k, page_budget));
-    EXPECT_TRUE(same_bits(widen(device_v.values()), widen(v)));
-    std::vector<float> budget(x.size(), 1e-5f), got = device_x.values();
-    if (is_fused)  // rope_kv() leaves the key columns of x unspecified
-      for (int64_t t = 0; t < in.tokens; ++t)
-        for (int i = 0; i < in.num_kv * in.head_dim; ++i) {
-          const auto at = static_cast<size_t>(t * in.stride + in.num_q * in.head_dim + i);
-          got[at] = x[at];
-        }
-    EXPECT_TRUE(within_budget(got, x, budget));
-  }
-};
-
-TEST_P(RopeCuda, TurnsAndStores) {
-  constexpr int kSizes[][4] = {{64, 8, 64, 64}, {3, 1, 20, 12},  {4, 2, 128, 128}, {5, 1, 37, 34},
-                               {3, 2, 256, 64}, {2, 1, 320, 64}, {2, 1, 256, 256}};
-  for (const auto& [q, kv, dim, rotary] : kSizes) {
-    const AttentionInputs rounded(q, kv, dim, rotary, DType::kBF16), exact(q, kv, dim, rotary, DType::kF32),
-        codes(q, kv, dim, rotary, DType::kF8E4M3);
-    compare<bf16>(rounded, to_bf16(rounded.pages));
-    compare<float>(exact, exact.pages);
-    compare<uint8_t>(codes, std::vector<uint8_t>(codes.pages.size(), 0x2a));
-  }
-}
-INSTANTIATE_TEST_SUITE_P(, RopeCuda, testing::Bool(),
-                         [](const auto& p) { return std::string(p.param ? "Fused" : "OneByOne"); });
 
 TEST_F(DenseOpsCuda, HeadLinear) {
   for (DType dtype : {DType::kF32, DType::kBF16})

@@ -1,9 +1,9 @@
 // Rotary embedding, and storing new tokens' keys and values in their pages; both in one launch, or
 // separately.
 //
-// Computes:  norms each head (QkNorm), if wanted; rotates pairs (i, i + rotary_dim / 2) of each head by
-//            position * inv_freq[i]; writes queries in place, keys in place or to their page, values to their
-//            page, rounded to its type.
+// Computes:  norms each head (QkNorm, an MLA key's latent), if wanted; rotates pairs (i, i + rotary_dim / 2)
+//            of each head by position * inv_freq[i]; writes queries in place or elsewhere, keys in place or
+//            to their page, values to their page, rounded to its type.
 // Shapes:    rows [T, row_stride] f32, heads contiguous.
 // Bytes:     8 per rotated element; 4 + 2 (bf16 pages) or 4 + 1 (E4M3) per stored element.
 // Bound:     HBM; at T = 1, latency.
@@ -22,10 +22,13 @@ namespace {
 // The heads of one matrix, and what to do with them.
 struct Heads {
   float* x = nullptr;
-  int64_t row_stride = 0;
+  int64_t row_stride = 0, head_stride = 0;
   int num_heads = 0, head_dim = 0;
-  bool is_turned = false, is_stored = false;  // is_stored: written to `pages` instead of in place
+  bool is_turned = false, is_stored = false;  // is_stored: written to `pages` instead of `out`
+  float* out = nullptr;                       // may be x
+  int64_t out_row_stride = 0, out_head_stride = 0;
   KvPages pages;
+  int page_column = 0;                 // of a page's row: where the head begins
   float inverse = 1;                   // of pages.scale
   const float* norm_weight = nullptr;  // [head_dim], or null: no norm
 };
@@ -45,7 +48,7 @@ struct RopeKernelArgs {
 };
 
 constexpr int kPairLanes = 32, kHeadLanes = 8;
-constexpr int kHeld = 8;  // elements of a head that a lane keeps in registers: all, up to head_dim 256
+constexpr int kHeld = 8, kMaxHeld = 16;  // elements of a head that a lane keeps in registers: all of them
 
 struct Turn {
   float cosine = 1, sine = 0;
@@ -79,18 +82,22 @@ struct Row {
 // One head of one row, and where its elements go.
 struct Head {
   const Heads& heads;
-  float* x;
+  const float* x;
+  float* out;
   int64_t page_row;
 
   __device__ Head(const Heads& of, int head, const Row& row)
       : heads(of),
-        x(of.x + row.t * of.row_stride + static_cast<int64_t>(head) * of.head_dim),
-        page_row(of.is_stored ? of.pages.offset(&row.page, head, row.position % of.pages.page_size) : 0) {}
+        x(of.x + row.t * of.row_stride + head * of.head_stride),
+        out(of.out + row.t * of.out_row_stride + head * of.out_head_stride),
+        page_row(of.is_stored
+                     ? of.pages.offset(&row.page, head, row.position % of.pages.page_size) + of.page_column
+                     : 0) {}
   __device__ void put(int i, float value) const {
     if (heads.is_stored)
       store(heads, page_row + i, value);
     else
-      x[i] = value;
+      out[i] = value;
   }
 };
 
@@ -122,26 +129,26 @@ __device__ void do_head(const RopeKernelArgs& a, const Head& head, const Row& ro
     head.put(i, element(i));
 }
 
-// The same for a head of up to kPairLanes * kHeld elements with kPairs pairs per lane: a lane loads its
+// The same for a head of up to kPairLanes * kElements elements with kPairs pairs per lane: a lane loads its
 // elements lane, lane + 32, ... at once.
-template <int kPairs>
+template <int kPairs, int kElements>
 __device__ void do_held_head(const RopeKernelArgs& a, const Head& head, const Row& row) {
   const Heads& heads = head.heads;
   const float* const weight = heads.norm_weight;
   const int lane = static_cast<int>(threadIdx.x);
-  float v[kHeld];
+  float v[kElements];
 #pragma unroll
-  for (int j = 0; j < kHeld; ++j) {
+  for (int j = 0; j < kElements; ++j) {
     const int i = lane + j * kPairLanes;
     v[j] = i < heads.head_dim ? __ldcg(head.x + i) : 0;
   }
   if (weight != nullptr) {
     float sum = 0;
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j) sum += v[j] * v[j];
+    for (int j = 0; j < kElements; ++j) sum += v[j] * v[j];
     const float inverse = inverse_rms(warp_sum(sum), heads.head_dim, a.norm_eps);
 #pragma unroll
-    for (int j = 0; j < kHeld; ++j)
+    for (int j = 0; j < kElements; ++j)
       if (const int i = lane + j * kPairLanes; i < heads.head_dim) v[j] = v[j] * inverse * __ldg(weight + i);
   }
   if (heads.is_turned)
@@ -154,13 +161,13 @@ __device__ void do_held_head(const RopeKernelArgs& a, const Head& head, const Ro
     }
   const int changed = heads.is_stored || weight != nullptr ? heads.head_dim : 2 * kPairs * kPairLanes;
 #pragma unroll
-  for (int j = 0; j < kHeld; ++j)
+  for (int j = 0; j < kElements; ++j)
     if (const int i = lane + j * kPairLanes; i < changed) head.put(i, v[j]);
 }
 
 // Positions and page tables are read before the wait: no kernel writes them (DeviceBatch). kPairs: pairs per
 // lane if all heads are held; 0: any heads.
-template <int kPairs>
+template <int kPairs, int kElements>
 __global__ void __launch_bounds__(kPairLanes* kHeadLanes)
     rope_kernel(const __grid_constant__ RopeKernelArgs a) {
   ptx::grid_dependents_launch();
@@ -177,7 +184,7 @@ __global__ void __launch_bounds__(kPairLanes* kHeadLanes)
     if (head >= 0 && head < part.num_heads && !(part.is_stored && row.page < 0)) {
       const Head one(part, head, row);
       if constexpr (kPairs > 0)
-        do_held_head<kPairs>(a, one, row);
+        do_held_head<kPairs, kElements>(a, one, row);
       else
         do_head(a, one, row);
     }
@@ -186,19 +193,24 @@ __global__ void __launch_bounds__(kPairLanes* kHeadLanes)
 }
 
 // Returns the kernel for these heads; the number of rows does not matter.
-auto kernel_of(const RopeKernelArgs& args) {
-  for (const Heads& part : args.parts)
-    if (part.head_dim > kPairLanes * kHeld) return rope_kernel<0>;
-  switch (args.half) {
+template <int kElements>
+auto kernel_of(int half) {
+  switch (half) {
     case kPairLanes:
-      return rope_kernel<1>;
+      return rope_kernel<1, kElements>;
     case 2 * kPairLanes:
-      return rope_kernel<2>;
+      return rope_kernel<2, kElements>;
     case 4 * kPairLanes:
-      return rope_kernel<4>;
+      return rope_kernel<4, kElements>;
     default:
-      return rope_kernel<0>;
+      return rope_kernel<0, 0>;
   }
+}
+auto kernel_of(const RopeKernelArgs& args) {
+  int head_dim = 0;
+  for (const Heads& part : args.parts) head_dim = std::max(head_dim, part.head_dim);
+  if (head_dim <= kPairLanes * kHeld) return kernel_of<kHeld>(args.half);
+  return head_dim <= kPairLanes * kMaxHeld ? kernel_of<kMaxHeld>(args.half) : rope_kernel<0, 0>;
 }
 
 void launch_rope(const char* name, const RopeKernelArgs& args, int64_t num_tokens) {
@@ -213,10 +225,14 @@ void launch_rope(const char* name, const RopeKernelArgs& args, int64_t num_token
 Heads turned_heads(const RopeArgs& r) {
   return {.x = r.x,
           .row_stride = r.row_stride,
+          .head_stride = r.head_dim,
           .num_heads = r.num_heads,
           .head_dim = r.head_dim,
           .is_turned = true,
           .is_stored = false,
+          .out = r.x,
+          .out_row_stride = r.row_stride,
+          .out_head_stride = r.head_dim,
           .pages = {}};
 }
 
@@ -224,6 +240,7 @@ Heads stored_heads(const float* x, int64_t row_stride, const KvPages& pages) {
   if (x == nullptr) return {};
   return {.x = const_cast<float*>(x),
           .row_stride = row_stride,
+          .head_stride = pages.head_dim,
           .num_heads = pages.num_kv_heads,
           .head_dim = pages.head_dim,
           .is_turned = false,
@@ -280,6 +297,28 @@ void rope_kv(const RopeKvArgs& args, ThreadPool&) {
   kernel_args.parts[2] = stored_heads(args.kv.v, args.kv.row_stride, args.kv.v_pages);
   set_batch(kernel_args, args.kv);
   launch_rope("rope_kv", kernel_args, args.kv.device_batch->num_rows);
+}
+
+// The parts of a key's row are two heads, each stored in its columns of the row's page.
+void latent_rope(const LatentRopeArgs& args, ThreadPool&) {
+  RopeKernelArgs kernel_args = rope_args(args.q);
+  Heads &q = kernel_args.parts[0], &k = kernel_args.parts[1], &latents = kernel_args.parts[2];
+  q = turned_heads(args.q);
+  q.head_dim = args.q.rotary_dim;  // the other parts stay
+  if (args.q_out != nullptr) {
+    q.out = args.q_out;
+    q.out_row_stride = args.q_out_stride, q.out_head_stride = args.q_out_head_stride;
+  }
+  k = stored_heads(args.k.x, args.k.row_stride, args.kv.k_pages);
+  k.head_dim = args.k.head_dim;
+  k.is_turned = true;
+  k.page_column = args.latents.head_dim;
+  latents = stored_heads(args.latents.x, args.latents.row_stride, args.kv.k_pages);
+  latents.head_dim = args.latents.head_dim;
+  latents.norm_weight = args.latents.weight;
+  kernel_args.norm_eps = args.latents.eps;
+  set_batch(kernel_args, args.kv);
+  launch_rope("latent_rope", kernel_args, args.kv.device_batch->num_rows);
 }
 
 }  // namespace fp4moe::cuda

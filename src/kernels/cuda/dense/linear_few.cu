@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(room_for_threads(kClass, kNorm, kWeights), 2)
   run_block<kClass == TokenClass::kUpTo16, kNorm, kWeights>(a, share, shared);
 }
 
-// Two layers on the same normed rows: the first blocks have the rows of FP8 weights, the others those of bf16
-// weights.
+// Two layers on the same normed rows: the first blocks have the rows of weights of any format, the others
+// those of bf16 weights.
 struct PairArgs {
   FewArgs first, second;
   int first_blocks;
@@ -162,13 +162,16 @@ void launch_pair(const FewArgs& first, const FewArgs& second) {
   if (first.num_tokens == 0) return;
   PairArgs p{first, second, 0};
   const int sms = device_limits().num_sms;
+  const bool is_fp8 = first.fp8.scales != nullptr;
+  const int64_t first_bytes = int64_t{first.n} * (is_fp8 ? 1 : 2), second_bytes = int64_t{2} * second.n;
   const int second_blocks =
-      std::min(second.n, static_cast<int>(ceil_div(int64_t{2} * second.n * sms, first.n + 2 * second.n)));
+      std::min(second.n, static_cast<int>(ceil_div(second_bytes * sms, first_bytes + second_bytes)));
   p.first_blocks = std::min(first.n, sms - second_blocks);
   p.first.layout = layout_for(first, shape_of(first, /*norm=*/true), p.first_blocks);
   p.second.layout = layout_for(second, shape_of(second, /*norm=*/true), second_blocks);
-  const auto kernel = first.fp8.col_block >= first.k ? norm_pair_kernel<FewWeights::kFp8Rows>
-                                                     : norm_pair_kernel<FewWeights::kFp8Blocks>;
+  const auto kernel = !is_fp8                          ? norm_pair_kernel<FewWeights::kBf16>
+                      : first.fp8.col_block >= first.k ? norm_pair_kernel<FewWeights::kFp8Rows>
+                                                       : norm_pair_kernel<FewWeights::kFp8Blocks>;
   prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block, .shares_sm = true});
   launch("linear_few_pair", kernel,
          {dim3(static_cast<unsigned>(p.first_blocks + second_blocks)), dim3(kBlockThreads),
@@ -224,7 +227,7 @@ void norm_linear_few(const NormLinearArgs& args) {
   if (args.also.n == 0) return launch_few(first, /*norm=*/true);
   const FewArgs second = normed(args.also);
   const int sms = device_limits().num_sms;
-  if (first.fp8.scales != nullptr && second.fp8.scales == nullptr && first.n >= sms && second.n <= first.n)
+  if (second.fp8.scales == nullptr && first.n >= sms && second.n <= first.n)
     return launch_pair(first, second);
   launch_few(first, /*norm=*/true);
   launch_few(second, /*norm=*/true);

@@ -15,8 +15,8 @@ bool linear_few_fits(const LinearArgs& args);
 
 // DenseOps::linear. Precondition: linear_few_fits.
 void linear_few(const LinearArgs& args);
-// DenseOps::norm_linear with the norm inside; linear.x.data and norm.out_act.data are not written. FP8
-// weights and bf16 weights (also) are one launch, two layers in other formats are two. Precondition:
+// DenseOps::norm_linear with the norm inside; linear.x.data and norm.out_act.data are not written. Two layers
+// are one launch if the second (also) has bf16 weights and is not larger, otherwise two. Precondition:
 // linear_few_fits for both layers; T <= kFewLoneTokens; norm.out_f32 is null.
 void norm_linear_few(const NormLinearArgs& args);
 
