@@ -13,7 +13,8 @@ namespace fp4moe::cuda {
 // k_pages.head_dim is a multiple of 16. Either v_pages.data differs from k_pages.data, and head dims are
 // equal and at most 256; or the two are the same (MLA), v_pages.head_dim is at most 512, and k_pages.head_dim
 // is at most 576. q is rounded to bf16; to f16 by decode over E4M3 pages, where |q| must be below 65520. out
-// is bf16 or f32; its padding rows become zero. The pool is not used; work is enqueued on the current stream.
+// is bf16 or f32 and 16-byte aligned; its padding rows become zero. The pool is not used; work is enqueued on
+// the current stream.
 void attention(const AttentionArgs& args, ThreadPool& pool);
 
 // DenseOps::rope_attention: one kernel for decode if heads have 64 or 128 dims and all are rotated, or 128 or

@@ -27,18 +27,27 @@
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kRows = 64, kKeys = 64, kStages = 2, kMaxBlocks = 9, kMaxValueDim = 512;
+constexpr int kRows = 64, kKeys = 64, kStages = 2, kMaxBlocks = 9, kMaxValueDim = 512, kMaxSplits = 16;
 constexpr int kConsumerThreads = 256, kThreads = kConsumerThreads + 128;
+constexpr int kSumStride = kMaxValueDim + 8;  // four rows' columns at once are in different banks
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
 constexpr int kBlockBytes = kKeys * 128;  // per 64 columns; rows of 128 bytes in the 128-byte swizzle
 constexpr int kStageBytes = kMaxBlocks * kBlockBytes;
 
+// A row's part of the merge: the factor of each block's sums, and their denominator.
+struct Shares {
+  float factor[kMaxSplits][kRows], denominator[kRows];
+};
+
 struct alignas(1024) Shared {
   union {
     uint8_t keys[kStages][kStageBytes];
-    float sums[kRows][kMaxValueDim];
+    float sums[kRows][kSumStride];
   };
-  uint8_t q[kStageBytes];
+  union {
+    uint8_t q[kStageBytes];
+    Shares shares;
+  };
   uint8_t weights[kBlockBytes];
   float half_largest[2][kRows], half_denominator[2][kRows];
   float largest[kRows], denominator[kRows];
@@ -128,21 +137,33 @@ __device__ __forceinline__ void produce_from_codes(const AttentionParams& p, con
   }
 }
 
-// Loads the tile's queries as bf16, with zeros past the tile's rows.
+// Loads the tile's queries as bf16, with zeros past the tile's rows. A warp takes every eighth row, and
+// requests four rows before it stores them.
 __device__ __forceinline__ void load_queries(const AttentionParams& p, const RowTile& tile, int kv_head,
                                              int thread, Shared& shared) {
-  const int chunks = p.k_dim / 8;
-  for (int i = thread; i < kRows * chunks; i += kConsumerThreads) {
-    const int row = tile.first + i / chunks, c = i % chunks;
-    uint4 packed = {};
-    if (row < tile.num_tokens * p.group) {
-      const float2* q = reinterpret_cast<const float2*>(
-          p.q + (tile.first_row + row / p.group) * p.q_stride +
-          static_cast<int64_t>(kv_head * p.group + row % p.group) * p.k_dim + c * 8);
-      packed = {ptx::bf16_pair(q[0].x, q[0].y), ptx::bf16_pair(q[1].x, q[1].y),
-                ptx::bf16_pair(q[2].x, q[2].y), ptx::bf16_pair(q[3].x, q[3].y)};
+  constexpr int kWarps = kConsumerThreads / 32, kAhead = 4;
+  const int lane = thread % 32;
+#pragma unroll 1
+  for (int first = thread / 32; first < kRows; first += kAhead * kWarps) {
+    float2 q[kAhead][kMaxBlocks];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int row = tile.first + first + i * kWarps;
+      const float* from = p.q + (tile.first_row + row / p.group) * p.q_stride +
+                          static_cast<int64_t>(kv_head * p.group + row % p.group) * p.k_dim + 2 * lane;
+#pragma unroll
+      for (int block = 0; block < kMaxBlocks; ++block) {
+        q[i][block] = {0, 0};
+        if (row < tile.num_tokens * p.group && 64 * block + 2 * lane < p.k_dim)
+          q[i][block] = *reinterpret_cast<const float2*>(from + 64 * block);
+      }
     }
-    *reinterpret_cast<uint4*>(shared.q + chunk_at(i / chunks, c)) = packed;
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+      for (int block = 0; block < kMaxBlocks; ++block)
+        *reinterpret_cast<uint32_t*>(shared.q + chunk_at(first + i * kWarps, block * 8 + lane / 4) +
+                                     lane % 4 * 4) = ptx::bf16_pair(q[i][block].x, q[i][block].y);
   }
 }
 
@@ -298,38 +319,84 @@ __device__ __forceinline__ void consume(const AttentionParams& p, const Work& wo
   put_sums(p, half, r, shared);
 }
 
-// Computes this block's share of the tile's outputs from the sums of all blocks of the cluster.
+// Computes what a row's sums in each block of the cluster count for, and their denominator.
+__device__ __forceinline__ void weigh_blocks(const AttentionParams& p, const Work& work, int row, int head,
+                                             Shared& shared) {
+  const uint32_t own_largest = ptx::shared_address(&shared.largest[row]),
+                 own_denominator = ptx::shared_address(&shared.denominator[row]);
+  const float sink = p.sinks != nullptr ? p.sinks[head] * kLog2e : -INFINITY;
+  float most[kMaxSplits], share[kMaxSplits], largest = sink;
+#pragma unroll
+  for (int j = 0; j < kMaxSplits; ++j) {
+    most[j] = -INFINITY, share[j] = 0;
+    if (j < work.splits) most[j] = ptx::ld_cluster(ptx::map_cluster(own_largest, j)) * p.scale_log2;
+    if (j < work.splits) share[j] = ptx::ld_cluster(ptx::map_cluster(own_denominator, j));
+  }
+#pragma unroll
+  for (const float x : most) largest = fmaxf(largest, x);
+  float denominator = p.sinks != nullptr ? ex2(sink - largest) : 0;
+#pragma unroll
+  for (int j = 0; j < kMaxSplits; ++j) {
+    const float factor = share[j] == 0 ? 0 : ex2(most[j] - largest);  // 0: no key, and sums of 0
+    denominator += factor * share[j];
+    shared.shares.factor[j][row] = factor;
+  }
+  shared.shares.denominator[row] = denominator;
+}
+
+// Stores 4 columns of a row of the output, beginning at `at`.
+__device__ __forceinline__ void put_output(const AttentionParams& p, int64_t at, float4 sum,
+                                           float denominator) {
+  sum.x = sum.x * p.v_scale / denominator, sum.y = sum.y * p.v_scale / denominator;
+  sum.z = sum.z * p.v_scale / denominator, sum.w = sum.w * p.v_scale / denominator;
+  if (p.out_f32)
+    *reinterpret_cast<float4*>(static_cast<float*>(p.out) + at) = sum;
+  else
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(p.out) + at) = {ptx::bf16_pair(sum.x, sum.y),
+                                                                          ptx::bf16_pair(sum.z, sum.w)};
+}
+
+// Computes this block's share of the tile's outputs from the sums of all blocks of the cluster. A thread has
+// 4 columns of every (2 splits)-th row, and requests two rows from four blocks before it adds them.
 __device__ __forceinline__ void merge_cluster(const AttentionParams& p, const Work& work, Shared& shared) {
+  constexpr int kRowsAtOnce = 2, kBlocksAtOnce = 4;
   const RowTile& tile = work.tile;
-  const int splits = work.splits;
+  const int thread = static_cast<int>(threadIdx.x) - 128;
   const int rows = min(kRows, tile.num_tokens * p.group - tile.first);
-  const int stride = splits * kConsumerThreads;
-  for (int i = work.split * kConsumerThreads + static_cast<int>(threadIdx.x) - 128; i < rows * p.v_dim;
-       i += stride) {
-    const int row = i / p.v_dim, d = i % p.v_dim;
-    const int head = work.kv_head * p.group + (tile.first + row) % p.group;
-    const float sink = p.sinks != nullptr ? p.sinks[head] * kLog2e : -INFINITY;
-    float largest = sink, sum = 0;
-    for (int j = 0; j < splits; ++j)
-      largest =
-          fmaxf(largest, ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.largest[row]), j)) *
-                             p.scale_log2);
-    float denominator = p.sinks != nullptr ? ex2(sink - largest) : 0;
-    for (int j = 0; j < splits; ++j) {
-      const float share = ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.denominator[row]), j));
-      if (share == 0) continue;
-      const float rescale =
-          ex2(ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.largest[row]), j)) * p.scale_log2 -
-              largest);
-      denominator += rescale * share,
-          sum += rescale * ptx::ld_cluster(ptx::map_cluster(ptx::shared_address(&shared.sums[row][d]), j));
+  const auto head_of = [&](int row) { return work.kv_head * p.group + (tile.first + row) % p.group; };
+  if (thread < rows) weigh_blocks(p, work, thread, head_of(thread), shared);
+  ptx::named_barrier(1, kConsumerThreads);
+  const int d = thread % 128 * 4, stride = work.splits * 2;
+  if (d >= p.v_dim) return;
+  for (int first = work.split * 2 + thread / 128; first < rows; first += kRowsAtOnce * stride) {
+    float4 sum[kRowsAtOnce] = {};
+#pragma unroll 1
+    for (int block = 0; block < work.splits; block += kBlocksAtOnce) {
+      float4 x[kRowsAtOnce][kBlocksAtOnce] = {};
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i)
+#pragma unroll
+        for (int j = 0; j < kBlocksAtOnce; ++j)
+          if (first + i * stride < rows && block + j < work.splits)
+            x[i][j] = ptx::ld_cluster4(
+                ptx::map_cluster(ptx::shared_address(&shared.sums[first + i * stride][d]), block + j));
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i)
+#pragma unroll
+        for (int j = 0; j < kBlocksAtOnce; ++j) {
+          const float factor = shared.shares.factor[block + j][min(first + i * stride, kRows - 1)];
+          if (factor == 0) continue;
+          sum[i].x += factor * x[i][j].x, sum[i].y += factor * x[i][j].y;
+          sum[i].z += factor * x[i][j].z, sum[i].w += factor * x[i][j].w;
+        }
     }
-    const int64_t at = (tile.first_row + (tile.first + row) / p.group) * p.out_cols +
-                       static_cast<int64_t>(head) * p.v_dim + d;
-    if (p.out_f32)
-      static_cast<float*>(p.out)[at] = sum * p.v_scale / denominator;
-    else
-      static_cast<__nv_bfloat16*>(p.out)[at] = __float2bfloat16_rn(sum * p.v_scale / denominator);
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i)
+      if (const int row = first + i * stride; row < rows)
+        put_output(p,
+                   (tile.first_row + (tile.first + row) / p.group) * p.out_cols +
+                       static_cast<int64_t>(head_of(row)) * p.v_dim + d,
+                   sum[i], shared.shares.denominator[row]);
   }
 }
 
@@ -345,13 +412,14 @@ __global__ void __launch_bounds__(kThreads, 1) attention_mla(const __grid_consta
     }
     ptx::mbarrier_init_fence();
   }
+  const int splits = static_cast<int>(ptx::cluster_nctas()), split = static_cast<int>(ptx::cluster_ctarank());
+  const int kv_head = blockIdx.y;
+  // Before the wait: no kernel writes the batch's rows (DeviceBatch).
+  const RowTile tile = find_row_tile(p, kRows, static_cast<int>(blockIdx.x) / splits);
   __syncthreads();
   ptx::grid_dependency_wait();
   ptx::grid_dependents_launch();
-  const int splits = static_cast<int>(ptx::cluster_nctas()), split = static_cast<int>(ptx::cluster_ctarank());
-  const int kv_head = blockIdx.y;
   if (kv_head == 0) clear_padding_rows(p, blockIdx.x, gridDim.x);
-  const RowTile tile = find_row_tile(p, kRows, static_cast<int>(blockIdx.x) / splits);
   if (tile.sequence < 0) return;
   const Work work{tile, keys_of_tile(p, tile, kRows, kKeys), kv_head, split, splits};
   if (threadIdx.x < 128) {

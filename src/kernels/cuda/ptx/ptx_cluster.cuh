@@ -64,6 +64,15 @@ __device__ __forceinline__ float ld_cluster(uint32_t from) {
   return value;
 }
 
+__device__ __forceinline__ float4 ld_cluster4(uint32_t from) {
+  float4 value;
+  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "r"(from)
+               : "memory");
+  return value;
+}
+
 // Arrives at `bar` of block `rank` of the cluster. Does not order the other block's generic accesses: only
 // for rings whose slots are filled by bulk copies.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* bar, uint32_t rank) {
