@@ -35,7 +35,7 @@ namespace {
 
 constexpr int kGateWarps = 8, kChunk = 32;  // columns in one step
 constexpr int kMaxSplits = 8;               // CTAs in a cluster
-constexpr int kChooseWarps = 4, kMaxChooseWarps = 16;
+constexpr int kChooseWarps = 4, kMaxChooseWarps = 16, kMaxTeamWarps = 8;
 
 // ---- gate ----------------------------------------------------------------------------------------
 
@@ -168,6 +168,7 @@ struct ChooseArgs {
   RoutingRule rule;
   const float* logits;  // [T, E]
   int num_tokens;
+  int team;  // warps that compute a token's scores, of which the first one chooses: 1, or all of a block's
   Choices out;
 };
 
@@ -177,18 +178,23 @@ __global__ void __launch_bounds__(kMaxChooseWarps * 32, 2)
     choose_kernel(const __grid_constant__ ChooseArgs a) {
   extern __shared__ uint32_t memory[];
   const int experts = static_cast<int>(a.rule.num_experts), words = choice_words(experts),
-            warps = blockDim.x / 32, warp = threadIdx.x / 32;
-  uint32_t* counts = memory + warps * words;
+            teams = static_cast<int>(blockDim.x) / 32 / a.team,
+            team = static_cast<int>(threadIdx.x) / 32 / a.team, threads = a.team * 32,
+            thread = static_cast<int>(threadIdx.x) % threads;
+  uint32_t* counts = memory + teams * words;
   for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
   wait_for_earlier_kernels();
   const bool counted = a.out.count.counts != nullptr;
   const int counted_rows = counted ? *a.out.count.num_rows : 0;
   __syncthreads();
-  for (int t = blockIdx.x * warps + warp; t < a.num_tokens; t += gridDim.x * warps) {
-    const int id =
-        choose_by_warp(a.rule, a.logits + static_cast<int64_t>(t) * experts, memory + warp * words, a.out, t);
-    if (id >= 0 && t < counted_rows) atomicAdd(counts + id, 1u);
-    __syncwarp();
+  const ChoiceMemory room(a.rule, memory + team * words);
+  for (int t = blockIdx.x * teams + team; t < a.num_tokens; t += gridDim.x * teams) {
+    room.put_row(a.rule, a.logits + static_cast<int64_t>(t) * experts, thread, threads);
+    a.team == 1 ? __syncwarp() : __syncthreads();
+    if (thread < 32)
+      if (const int id = choose_of(a.rule, room, a.out, t).id; id >= 0 && t < counted_rows)
+        atomicAdd(counts + id, 1u);
+    a.team == 1 ? __syncwarp() : __syncthreads();
   }
   if (!counted) return;
   __syncthreads();
@@ -265,21 +271,26 @@ void router_choose(const DeviceRouterArgs& args) {
                   .num_tokens = static_cast<int>(args.num_tokens),
                   .out = {args.ids, args.weights, args.count}};
   a.rule.correction_bias = args.correction_bias;
-  const auto shared_bytes = [](int warps, int64_t experts) {
-    return static_cast<int>(4 * (warps * choice_words(experts) + experts));
+  const auto shared_bytes = [](int teams, int64_t experts) {
+    return static_cast<int>(4 * (teams * choice_words(experts) + experts));
   };
-  // Blocks of 4 warps spread few tokens over the SMs. With many tokens, larger blocks add fewer counts to the
+  // A block's warps compute the scores of one of few tokens together: exponentials in double take most of the
+  // time. Blocks of 4 warps spread more tokens over the SMs. With many, larger blocks add fewer counts to the
   // L2, and their warps take several tokens each.
   const int64_t experts = args.rule.num_experts, sms = device_limits().num_sms;
-  const bool many = args.num_tokens > kChooseWarps * 4 * sms && experts <= 256;
-  const int warps = many ? kMaxChooseWarps : kChooseWarps;
+  const bool few = args.num_tokens <= sms, many = args.num_tokens > kChooseWarps * 4 * sms && experts <= 256;
+  const int warps = few    ? static_cast<int>(std::clamp<int64_t>(ceil_div(experts, 32), 1, kMaxTeamWarps))
+                    : many ? kMaxChooseWarps
+                           : kChooseWarps;
+  a.team = few ? warps : 1;
+  const int teams = warps / a.team;
   prepare_kernel(choose_kernel, {.shared_bytes = std::max(shared_bytes(kChooseWarps, kMaxDeviceExperts),
                                                           shared_bytes(kMaxChooseWarps, 256))});
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks_of(args.num_tokens, warps));
+  config.gridDim = dim3(blocks_of(args.num_tokens, teams));
   if (many) config.gridDim.x = std::min(config.gridDim.x, static_cast<unsigned>(2 * sms));
   config.blockDim = dim3(static_cast<unsigned>(warps * 32));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes(warps, experts));
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes(teams, experts));
   launch_clusters("router_choose", choose_kernel, config, 1, a);
 }
 

@@ -198,6 +198,11 @@ struct ChoiceMemory {
     if (grouped && rule.correction_bias != nullptr) score += rule.correction_bias[e];
     logits[e] = logit, scores[e] = score, keys[e] = key_of(score);
   }
+  // Puts every `threads`-th logit of a row; called by threads 0 ... threads - 1.
+  __device__ __forceinline__ void put_row(const RoutingRule& rule, const float* row, int thread,
+                                          int threads) const {
+    for (int e = thread; e < rule.num_experts; e += threads) put(rule, e, row[e]);
+  }
 };
 
 // A lane's slot: lane k has the k-th expert; lanes past K have none.
@@ -226,8 +231,7 @@ __device__ __forceinline__ ChosenSlot choose_of(const RoutingRule& rule, const C
 __device__ __forceinline__ int choose_by_warp(const RoutingRule& rule, const float* logits, uint32_t* memory,
                                               const Choices& out, int64_t t) {
   const ChoiceMemory room(rule, memory);
-  for (int e = static_cast<int>(threadIdx.x) % 32; e < rule.num_experts; e += 32)
-    room.put(rule, e, logits[e]);
+  room.put_row(rule, logits, static_cast<int>(threadIdx.x) % 32, 32);
   __syncwarp();
   return choose_of(rule, room, out, t).id;
 }
