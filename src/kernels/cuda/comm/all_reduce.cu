@@ -123,7 +123,9 @@ __global__ void __launch_bounds__(kThreads) one_shot_kernel(const __grid_constan
   }
 }
 
-// Rank r sums the vectors [begin(r), begin(r + 1)) and sends the sums, as f32, to all ranks.
+// Each rank sums a section of the vectors and sends the sums, as f32, to all ranks. A thread sends its vector
+// of each section, then sums its vector before, then adds the sums before that one, so that the links carry
+// vectors to and from all ranks at all times.
 template <bool kBf16>
 __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constant__ ReduceArgs a) {
   using E = Elements<kBf16>;
@@ -133,41 +135,46 @@ __global__ void __launch_bounds__(kThreads) two_shot_kernel(const __grid_constan
   const Operation o(a.group, a.op);
   if (o.failed) return;
   const int me = a.group.rank, size = a.group.size;
-  const auto begin = [&](int r) { return a.num_vectors * r / size; };
-  const auto owner = [&](int64_t i) {
-    int r = static_cast<int>(i * size / a.num_vectors);
-    while (r + 1 < size && begin(r + 1) <= i) ++r;
-    return r;
-  };
+  const int64_t section = (a.num_vectors + size - 1) / size;
   const int64_t sums = a.group.layout.sums + int64_t{o.parity()} * size * a.group.layout.word_bytes;
-  const auto sums_at = [&](int r, int64_t i) {
-    return reinterpret_cast<uint4*>(a.group.regions[r] + sums) + i * kSumWords;
+  const auto sums_at = [&](int r, int64_t i, int w) {
+    return reinterpret_cast<uint4*>(a.group.regions[r] + sums) + w * a.num_vectors + i;
   };
-  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
-    const int r = owner(i);
-    if (r != me)
-      store_words(words_at<uint4>(o, r, me) + (i - begin(r)), E::load(a.partial + i * E::kCount).pack());
-  }
-  for (int64_t i = begin(me) + first_vector(); i < begin(me + 1); i += num_threads()) {
-    const E sum = sum_of<kBf16>(o, a, i, i - begin(me));
+  // Calls f(r, i) for the peers r, beginning after this rank, with vector i at index v of r's section.
+  const auto for_sections = [&](int64_t v, const auto& f) {
+    if (v < 0 || v >= section) return;
+    for (int d = 1; d < size; ++d) {
+      const int r = me + d < size ? me + d : me + d - size;
+      if (const int64_t i = r * section + v; i < a.num_vectors) f(r, i);
+    }
+  };
+  const auto reduce = [&](int64_t v) {
+    const int64_t i = me * section + v;
+    if (v < 0 || v >= section || i >= a.num_vectors) return;
+    const E sum = sum_of<kBf16>(o, a, i, v);
     for (int w = 0; w < kSumWords; ++w) {
-      const uint4 v = Elements<false>{{sum.values[4 * w], sum.values[4 * w + 1], sum.values[4 * w + 2],
-                                       sum.values[4 * w + 3]}}
-                          .pack();
+      const uint4 words = Elements<false>{{sum.values[4 * w], sum.values[4 * w + 1], sum.values[4 * w + 2],
+                                           sum.values[4 * w + 3]}}
+                              .pack();
       for (int r = 0; r < size; ++r)
-        if (r != me) store_words(sums_at(r, i) + w, v);
+        if (r != me) store_words(sums_at(r, i, w), words);
     }
     add_to(a, i, sum);
-  }
-  for (int64_t i = first_vector(); i < a.num_vectors; i += num_threads()) {
-    const int r = owner(i);
-    if (r == me) continue;
-    E sum;
-    for (int w = 0; w < kSumWords; ++w) {
-      const auto part = Elements<false>::unpack(take_words(o, r, sums_at(me, i) + w));
-      for (int j = 0; j < 4; ++j) sum.values[4 * w + j] = part.values[j];
-    }
-    add_to(a, i, sum);
+  };
+  const int64_t step = num_threads();
+  for (int64_t v = first_vector(); v < section + 2 * step; v += step) {
+    for_sections(v, [&](int r, int64_t i) {
+      store_words(words_at<uint4>(o, r, me) + v, E::load(a.partial + i * E::kCount).pack());
+    });
+    reduce(v - step);
+    for_sections(v - 2 * step, [&](int r, int64_t i) {
+      E sum;
+      for (int w = 0; w < kSumWords; ++w) {
+        const auto part = Elements<false>::unpack(take_words(o, r, sums_at(me, i, w)));
+        for (int j = 0; j < 4; ++j) sum.values[4 * w + j] = part.values[j];
+      }
+      add_to(a, i, sum);
+    });
   }
 }
 
