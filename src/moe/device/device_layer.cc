@@ -294,10 +294,13 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   bool runs_direct(const DeviceExchange& exchange, const A2aRound& round) const {
     return ranks_per_gpu() == 1 && experts_.runs_direct(round, exchange.direct_lanes(round), local_slots());
   }
-  // The round, if the router's launch can send it: it has all rows of the only round, and the experts that it
-  // chooses are those that run. The other ranks need not know, because send_direct() sends the same.
+  // The round, if the router's launch can send it: it norms the rows too, it has all rows of the only round,
+  // and the experts that it chooses are those that run. The other ranks need not know, because send_direct()
+  // sends the same.
   std::optional<A2aRound> round_of_router(const MoeForwardArgs& args, const ExchangeTokens& tokens) const {
-    if (args.norm == nullptr || placement_ || tokens.num_own == 0 || tokens.num_own != args.x.rows) return {};
+    if (args.norm == nullptr || !norms_with_router(args.x.rows) || placement_ || tokens.num_own == 0 ||
+        tokens.num_own != args.x.rows)
+      return {};
     const A2aRound round = args.exchange->round_of(tokens, 0);
     if (round.num_tokens != round.num_own || args.exchange->num_rounds(tokens) != 1 ||
         !runs_direct(*args.exchange, round))

@@ -33,7 +33,8 @@ using Logits = std::vector<std::vector<float>>;  // [sequences, V]
 // Three sequences that grow together, each with its own pages.
 class Growing {
  public:
-  // If `tactic` is given, uses that tactic of the kernels' table wherever it fits.
+  // model: a demo's name or an absolute path. If `tactic` is given, uses that tactic of the kernels' table
+  // wherever it fits.
   Growing(const std::string& model, bool graphs, std::optional<uint8_t> tactic = {},
           const char* device = "cuda") {
     EngineConfig flags;
@@ -165,7 +166,7 @@ class Growing {
   }
 
   void make(const std::string& model, EngineConfig flags, std::optional<uint8_t> tactic) {
-    flags.model_path = models() + "/" + model;
+    flags.model_path = model.starts_with('/') ? model : models() + "/" + model;
     config_ = load_model_config(flags.model_path).value();
     Result<ModelPlan> planned = plan_model(config_, flags);
     if (!planned.ok()) throw std::runtime_error(planned.status().to_string());

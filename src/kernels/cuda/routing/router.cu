@@ -303,6 +303,8 @@ void cuda_route(const DeviceRouterArgs& args) {
   FP4MOE_CHECK(args.hidden_size % kChunk == 0 && args.rule.num_experts <= kMaxDeviceExperts &&
                    args.rule.top_k <= kMaxDeviceTopk,
                "unsupported router sizes");
+  FP4MOE_CHECK(args.direct == nullptr || (args.norm != nullptr && cuda_route_fuses_norm(args)),
+               "only the launch that also norms the rows sends them");
   if (args.norm != nullptr) {
     if (cuda_route_fuses_norm(args)) return norm_route(args);
     cuda::rms_norm_rows(*args.norm);
