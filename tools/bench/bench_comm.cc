@@ -262,8 +262,9 @@ Status measure(const CommBenchRanks& all, const CommBenchOptions& o, std::vector
 void print(const CommBenchRanks& all, const CommBenchOptions& o, const std::vector<Row>& rows) {
   fmt::print("machine: {}; {} ranks, {} per GPU\n", describe_cuda(all.gpus[0]), all.size(), ranks_per_gpu());
   fmt::print(
-      "H {}, top_k {}, {} experts; us per operation on the slowest rank, in a graph of {}; NCCL: {}\n\n",
-      o.hidden_size, o.top_k, o.num_experts, kCommCallsInGraph,
+      "H {}, top_k {}, {} experts, {} routing; us per operation on the slowest rank, in a graph of {}; NCCL: "
+      "{}\n\n",
+      o.hidden_size, o.top_k, o.num_experts, o.routing, kCommCallsInGraph,
       all.nccl != nullptr ? "its kernel for the same bytes" : "not measured: " + all.no_nccl);
   fmt::print(
       "| operation | T | p50 us | p99 us | sent KB | GB/s | NCCL us |\n"
@@ -288,6 +289,7 @@ json to_json(const CommBenchRanks& all, const CommBenchOptions& o, const std::ve
           {"hidden_size", o.hidden_size},
           {"top_k", o.top_k},
           {"num_experts", o.num_experts},
+          {"routing", o.routing},
           {"rows", std::move(list)}};
 }
 
@@ -309,6 +311,32 @@ Status bench_comm(const CommBenchOptions& options) {
   else
     print(all, options, rows);
   return {};
+}
+
+// The sizes of a layer and the experts of its tokens.
+void add_layer_options(CLI::App& subcommand, CommBenchOptions& options) {
+  subcommand.add_option("--hidden-size", options.hidden_size, "columns per row, a multiple of 16")
+      ->check(in_range(16, 1 << 16))
+      ->capture_default_str();
+  subcommand
+      .add_option("--intermediate-size", options.intermediate_size,
+                  "of the experts of `layer`, a multiple of 32")
+      ->check(in_range(32, 1 << 16))
+      ->capture_default_str();
+  subcommand.add_option("--top-k", options.top_k, "experts per token")
+      ->check(in_range(1, 32))
+      ->capture_default_str();
+  subcommand
+      .add_option("--num-experts", options.num_experts,
+                  "number of experts, a multiple of the number of ranks")
+      ->check(in_range(1, 1 << 14))
+      ->capture_default_str();
+  subcommand
+      .add_option("--routing", options.routing,
+                  "experts of the tokens that dispatch and combine exchange: uniform, or skewed (80 % of the "
+                  "slots go to the experts of rank 0)")
+      ->check(CLI::IsMember({"uniform", "skewed"}))
+      ->capture_default_str();
 }
 
 }  // namespace
@@ -348,22 +376,7 @@ void add_bench_comm(CLI::App& bench, int& exit_code) {
                    "format of the sums' operands: float32 or bfloat16")
       ->check(CLI::IsMember({"float32", "bfloat16"}))
       ->capture_default_str();
-  subcommand->add_option("--hidden-size", options->hidden_size, "columns per row, a multiple of 16")
-      ->check(in_range(16, 1 << 16))
-      ->capture_default_str();
-  subcommand
-      ->add_option("--intermediate-size", options->intermediate_size,
-                   "of the experts of `layer`, a multiple of 32")
-      ->check(in_range(32, 1 << 16))
-      ->capture_default_str();
-  subcommand->add_option("--top-k", options->top_k, "experts per token")
-      ->check(in_range(1, 32))
-      ->capture_default_str();
-  subcommand
-      ->add_option("--num-experts", options->num_experts,
-                   "number of experts, a multiple of the number of ranks")
-      ->check(in_range(1, 1 << 14))
-      ->capture_default_str();
+  add_layer_options(*subcommand, *options);
   subcommand->add_option("-r,--repeats", options->repeats, "replays of each graph")
       ->check(in_range(5, 1000))
       ->capture_default_str();

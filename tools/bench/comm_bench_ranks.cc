@@ -14,6 +14,29 @@ namespace fp4moe {
 
 namespace {
 
+// Returns the experts [tokens, K] of random tokens. Skewed: of a token's slots, 80 % go to experts of rank 0.
+std::vector<int32_t> draw_ids(const CommBenchOptions& o, int num_ranks, int64_t tokens,
+                              std::mt19937_64& random) {
+  std::vector<int32_t> experts(static_cast<size_t>(o.num_experts)), ids;
+  std::iota(experts.begin(), experts.end(), 0);
+  const auto others = experts.begin() + o.num_experts / num_ranks;
+  for (int64_t t = 0; t < tokens; ++t) {
+    if (o.routing == "uniform") {
+      std::shuffle(experts.begin(), experts.end(), random);
+      ids.insert(ids.end(), experts.begin(), experts.begin() + o.top_k);
+      continue;
+    }
+    std::shuffle(experts.begin(), others, random);
+    std::shuffle(others, experts.end(), random);
+    auto first = experts.begin(), other = others;
+    for (int64_t k = 0; k < o.top_k; ++k) {
+      const bool from_first = other == experts.end() || (first != others && random() % 5 != 0);
+      ids.push_back(from_first ? *first++ : *other++);
+    }
+  }
+  return ids;
+}
+
 Status allocate(const CommBenchOptions& o, int r, CommBenchRank& rank, int num_ranks, int64_t most) {
   const int64_t h = o.hidden_size, k = o.top_k;
   const auto make = [](Buffer& out, int64_t num_bytes) -> Status {
@@ -28,12 +51,7 @@ Status allocate(const CommBenchOptions& o, int r, CommBenchRank& rank, int num_r
   FP4MOE_RETURN_IF_ERROR(make(rank.norm_weight, h * 4));
   FP4MOE_RETURN_IF_ERROR(make(rank.y, num_ranks * most * k * h * 2));
   std::mt19937_64 random(static_cast<uint64_t>(r) + 1);
-  std::vector<int32_t> experts(static_cast<size_t>(o.num_experts)), ids;
-  std::iota(experts.begin(), experts.end(), 0);
-  for (int64_t t = 0; t < most; ++t) {
-    std::shuffle(experts.begin(), experts.end(), random);
-    ids.insert(ids.end(), experts.begin(), experts.begin() + k);
-  }
+  const std::vector<int32_t> ids = draw_ids(o, num_ranks, most, random);
   std::vector<bf16> x(static_cast<size_t>(most * h));
   std::normal_distribution<float> normal;
   for (bf16& v : x) v = float_to_bf16(normal(random));

@@ -26,6 +26,7 @@ struct CommBenchOptions {
   std::vector<std::string> rows = {"bf16", "fp8", "nvfp4", "nvfp4-row"};
   std::string a2a = "deepep";
   std::string reduce_dtype = "float32";
+  std::string routing = "uniform";
   int repeats = 100;
   bool as_json = false;
 };
