@@ -42,8 +42,8 @@ NEAR = 5e-3  # relative L2 difference of logits
 GROUPS = [["--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", a2a] for a2a in ("none", "deepep", "flashinfer")]
 
 
-def mpirun(env, process=PROCESS):
-    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", "2"]
+def mpirun(env, process=PROCESS, count=2):
+    words = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", str(count)]
     for name, value in env.items():
         words += ["-x", f"{name}={value}"]
     return words + process
@@ -91,12 +91,12 @@ def keep_busy(url):
 
 
 class Processes(Serve):
-    """serve in two processes."""
+    """serve in two processes, or `count`."""
 
-    def __init__(self, model, env, *flags):
+    def __init__(self, model, env, *flags, count=2):
         super().__init__(BINARY, os.path.join(MODELS, model), "--device", "cuda", "--max-total-tokens", "4096",
                          "--max-running-requests", "8", "--comm-timeout", str(DEADLINE), *flags)
-        self.command = [*mpirun(env), *self.command]
+        self.command = [*mpirun(env, count=count), *self.command]
 
     def pids(self):
         """By process number."""
@@ -174,24 +174,34 @@ class GpuProcesses(unittest.TestCase):
             self.assertEqual(generate(serve.url, "a", 4)[0], 200)
         self.assertEqual(serve.exit_code, 0, serve.lines)
 
+    def check_kill(self, killed, env, count):
+        serve = Processes("demo-gptoss-mxfp4", env, "--tp", str(count), count=count)
+        serve.__enter__()
+        threads = [threading.Thread(target=keep_busy, args=(serve.url,)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1)
+        os.kill(serve.pids()[killed], signal.SIGKILL)
+        began = time.monotonic()
+        serve.finish()
+        self.assertLess(time.monotonic() - began, DEADLINE + 1)
+        self.assertNotEqual(serve.exit_code, 0)
+        for thread in threads:
+            thread.join()
+        self.assertTrue([line for line in serve.lines if f"rank {killed}" in line], serve.lines)
+
     def test_a_killed_process_ends_the_job_by_name(self):
         for killed in (0, 1):
             for env in ({}, SOCKETS):
                 with self.subTest(killed=killed, env=env):
-                    serve = Processes("demo-gptoss-mxfp4", env, "--tp", "2")
-                    serve.__enter__()
-                    threads = [threading.Thread(target=keep_busy, args=(serve.url,)) for _ in range(3)]
-                    for thread in threads:
-                        thread.start()
-                    time.sleep(1)
-                    os.kill(serve.pids()[killed], signal.SIGKILL)
-                    began = time.monotonic()
-                    serve.finish()
-                    self.assertLess(time.monotonic() - began, DEADLINE + 1)
-                    self.assertNotEqual(serve.exit_code, 0)
-                    for thread in threads:
-                        thread.join()
-                    self.assertTrue([line for line in serve.lines if f"rank {killed}" in line], serve.lines)
+                    self.check_kill(killed, env, 2)
+
+    def test_a_killed_process_of_four_ends_the_job_by_name(self):
+        if num_gpus() < 4:
+            self.skipTest("needs four GPUs")
+        for killed, env in ((0, {}), (2, {}), (3, SOCKETS)):
+            with self.subTest(killed=killed, env=env):
+                self.check_kill(killed, env, 4)
 
 
 if __name__ == "__main__":
