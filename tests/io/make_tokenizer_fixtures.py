@@ -139,7 +139,8 @@ def main():
                    for ids in (random_ids(rng, tokenizer) for _ in range(40))]
         expected["tokenizers"][name] = {
             "ids": [tokenizer.encode(text).ids for text in texts], "decoded": decoded}
-    (DATA / "tokenizer_expected.json").write_text(json.dumps(expected, separators=(",", ":")) + "\n")
+    (DATA / "tokenizer_expected.json").write_text(
+        json.dumps(expected, separators=(",", ":"), ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
