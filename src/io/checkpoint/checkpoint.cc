@@ -21,7 +21,6 @@ namespace fp4moe {
 namespace {
 
 constexpr const char* kSingleFile = "model.safetensors";
-constexpr const char* kIndexFile = "model.safetensors.index.json";
 constexpr int64_t kMaxIndexBytes = int64_t{256} << 20;
 
 struct Shard {
@@ -55,7 +54,7 @@ uint64_t shard_identity(const Shard& shard, uint64_t hash) {
   return hash;
 }
 
-bool has_index(const std::string& folder) { return file_exists(folder + "/" + kIndexFile); }
+bool has_index(const std::string& folder) { return file_exists(folder + "/" + kIndexName); }
 bool has_single_file(const std::string& folder) { return file_exists(folder + "/" + kSingleFile); }
 
 // Lists the folder's shard files and, if it has an index, the file of every tensor.
@@ -63,15 +62,15 @@ Result<CheckpointIndex> read_index(const std::string& folder) {
   if (!file_exists(folder)) return not_found("checkpoint folder '" + folder + "' does not exist");
   if (has_single_file(folder)) return CheckpointIndex{.files = {kSingleFile}, .tensors = {}};
   if (!has_index(folder))
-    return not_found("checkpoint folder '" + folder + "' has neither " + kSingleFile + " nor " + kIndexFile);
-  const std::string path = folder + "/" + kIndexFile;
+    return not_found("checkpoint folder '" + folder + "' has neither " + kSingleFile + " nor " + kIndexName);
+  const std::string path = folder + "/" + kIndexName;
   FP4MOE_ASSIGN_OR_RETURN(const std::string text, read_text_file(path, kMaxIndexBytes));
   Result<CheckpointIndex> index = parse_checkpoint_index(text);
   if (!index.ok()) return index.status().with_context(path);
   std::error_code missing;  // a link without its target is a missing shard too
   for (const auto& [tensor, file] : index->tensors)
     if (!std::filesystem::exists(folder + "/" + file, missing))
-      return not_found("shard '" + file + "' is missing from '" + folder + "'; " + kIndexFile +
+      return not_found("shard '" + file + "' is missing from '" + folder + "'; " + kIndexName +
                        " puts tensor '" + tensor + "' in it");
   return index;
 }
@@ -160,7 +159,7 @@ Status Checkpoint::State::check_index(const CheckpointIndex& index) const {
   for (const auto& [name, file] : index.tensors) {
     const auto at = by_name.find(name_of(name));
     if (at == by_name.end() || at->second->file != file)
-      return data_loss("'" + folder + "': " + kIndexFile + " puts tensor '" + name + "' in '" + file +
+      return data_loss("'" + folder + "': " + kIndexName + " puts tensor '" + name + "' in '" + file +
                        "', which lacks it" +
                        (at == by_name.end() ? "" : "; it is in '" + at->second->file + "'"));
   }

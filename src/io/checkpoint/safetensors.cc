@@ -4,6 +4,8 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <tuple>
@@ -122,7 +124,31 @@ std::string shard_name(int shard, int num_shards) {
   return name;
 }
 
+// Files that are removed again unless they are kept.
+class WrittenFiles {
+ public:
+  WrittenFiles() = default;
+  ~WrittenFiles() {
+    std::error_code ignored;
+    for (const std::string& path : paths_) std::filesystem::remove(path, ignored);
+  }
+  WrittenFiles(const WrittenFiles&) = delete;
+  WrittenFiles& operator=(const WrittenFiles&) = delete;
+  void add(std::string path) { paths_.push_back(std::move(path)); }
+  void keep() { paths_.clear(); }
+
+ private:
+  std::vector<std::string> paths_;
+};
+
 }  // namespace
+
+bool is_shard_name(std::string_view name) {
+  std::string pattern(name);
+  for (char& c : pattern)
+    if (c >= '1' && c <= '9') c = '0';
+  return pattern == shard_name(-1, 0);
+}
 
 Result<int64_t> tensor_bytes(const TensorSpec& spec) {
   if (spec.shape.size() > kMaxDims)
@@ -209,6 +235,11 @@ Status write_safetensors_shards(const std::string& folder, const std::vector<Ten
     FP4MOE_ASSIGN_OR_RETURN(const int64_t num_bytes, tensor_bytes(spec));
     total += num_bytes;
   }
+  std::optional<NewFile> index;
+  if (num_shards > 1) {
+    FP4MOE_ASSIGN_OR_RETURN(index, NewFile::create(folder + "/" + kIndexName));
+  }
+  WrittenFiles written;
   Json weight_map = Json::object();
   size_t next = 0;
   int64_t done = 0;
@@ -222,12 +253,17 @@ Status write_safetensors_shards(const std::string& folder, const std::vector<Ten
       done += tensor_bytes(specs[next]).value();
       part.push_back(specs[next++]);
     }
-    FP4MOE_RETURN_IF_ERROR(
-        write_safetensors(folder + "/" + shard_name(shard, num_shards), std::move(part), source));
+    const std::string path = folder + "/" + shard_name(shard, num_shards);
+    FP4MOE_RETURN_IF_ERROR(write_safetensors(path, std::move(part), source));
+    if (index) written.add(path);
   }
-  if (num_shards == 1) return {};
-  const Json index = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
-  return write_text_file(folder + "/model.safetensors.index.json", index.dump(1) + "\n");
+  if (!index) return {};
+  const Json contents = {{"metadata", {{"total_size", total}}}, {"weight_map", weight_map}};
+  const std::string text = contents.dump(1) + "\n";
+  FP4MOE_RETURN_IF_ERROR(index->append({reinterpret_cast<const uint8_t*>(text.data()), text.size()}));
+  FP4MOE_RETURN_IF_ERROR(index->commit());
+  written.keep();
+  return {};
 }
 
 }  // namespace fp4moe

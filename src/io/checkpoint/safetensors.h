@@ -7,6 +7,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/dtype.h"
@@ -45,8 +46,13 @@ using TensorSource = std::function<Status(const TensorSpec&, const ByteSink&)>;
 // names or a source that pushes a wrong number of bytes.
 Status write_safetensors(const std::string& path, std::vector<TensorSpec> specs, const TensorSource& source);
 
+inline constexpr const char* kIndexName = "model.safetensors.index.json";
+// Whether write_safetensors_shards() names one of several files so.
+bool is_shard_name(std::string_view name);
+
 // Writes a checkpoint folder's tensors: model.safetensors, or num_shards files of about equal size and
-// model.safetensors.index.json, which is written last.
+// model.safetensors.index.json, whose partial file (NewFile) is there from the beginning until all shards
+// are. On an error the shards are removed.
 Status write_safetensors_shards(const std::string& folder, const std::vector<TensorSpec>& specs,
                                 int num_shards, const TensorSource& source);
 

@@ -99,6 +99,19 @@ TEST(Checkpoint, RefusesTruncatedAndEmptyFiles) {
   EXPECT_TRUE(fails_with(Checkpoint::open(folder.path()), StatusCode::kDataLoss, {path, "regular file"}));
 }
 
+TEST(Checkpoint, ShardsAreRemovedIfOneCannotBeWritten) {
+  const TempFolder folder;
+  int num_tensors = 0;
+  const Status status = write_safetensors_shards(
+      folder.path(), make_specs(6), 3, [&](const TensorSpec& spec, const ByteSink& sink) -> Status {
+        if (++num_tensors == 5) return data_loss("the source ends here");
+        EXPECT_TRUE(file_exists(folder.file(std::string(kIndexName) + ".partial")));
+        return fill(spec, sink);
+      });
+  EXPECT_EQ(status.message(), "the source ends here");
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
 TEST(Checkpoint, RefusesAnIndexThatContradictsTheShards) {
   const TempFolder folder;
   ASSERT_TRUE(is_ok(write_safetensors(folder.file("a.safetensors"), make_specs(1), fill)));

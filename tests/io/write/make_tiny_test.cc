@@ -350,6 +350,25 @@ TEST(MakeTiny, RemovesWhatAnInterruptedWriterLeft) {
   EXPECT_TRUE(file_exists(folder.file("config.json")));
 }
 
+// A writer of several shards that was killed leaves its index partial; without that, shards are precious.
+TEST(MakeTiny, RemovesShardsThatAnInterruptedWriterLeft) {
+  const TempFolder folder;
+  const std::string shard = folder.file("model-00002-of-00012.safetensors"),
+                    index = folder.file("model.safetensors.index.json.partial");
+  ASSERT_TRUE(is_ok(write_text_file(shard, "whole")));
+  MakeTinyOptions options = small_model("gpt-oss-tiny");
+  options.num_shards = 3;
+  EXPECT_TRUE(fails_with(make_tiny(folder.path(), options), StatusCode::kInvalidArgument, {"not empty"}));
+  ASSERT_TRUE(is_ok(write_text_file(index, "")));
+  ASSERT_TRUE(is_ok(write_text_file(folder.file("model-2-of-12.safetensors"), "precious")));
+  EXPECT_TRUE(fails_with(make_tiny(folder.path(), options), StatusCode::kInvalidArgument, {"not empty"}));
+  EXPECT_TRUE(file_exists(shard));
+  std::filesystem::remove(folder.file("model-2-of-12.safetensors"));
+  EXPECT_TRUE(is_ok(make_tiny(folder.path(), options)));
+  EXPECT_FALSE(file_exists(shard) || file_exists(index));
+  EXPECT_TRUE(is_ok(Checkpoint::open(folder.path()).status()));
+}
+
 TEST(MakeTiny, LeavesThePartialFileOfARunningWriter) {
   const TempFolder folder;
   Result<NewFile> running = NewFile::create(folder.file("model.safetensors"));
