@@ -5,8 +5,6 @@
 // Bytes:     2 heads N K, once per 64 tokens; plus T heads (4 K + 4 N).
 // Flops:     4 T heads N K on mma.sync: x is split into two bf16.
 // Bound:     HBM for few tokens; the tensor cores' synchronous rate for many.
-// Design:    a warp always has the weights of its next 128 columns on their way, the first of them before the
-//            preceding kernel is done.
 // Numerics:  x = high + low, both bf16: 16 significant bits of x are used (2^-17 relative); exact products,
 //            f32 sums over K in order, high and low parts in the same sum. A token has the same bits for
 //            every T.
@@ -84,8 +82,8 @@ __device__ __forceinline__ void store(const HeadLinearArgs& a, int64_t t, int64_
 // W, heads, tokens).
 template <int kTokenTiles, bool kAligned>
 __global__ void __launch_bounds__(kWarps * 32) head_linear_kernel(const __grid_constant__ HeadLinearArgs a) {
-  constexpr int kAhead = 4;  // steps of 32 columns whose weights are on their way
   ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   const int g = lane / 4, part = lane % 4;
   const int64_t head = blockIdx.y, first_token = blockIdx.z * int64_t{kTokenTiles} * 16;
@@ -95,33 +93,20 @@ __global__ void __launch_bounds__(kWarps * 32) head_linear_kernel(const __grid_c
   const bf16* matrix = a.weight + head * a.n * a.k;
   const bf16 *row_0 = matrix + min(first_row + g, a.n - 1) * a.k,
              *row_1 = matrix + min(first_row + 8 + g, a.n - 1) * a.k;
-  uint4 weights[kAhead][2];
-  const auto fetch = [&](int to, int64_t k) {
-    weights[to][0] = load_weights<kAligned>(row_0, k, a.k),
-    weights[to][1] = load_weights<kAligned>(row_1, k, a.k);
-  };
-#pragma unroll
-  for (int i = 0; i < kAhead; ++i) fetch(i, part * 8 + 32 * i);
-  ptx::grid_dependency_wait();
   const float* x = a.x + head * a.x_head_stride;
   const auto token = [&](int tile, int half) {
     return x + min(first_token + tile * 16 + half * 8 + g, a.num_tokens - 1) * a.x_stride;
   };
   float c[kTokenTiles][2][4] = {};
-  for (int64_t first = 0; first < a.k; first += 32 * kAhead) {
+#pragma unroll 2
+  for (int64_t k = part * 8; k < a.k + part * 8; k += 32) {
+    const uint4 w_0 = load_weights<kAligned>(row_0, k, a.k), w_1 = load_weights<kAligned>(row_1, k, a.k);
 #pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int64_t k = first + 32 * i + part * 8;
-      if (first + 32 * i >= a.k) break;
-      const uint4 w_0 = weights[i][0], w_1 = weights[i][1];
-      fetch(i, k + 32 * kAhead);
-#pragma unroll
-      for (int tile = 0; tile < kTokenTiles; ++tile) {
-        const SplitX upper = load_x<kAligned>(token(tile, 0), k, a.k),
-                     lower = load_x<kAligned>(token(tile, 1), k, a.k);
-        multiply(c[tile][0], upper, lower, w_0);
-        multiply(c[tile][1], upper, lower, w_1);
-      }
+    for (int tile = 0; tile < kTokenTiles; ++tile) {
+      const SplitX upper = load_x<kAligned>(token(tile, 0), k, a.k),
+                   lower = load_x<kAligned>(token(tile, 1), k, a.k);
+      multiply(c[tile][0], upper, lower, w_0);
+      multiply(c[tile][1], upper, lower, w_1);
     }
   }
 #pragma unroll
