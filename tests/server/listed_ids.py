@@ -30,24 +30,23 @@ def check_rows(tokens, rows, listed):
     return found
 
 
-def check_listed_ids(url):
-    """Checks concurrent requests, whose ids are tokens of the prompt and of the output. Returns their
-    log-probabilities."""
+def check_listed_ids(url, repeats=True):
+    """Checks concurrent requests, whose ids are tokens of the prompt and of the output. repeats: equal requests generate
+    equal tokens; otherwise, because results depend on the batch, at least half of them. Returns the log-probabilities."""
     def check(prompt):
         output = [i for _, i, _ in generate(url, prompt, [0], 4)["output_token_logprobs"]]
         listed = prompt[::7] + output + [output[0]]
         meta, alone = generate(url, prompt, listed, 4), generate(url, prompt, listed, 0)
         found = check_rows(meta["input_token_logprobs"], meta["input_token_ids_logprobs"], listed)
         assert found >= (len(prompt) - 1) // 7, found
-        # Beside other requests the tokens may be others than before, if results depend on the batch.
-        repeated = sum(listed.count(i) for _, i, _ in meta["output_token_logprobs"])
-        assert check_rows(meta["output_token_logprobs"], meta["output_token_ids_logprobs"], listed) == repeated
+        found = check_rows(meta["output_token_logprobs"], meta["output_token_ids_logprobs"], listed)
+        assert found >= 5 if repeats else found == sum(listed.count(i) for _, i, _ in meta["output_token_logprobs"])
         assert alone["completion_tokens"] == 0 and alone["output_token_logprobs"] == [], alone
         assert [len(row) for row in alone["output_token_ids_logprobs"]] == [len(listed)], alone
-        found_in_output.append(repeated)
+        found_in_output.append(found)
         return meta["input_token_ids_logprobs"], meta["output_token_ids_logprobs"], alone["output_token_ids_logprobs"]
     found_in_output = []
     with concurrent.futures.ThreadPoolExecutor(2 * len(PROMPTS)) as pool:
         results = list(pool.map(check, 2 * PROMPTS))
-    assert sum(repeated >= 5 for repeated in found_in_output) >= len(PROMPTS), found_in_output
+    assert sum(found >= 5 for found in found_in_output) >= len(PROMPTS), found_in_output
     return results

@@ -172,7 +172,8 @@ class GpuDemo(unittest.TestCase):
 
     def check_accuracy(self, demo, *flags, least=LEAST_SCORE):
         with Serve(BINARY, os.path.join(MODELS, demo), "--device", "cuda", *flags) as serve:
-            check_listed_ids(serve.url)
+            # FP8 results of NVFP4 rows lose so much that tokens depend on the batch.
+            check_listed_ids(serve.url, repeats="--flashinfer-combine-dtype" not in flags)
             for name, score in demo_scores(BINARY, MODELS, serve.url).items():
                 print(f"{demo} {' '.join(flags)} {name}: score {score:.3f}")
                 self.assertGreaterEqual(score, least)

@@ -129,7 +129,7 @@ INSTANTIATE_TEST_SUITE_P(, RopeCuda, testing::Bool(),
                          [](const auto& p) { return std::string(p.param ? "Fused" : "OneByOne"); });
 
 // MLA's rows before attention: keys of a latent and a rotary part, queries of a part that stays and a rotary
-// part. The last row is padding, of which nothing is stored.
+// part. The last row is padding and is not stored.
 struct LatentCase {
   static constexpr int kPageSize = 4, kPages = 6, kMaxPages = 16, kMostStored = 20;
   int latent, rotary, heads, nope;
