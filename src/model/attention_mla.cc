@@ -140,11 +140,10 @@ class MlaAttention final : public Attention {
     return {out, n};
   }
 
-  // Some rows: their queries, rows [heads * key] of which the rotary parts have been written, and their parts
-  // of sequences.
+  // Some rows and the sequences' parts in them.
   struct Pass {
-    const float* q;
-    float* wide;
+    const float* q;  // [rows, heads * query]
+    float* wide;     // [rows, heads * key]: the queries that attention reads; the rotary parts are written
     std::span<const SequenceRows> sequences;
   };
   void attend(const AttentionInput& in, Shard rows, const Pass& pass, Arena& scratch,

@@ -11,7 +11,6 @@
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kMaxCluster = 16;
 constexpr int64_t kDecodeBlocks = 528;  // four of decode's blocks per SM of an H200
 constexpr int64_t kMlaBlocks = 132;
 constexpr int kInvariantSplits = 8;  // for MLA

@@ -27,7 +27,7 @@
 namespace fp4moe::cuda {
 namespace {
 
-constexpr int kRows = 64, kKeys = 64, kStages = 2, kMaxBlocks = 9, kMaxValueDim = 512, kMaxSplits = 16;
+constexpr int kRows = 64, kKeys = 64, kStages = 2, kMaxBlocks = 9, kMaxValueDim = 512;
 constexpr int kConsumerThreads = 256, kThreads = kConsumerThreads + 128;
 constexpr int kSumStride = kMaxValueDim + 8;  // four rows' columns at once are in different banks
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -36,7 +36,7 @@ constexpr int kStageBytes = kMaxBlocks * kBlockBytes;
 
 // A row's part of the merge: the factor of each block's sums, and their denominator.
 struct Shares {
-  float factor[kMaxSplits][kRows], denominator[kRows];
+  float factor[kMaxCluster][kRows], denominator[kRows];
 };
 
 struct alignas(1024) Shared {
@@ -325,9 +325,9 @@ __device__ __forceinline__ void weigh_blocks(const AttentionParams& p, const Wor
   const uint32_t own_largest = ptx::shared_address(&shared.largest[row]),
                  own_denominator = ptx::shared_address(&shared.denominator[row]);
   const float sink = p.sinks != nullptr ? p.sinks[head] * kLog2e : -INFINITY;
-  float most[kMaxSplits], share[kMaxSplits], largest = sink;
+  float most[kMaxCluster], share[kMaxCluster], largest = sink;
 #pragma unroll
-  for (int j = 0; j < kMaxSplits; ++j) {
+  for (int j = 0; j < kMaxCluster; ++j) {
     most[j] = -INFINITY, share[j] = 0;
     if (j < work.splits) most[j] = ptx::ld_cluster(ptx::map_cluster(own_largest, j)) * p.scale_log2;
     if (j < work.splits) share[j] = ptx::ld_cluster(ptx::map_cluster(own_denominator, j));
@@ -336,7 +336,7 @@ __device__ __forceinline__ void weigh_blocks(const AttentionParams& p, const Wor
   for (const float x : most) largest = fmaxf(largest, x);
   float denominator = p.sinks != nullptr ? ex2(sink - largest) : 0;
 #pragma unroll
-  for (int j = 0; j < kMaxSplits; ++j) {
+  for (int j = 0; j < kMaxCluster; ++j) {
     const float factor = share[j] == 0 ? 0 : ex2(most[j] - largest);  // 0: no key, and sums of 0
     denominator += factor * share[j];
     shared.shares.factor[j][row] = factor;

@@ -47,6 +47,7 @@ struct AttentionParams {
 };
 
 constexpr float kLog2e = 1.44269504f;
+constexpr int kMaxCluster = 16;  // blocks
 
 // splits: blocks per cluster, for blocks of 4 warps; max_keys: upper bound on the number of a row's keys.
 void launch_attention_decode(const AttentionParams& p, int splits, int64_t max_keys);

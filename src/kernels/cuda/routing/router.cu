@@ -168,7 +168,7 @@ struct ChooseArgs {
   RoutingRule rule;
   const float* logits;  // [T, E]
   int num_tokens;
-  int team;  // warps that compute a token's scores, of which the first one chooses: 1, or all of a block's
+  int team;  // warps per token: 1, or all of a block; they compute its scores, and the first one chooses
   Choices out;
 };
 
@@ -303,12 +303,10 @@ void cuda_route(const DeviceRouterArgs& args) {
   FP4MOE_CHECK(args.hidden_size % kChunk == 0 && args.rule.num_experts <= kMaxDeviceExperts &&
                    args.rule.top_k <= kMaxDeviceTopk,
                "unsupported router sizes");
-  FP4MOE_CHECK(args.direct == nullptr || (args.norm != nullptr && cuda_route_fuses_norm(args)),
-               "only the launch that also norms the rows sends them");
-  if (args.norm != nullptr) {
-    if (cuda_route_fuses_norm(args)) return norm_route(args);
-    cuda::rms_norm_rows(*args.norm);
-  }
+  const bool fuses_norm = args.norm != nullptr && cuda_route_fuses_norm(args);
+  FP4MOE_CHECK(args.direct == nullptr || fuses_norm, "only the launch that also norms the rows sends them");
+  if (fuses_norm) return norm_route(args);
+  if (args.norm != nullptr) cuda::rms_norm_rows(*args.norm);
   router_gate(args);
   router_choose(args);
 }
