@@ -8,7 +8,7 @@
 // Bytes:     8 per rotated element; 4 + 2 (bf16 pages) or 4 + 1 (E4M3) per stored element.
 // Bound:     HBM; at T = 1, latency.
 // Numerics:  the angle is rounded to f32, as in the models' training code, before sincosf; products and sums
-//            in f32.
+//            in f32. A row's results do not depend on the number of rows.
 #include "kernels/cuda/dense_kernels.h"
 #include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
@@ -60,6 +60,12 @@ __device__ Turn turn_of(const RopeKernelArgs& a, int64_t position, int pair) {
   sincosf(angle, &turn.sine, &turn.cosine);
   turn.cosine *= a.attention_factor, turn.sine *= a.attention_factor;
   return turn;
+}
+
+__device__ __forceinline__ void turn_pair(const Turn& turn, float& low, float& high) {
+  const float x = low;
+  low = __fmaf_rn(x, turn.cosine, -__fmul_rn(high, turn.sine));
+  high = __fmaf_rn(high, turn.cosine, __fmul_rn(x, turn.sine));
 }
 
 __device__ void store(const Heads& heads, int64_t at, float value) {
@@ -120,9 +126,10 @@ __device__ void do_head(const RopeKernelArgs& a, const Head& head, const Row& ro
   const int half = heads.is_turned ? a.half : 0;
   for (int i = static_cast<int>(threadIdx.x); i < half; i += kPairLanes) {
     const Turn turn = i < kPairLanes ? row.turn : turn_of(a, row.position, i);
-    const float low = element(i), high = element(i + half);
-    head.put(i, low * turn.cosine - high * turn.sine);
-    head.put(i + half, high * turn.cosine + low * turn.sine);
+    float low = element(i), high = element(i + half);
+    turn_pair(turn, low, high);
+    head.put(i, low);
+    head.put(i + half, high);
   }
   if (!heads.is_stored && weight == nullptr) return;
   for (int i = 2 * half + static_cast<int>(threadIdx.x); i < heads.head_dim; i += kPairLanes)
@@ -155,9 +162,7 @@ __device__ void do_held_head(const RopeKernelArgs& a, const Head& head, const Ro
 #pragma unroll
     for (int j = 0; j < kPairs; ++j) {
       const Turn turn = j == 0 ? row.turn : turn_of(a, row.position, lane + j * kPairLanes);
-      const float low = v[j], high = v[j + kPairs];
-      v[j] = low * turn.cosine - high * turn.sine;
-      v[j + kPairs] = high * turn.cosine + low * turn.sine;
+      turn_pair(turn, v[j], v[j + kPairs]);
     }
   const int changed = heads.is_stored || weight != nullptr ? heads.head_dim : 2 * kPairs * kPairLanes;
 #pragma unroll
@@ -192,7 +197,95 @@ __global__ void __launch_bounds__(kPairLanes* kHeadLanes)
   }
 }
 
-// Returns the kernel for these heads; the number of rows does not matter.
+// For many rows: a block computes its row's rotation once, and a thread processes four pairs of a head at a
+// time, with wide loads and stores.
+constexpr int kRowThreads = 256, kQuad = 4, kMostHalf = 128;
+constexpr int64_t kManyRows = 128;
+
+// Whether rope_rows_kernel can process these heads.
+bool has_quads(const RopeKernelArgs& a) {
+  if (kRowThreads * kQuad % std::max(a.half, 1) != 0 || a.half % kQuad != 0 || a.half > kMostHalf)
+    return false;
+  const auto is_whole = [](const void* data, int64_t row_stride, int64_t head_stride) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride % kQuad == 0 && head_stride % kQuad == 0;
+  };
+  return std::ranges::all_of(a.parts, [&](const Heads& part) {
+    return part.num_heads == 0 ||
+           (part.head_dim == 2 * a.half && part.norm_weight == nullptr &&
+            is_whole(part.x, part.row_stride, part.head_stride) &&
+            (part.is_stored ? is_whole(part.pages.data, part.pages.row_stride, part.page_column)
+                            : is_whole(part.out, part.out_row_stride, part.out_head_stride)));
+  });
+}
+
+__device__ __forceinline__ void store_quad(const Heads& heads, int64_t at, const float (&v)[kQuad]) {
+  void* const data = heads.pages.data;
+  const float inverse = heads.inverse;
+  if (heads.pages.dtype == DType::kF32)
+    *reinterpret_cast<float4*>(static_cast<float*>(data) + at) = make_float4(v[0], v[1], v[2], v[3]);
+  else if (heads.pages.dtype == DType::kF8E4M3)
+    *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(data) + at) =
+        ptx::e4m3_pair(v[0] * inverse, v[1] * inverse) | ptx::e4m3_pair(v[2] * inverse, v[3] * inverse) << 16;
+  else
+    *reinterpret_cast<uint2*>(static_cast<bf16*>(data) + at) = {ptx::bf16_pair(v[0], v[1]),
+                                                                ptx::bf16_pair(v[2], v[3])};
+}
+
+__global__ void __launch_bounds__(kRowThreads) rope_rows_kernel(const __grid_constant__ RopeKernelArgs a) {
+  __shared__ Turn shared_turns[kMostHalf];
+  __shared__ int64_t shared_places[3];  // where a part's first head begins in its pages; -1: not stored
+  __shared__ int64_t shared_steps[3];   // from one of its heads to the next
+  ptx::grid_dependents_launch();
+  const int thread = static_cast<int>(threadIdx.x), lanes = a.half / kQuad;  // lanes per head
+  const int64_t t = blockIdx.x, position = __ldg(a.positions + t);
+  if (thread < a.half) shared_turns[thread] = turn_of(a, position, thread);
+  if (thread < 3) {
+    const Heads& part = a.parts[thread];
+    int64_t place = -1;
+    if (part.is_stored)
+      if (const int32_t sequence = __ldg(a.row_sequence + t); sequence >= 0) {
+        const int32_t* const table = a.page_table + sequence * a.max_pages;
+        place = part.pages.offset(table, 0, position);
+        shared_steps[thread] = part.pages.offset(table, 1, position) - place;
+        place += part.page_column;
+      }
+    shared_places[thread] = place;
+  }
+  __syncthreads();
+  const int column = thread % lanes * kQuad;
+  Turn turns[kQuad];
+#pragma unroll
+  for (int j = 0; j < kQuad; ++j) turns[j] = shared_turns[column + j];
+  ptx::grid_dependency_wait();
+  int head = thread / lanes;
+#pragma unroll
+  for (int p = 0; p < 3; ++p) {
+    const Heads& part = a.parts[p];
+    const int64_t place = shared_places[p];
+    for (; head < part.num_heads; head += kRowThreads / lanes) {
+      if (part.is_stored && place < 0) continue;
+      const float* const x = part.x + t * part.row_stride + head * part.head_stride + column;
+      const float4 lows = __ldcg(reinterpret_cast<const float4*>(x));
+      const float4 highs = __ldcg(reinterpret_cast<const float4*>(x + a.half));
+      float low[kQuad] = {lows.x, lows.y, lows.z, lows.w}, high[kQuad] = {highs.x, highs.y, highs.z, highs.w};
+      if (part.is_turned)
+#pragma unroll
+        for (int j = 0; j < kQuad; ++j) turn_pair(turns[j], low[j], high[j]);
+      if (part.is_stored) {
+        const int64_t at = place + head * shared_steps[p] + column;
+        store_quad(part, at, low);
+        store_quad(part, at + a.half, high);
+      } else {
+        float* const out = part.out + t * part.out_row_stride + head * part.out_head_stride + column;
+        *reinterpret_cast<float4*>(out) = make_float4(low[0], low[1], low[2], low[3]);
+        *reinterpret_cast<float4*>(out + a.half) = make_float4(high[0], high[1], high[2], high[3]);
+      }
+    }
+    head -= part.num_heads;
+  }
+}
+
+// Returns rope_kernel for these heads.
 template <int kElements>
 auto kernel_of(int half) {
   switch (half) {
@@ -216,6 +309,8 @@ auto kernel_of(const RopeKernelArgs& args) {
 void launch_rope(const char* name, const RopeKernelArgs& args, int64_t num_tokens) {
   int num_heads = 0;
   for (const Heads& part : args.parts) num_heads += part.num_heads;
+  if (num_tokens >= kManyRows && has_quads(args))
+    return launch(name, rope_rows_kernel, {dim3(static_cast<unsigned>(num_tokens)), dim3(kRowThreads)}, args);
   launch(name, kernel_of(args),
          {dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(ceil_div(num_heads, kHeadLanes))),
           dim3(kPairLanes, kHeadLanes)},

@@ -128,6 +128,67 @@ TEST_P(RopeCuda, TurnsAndStores) {
 INSTANTIATE_TEST_SUITE_P(, RopeCuda, testing::Bool(),
                          [](const auto& p) { return std::string(p.param ? "Fused" : "OneByOne"); });
 
+// Many rows at once have a kernel of their own: the same bits as a hundred rows at a time.
+class ManyRowsCuda : public DenseOpsCuda {
+ protected:
+  static constexpr int kPageSize = 16, kMaxPages = 40;
+
+  struct Result {
+    std::vector<float> rows;
+    std::vector<uint8_t> k, v;
+    bool operator==(const Result&) const = default;
+  };
+  Result turn(int head_dim, DType dtype, int64_t rows_at_once) {
+    constexpr int64_t kRows = 611;
+    constexpr int kQueries = 5, kKeys = 2, kHeads = kQueries + 2 * kKeys;
+    const int64_t stride = kHeads * head_dim;
+    Random random(12);
+    const DeviceArray<float> x(random.normal(kRows * stride));
+    std::vector<float> freq;
+    for (int i = 0; i < head_dim / 2; ++i) freq.push_back(std::pow(10000.0f, -2.0f * i / head_dim));
+    std::vector<int64_t> positions;
+    std::vector<int32_t> sequence, page_table;
+    for (int64_t t = 0; t < kRows; ++t)
+      positions.push_back(t % 500), sequence.push_back(t % 100 == 99 ? -1 : t < 500 ? 0 : 1);
+    for (int i = 0; i < 2 * kMaxPages; ++i) page_table.push_back((7 * i + 3) % (2 * kMaxPages));
+    const DeviceArray<float> device_freq(freq);
+    const DeviceArray<int64_t> device_positions(positions);
+    const DeviceArray<int32_t> device_sequence(sequence), device_table(page_table);
+    const std::vector<uint8_t> empty(static_cast<size_t>(2 * kMaxPages * kKeys * kPageSize * head_dim) * 4,
+                                     0x11);
+    const DeviceArray<uint8_t> k(empty), v(empty);
+    for (int64_t first = 0; first < kRows; first += rows_at_once) {
+      const int64_t rows = std::min(rows_at_once, kRows - first);
+      const DeviceBatch batch{.num_rows = rows,
+                              .num_sequences = 2,
+                              .max_pages = kMaxPages,
+                              .positions = device_positions.data() + first,
+                              .row_sequence = device_sequence.data() + first,
+                              .page_table = device_table.data()};
+      float* const at = x.data() + first * stride;
+      const RopeArgs q{at,     batch.positions, device_freq.data(), 1.25f,   rows,
+                       stride, kQueries,        head_dim,           head_dim};
+      RopeArgs key = q;
+      key.x = at + kQueries * head_dim, key.num_heads = kKeys;
+      const KvPages k_pages{
+          k.data(), dtype, kKeys, kPageSize, head_dim, 0, dtype == DType::kF8E4M3 ? 0.02f : 1};
+      KvPages v_pages = k_pages;
+      v_pages.data = v.data();
+      cuda::rope_kv({q, key, {key.x, key.x + kKeys * head_dim, stride, k_pages, v_pages, {}, &batch}}, pool_);
+      ops_.rope(q, pool_);
+    }
+    wait();
+    return {x.values(), k.values(), v.values()};
+  }
+};
+
+TEST_F(ManyRowsCuda, SameBits) {
+  for (const int head_dim : {16, 64, 128, 256})
+    for (const DType dtype : {DType::kBF16, DType::kF32, DType::kF8E4M3})
+      EXPECT_TRUE(turn(head_dim, dtype, 611) == turn(head_dim, dtype, 100))
+          << head_dim << " elements per head, pages of " << dtype_name(dtype);
+}
+
 // MLA's rows before attention: keys of a latent and a rotary part, queries of a part that stays and a rotary
 // part. The last row is padding and is not stored.
 struct LatentCase {
