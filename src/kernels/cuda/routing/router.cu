@@ -52,11 +52,11 @@ struct GateArgs {
 // any order in the fragments if it is the same for both operands: lane q of four has columns 8 q ... 8 q + 7.
 template <int kExperts, int kTokens>
 struct GateTile {
+  using Weights = uint4[kExperts][2];
   float sum[kExperts][kTokens][4] = {};
 
-  __device__ void add_chunk(const GateArgs& a, int first_expert, int first_token, int chunk) {
+  static __device__ void load_weights(const GateArgs& a, int first_expert, int chunk, Weights& w) {
     const int lane = threadIdx.x % 32, g = lane / 4, col = chunk * kChunk + lane % 4 * 8;
-    uint4 w[kExperts][2];
     const uint4 zero = {0, 0, 0, 0};
 #pragma unroll
     for (int i = 0; i < kExperts; ++i)
@@ -67,6 +67,10 @@ struct GateTile {
                                           a.weight + static_cast<int64_t>(e) * a.hidden_size + col))
                                     : zero;
       }
+  }
+
+  __device__ void add_chunk(const GateArgs& a, const Weights& w, int first_token, int chunk) {
+    const int lane = threadIdx.x % 32, g = lane / 4, col = chunk * kChunk + lane % 4 * 8;
 #pragma unroll
     for (int j = 0; j < kTokens; ++j) {
       const int t = first_token + j * 8 + g;
@@ -116,19 +120,30 @@ __device__ void wait_for_earlier_kernels() {
 template <int kExperts, int kTokens>
 __global__ void __launch_bounds__(kGateWarps * 32) gate_kernel(const __grid_constant__ GateArgs a) {
   constexpr int kValues = kExperts * kTokens * 4;
+  constexpr int kHeld = kTokens == 1 ? 4 : 1;  // chunks whose weights are requested before the rows are ready
   __shared__ float shared[kGateWarps][kValues * 32];
-  wait_for_earlier_kernels();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int expert_warp = warp % a.expert_warps, slice = warp / a.expert_warps;
   const int slices = kGateWarps / a.expert_warps, splits = static_cast<int>(gridDim.z);
   const int first_expert = (blockIdx.x * a.expert_warps + expert_warp) * 16 * kExperts;
   const int first_token = blockIdx.y * 8 * kTokens;
   GateTile<kExperts, kTokens> tile;
-  if (first_expert < a.num_experts) {
-    const int chunks = a.hidden_size / kChunk, step = slices * splits;
+  const int chunks = first_expert < a.num_experts ? a.hidden_size / kChunk : 0, step = slices * splits;
+  const int first_chunk = blockIdx.z * slices + slice;
+  typename GateTile<kExperts, kTokens>::Weights held[kHeld];
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (const int chunk = first_chunk + i * step; chunk < chunks)
+      tile.load_weights(a, first_expert, chunk, held[i]);
+  wait_for_earlier_kernels();
+#pragma unroll
+  for (int i = 0; i < kHeld; ++i)
+    if (const int chunk = first_chunk + i * step; chunk < chunks)
+      tile.add_chunk(a, held[i], first_token, chunk);
 #pragma unroll 2
-    for (int chunk = blockIdx.z * slices + slice; chunk < chunks; chunk += step)
-      tile.add_chunk(a, first_expert, first_token, chunk);
+  for (int chunk = first_chunk + kHeld * step; chunk < chunks; chunk += step) {
+    tile.load_weights(a, first_expert, chunk, held[0]);
+    tile.add_chunk(a, held[0], first_token, chunk);
   }
 #pragma unroll
   for (int i = 0; i < kValues; ++i)
