@@ -56,8 +56,7 @@ struct E4m3Pages {
     ptx::mma_f16(c, a, b0, b1);
   }
   __device__ __forceinline__ static uint32_t four_codes(const float* x, float inverse) {
-    return ptx::e4m3_pair(x[0] * inverse, x[1] * inverse) | ptx::e4m3_pair(x[2] * inverse, x[3] * inverse)
-                                                                << 16;
+    return ptx::e4m3_word(x[0] * inverse, x[1] * inverse, x[2] * inverse, x[3] * inverse);
   }
   __device__ __forceinline__ static Chunk pack(const float (&x)[8], float inverse) {
     return {four_codes(x, inverse), four_codes(x + 4, inverse)};

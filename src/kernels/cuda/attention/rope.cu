@@ -13,7 +13,6 @@
 #include "kernels/cuda/ptx/block_norm.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_e4m3.cuh"
-#include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 
 namespace fp4moe::cuda {
@@ -218,17 +217,16 @@ bool has_quads(const RopeKernelArgs& a) {
   });
 }
 
-__device__ __forceinline__ void store_quad(const Heads& heads, int64_t at, const float (&v)[kQuad]) {
+__device__ __forceinline__ void store_quad(const Heads& heads, int64_t at, const float4& v) {
   void* const data = heads.pages.data;
   const float inverse = heads.inverse;
   if (heads.pages.dtype == DType::kF32)
-    *reinterpret_cast<float4*>(static_cast<float*>(data) + at) = make_float4(v[0], v[1], v[2], v[3]);
+    *reinterpret_cast<float4*>(static_cast<float*>(data) + at) = v;
   else if (heads.pages.dtype == DType::kF8E4M3)
     *reinterpret_cast<uint32_t*>(static_cast<uint8_t*>(data) + at) =
-        ptx::e4m3_pair(v[0] * inverse, v[1] * inverse) | ptx::e4m3_pair(v[2] * inverse, v[3] * inverse) << 16;
+        ptx::e4m3_word(v.x * inverse, v.y * inverse, v.z * inverse, v.w * inverse);
   else
-    *reinterpret_cast<uint2*>(static_cast<bf16*>(data) + at) = {ptx::bf16_pair(v[0], v[1]),
-                                                                ptx::bf16_pair(v[2], v[3])};
+    *reinterpret_cast<uint2*>(static_cast<bf16*>(data) + at) = bf16_words(v);
 }
 
 __global__ void __launch_bounds__(kRowThreads) rope_rows_kernel(const __grid_constant__ RopeKernelArgs a) {
@@ -265,20 +263,20 @@ __global__ void __launch_bounds__(kRowThreads) rope_rows_kernel(const __grid_con
     for (; head < part.num_heads; head += kRowThreads / lanes) {
       if (part.is_stored && place < 0) continue;
       const float* const x = part.x + t * part.row_stride + head * part.head_stride + column;
-      const float4 lows = __ldcg(reinterpret_cast<const float4*>(x));
-      const float4 highs = __ldcg(reinterpret_cast<const float4*>(x + a.half));
-      float low[kQuad] = {lows.x, lows.y, lows.z, lows.w}, high[kQuad] = {highs.x, highs.y, highs.z, highs.w};
-      if (part.is_turned)
-#pragma unroll
-        for (int j = 0; j < kQuad; ++j) turn_pair(turns[j], low[j], high[j]);
+      float4 low = __ldcg(reinterpret_cast<const float4*>(x));
+      float4 high = __ldcg(reinterpret_cast<const float4*>(x + a.half));
+      if (part.is_turned) {
+        turn_pair(turns[0], low.x, high.x), turn_pair(turns[1], low.y, high.y);
+        turn_pair(turns[2], low.z, high.z), turn_pair(turns[3], low.w, high.w);
+      }
       if (part.is_stored) {
         const int64_t at = place + head * shared_steps[p] + column;
         store_quad(part, at, low);
         store_quad(part, at + a.half, high);
       } else {
         float* const out = part.out + t * part.out_row_stride + head * part.out_head_stride + column;
-        *reinterpret_cast<float4*>(out) = make_float4(low[0], low[1], low[2], low[3]);
-        *reinterpret_cast<float4*>(out + a.half) = make_float4(high[0], high[1], high[2], high[3]);
+        *reinterpret_cast<float4*>(out) = low;
+        *reinterpret_cast<float4*>(out + a.half) = high;
       }
     }
     head -= part.num_heads;

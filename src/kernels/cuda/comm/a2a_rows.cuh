@@ -108,8 +108,8 @@ template <class T>
 using Raw = decltype(load_raw(static_cast<const T*>(nullptr), 0));
 
 __device__ __forceinline__ void store_piece(E4m3* p, const RowPiece& s) {
-  *reinterpret_cast<uint2*>(p) = {ptx::e4m3_pair(s.v[0], s.v[1]) | ptx::e4m3_pair(s.v[2], s.v[3]) << 16,
-                                  ptx::e4m3_pair(s.v[4], s.v[5]) | ptx::e4m3_pair(s.v[6], s.v[7]) << 16};
+  *reinterpret_cast<uint2*>(p) = {ptx::e4m3_word(s.v[0], s.v[1], s.v[2], s.v[3]),
+                                  ptx::e4m3_word(s.v[4], s.v[5], s.v[6], s.v[7])};
 }
 
 // Rounds a result as if it had returned as T.

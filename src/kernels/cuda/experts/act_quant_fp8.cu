@@ -74,8 +74,8 @@ __device__ uint4 fp8_codes(const float (&v)[kPiece], float inverse) {
   uint32_t words[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    words[i] = ptx::e4m3_pair(v[4 * i] * inverse, v[4 * i + 1] * inverse) |
-               ptx::e4m3_pair(v[4 * i + 2] * inverse, v[4 * i + 3] * inverse) << 16;
+    words[i] = ptx::e4m3_word(v[4 * i] * inverse, v[4 * i + 1] * inverse, v[4 * i + 2] * inverse,
+                              v[4 * i + 3] * inverse);
   return {words[0], words[1], words[2], words[3]};
 }
 

@@ -14,6 +14,11 @@ __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
   return pair;
 }
 
+// The same for four values; the first is in the lowest byte.
+__device__ __forceinline__ uint32_t e4m3_word(float x, float y, float z, float w) {
+  return e4m3_pair(x, y) | e4m3_pair(z, w) << 16;
+}
+
 // Converts four e4m3 bytes to f16, exactly: the first two to `first` and the last two to `last`.
 __device__ __forceinline__ void widen(uint32_t bytes, uint32_t& first, uint32_t& last) {
   asm("{.reg .b16 low, high; mov.b32 {low, high}, %2; cvt.rn.f16x2.e4m3x2 %0, low; "
