@@ -132,7 +132,7 @@ def main():
     expected = {"texts": texts, "tokenizers": {}}
     for name, make in CONFIGS.items():
         path = DATA / f"tokenizer_{name}.json"
-        path.write_text(json.dumps(make(), separators=(",", ":")) + "\n")
+        path.write_text(json.dumps(make(), separators=(",", ":"), ensure_ascii=False) + "\n", encoding="utf-8")
         tokenizer = Tokenizer.from_file(str(path))
         rng = random.Random(11)
         decoded = [(ids, tokenizer.decode(ids, skip_special_tokens=False), tokenizer.decode(ids, skip_special_tokens=True))

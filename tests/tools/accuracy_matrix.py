@@ -28,6 +28,8 @@ RUNNERS = {
     NVFP4: ["flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm", "marlin", "auto"],
     MXFP4: ["flashinfer_mxfp4", "triton_kernel", "marlin", "auto"],
 }
+# Of a row in the output, as in the table of docs/backends.md.
+COLUMNS = ("model", "runner", "a2a", "tp", "ep", "dp", "fabric", "flags", "form", "questions", "score")
 FORMS = {"gsm8k": "gsm8k_form.jsonl", "gpqa": "gpqa_form.csv"}
 DP = ["--enable-dp-attention", "--enable-dp-lm-head"]
 
@@ -166,9 +168,10 @@ def main():
     results.sort(key=lambda x: (describe(x), x["form"]))
     if a.output:
         with open(a.output, "w") as file:
-            json.dump({"date": datetime.date.today().isoformat(), "cores": os.cpu_count(), "machine": platform.machine(),
-                       "commit": a.commit, "rows": results}, file, indent=1)
-            file.write("\n")
+            head = {"date": datetime.date.today().isoformat(), "cores": os.cpu_count(), "machine": platform.machine(),
+                    "commit": a.commit}
+            rows = [json.dumps([x[column] for column in COLUMNS], separators=(",", ":")) for x in results]
+            file.write(json.dumps(head, separators=(",", ":"))[:-1] + ',"rows":[\n' + ",\n".join(rows) + "]}\n")
     print(f"{len(results)} of {len(tasks)} rows ran, {len(failed)} failed; lowest score "
           f"{min((x['score'] for x in results), default=0):.3f}")
     return 1 if failed or not results else 0

@@ -1,5 +1,6 @@
 // Generates docs/backends.md from the backend table.
-#include <cstdio>
+#include <fmt/format.h>
+
 #include <map>
 
 #include "inspect/backend_matrix.h"
@@ -82,6 +83,16 @@ std::string flags_section() {
   return text;
 }
 
+// Returns a score, a number, a name or a list of flags as text.
+std::string cell(const nlohmann::json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_number_float()) return fmt::format("{:.3f}", value.get<double>());
+  if (!value.is_array()) return value.dump();
+  std::string flags;
+  for (const nlohmann::json& flag : value) flags += (flags.empty() ? "" : " ") + flag.get<std::string>();
+  return flags;
+}
+
 // Writes one line per row of `scores`; a row has the score of one prompt form.
 std::string scores_section(const nlohmann::json& scores) {
   std::string text = "## Accuracy\n\n";
@@ -92,17 +103,8 @@ std::string scores_section(const nlohmann::json& scores) {
           "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
   for (const nlohmann::json& row : scores.at("rows")) {
     text += "|";
-    for (const char* key : {"model", "runner", "a2a", "tp", "ep", "dp", "fabric"}) {
-      const nlohmann::json& value = row.at(key);
-      text += " " + (value.is_string() ? value.get<std::string>() : value.dump()) + " |";
-    }
-    std::string flags;
-    for (const nlohmann::json& flag : row.at("flags"))
-      flags += (flags.empty() ? "" : " ") + flag.get<std::string>();
-    char numbers[64];
-    std::snprintf(numbers, sizeof numbers, "%d | %.3f |", row.at("questions").get<int>(),
-                  row.at("score").get<double>());
-    text += " " + flags + " | " + row.at("form").get<std::string>() + " | " + numbers + "\n";
+    for (const nlohmann::json& value : row) text += " " + cell(value) + " |";
+    text += "\n";
   }
   return text;
 }
