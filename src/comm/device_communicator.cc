@@ -14,13 +14,16 @@
 namespace fp4moe {
 namespace {
 
+// With fewer rows, waiting twice takes longer than the bytes that shares save.
+constexpr int64_t kLeastSharedRows = 512;
+
 constexpr int64_t align128(int64_t bytes) { return (bytes + 127) / 128 * 128; }
 
 }  // namespace
 
 CommLayout DeviceRegion::layout(int num_ranks) const {
   return comm_layout(num_ranks, align128(word_bytes), align128(gather_bytes), align128(exchange_bytes),
-                     is_staged);
+                     is_staged, align128(normed_bytes));
 }
 
 int64_t DeviceRegion::num_bytes(int num_ranks) const { return layout(num_ranks).num_bytes; }
@@ -32,7 +35,7 @@ int64_t two_shot_bytes(int num_ranks) {
 }
 
 int64_t sum_word_bytes(int num_ranks) {
-  constexpr int64_t kOperand = 16 << 20;  // in two exchanges, each rank has a part of it
+  constexpr int64_t kOperand = 24 << 20;  // in two exchanges, each rank has a part of it
   return num_ranks <= 2 ? kOperand : kOperand / num_ranks;
 }
 
@@ -190,8 +193,57 @@ void DeviceCommunicator::add_normed(const CommOp& op, const float* partial, cons
   }
 }
 
+bool DeviceCommunicator::shares_norm(int64_t rows, int64_t cols) const {
+  return shares_memory() && size() > 1 && rows >= kLeastSharedRows && cols % 4 == 0 &&
+         cols <= kMaxNormedCols && rows * cols * int64_t{sizeof(bf16)} <= normed_bytes() &&
+         cols <= max_sum_elements(group_, bf16_partials_, false);
+}
+
+std::vector<int64_t> DeviceCommunicator::row_shares(int64_t rows) const {
+  std::vector<int64_t> first;
+  for (int r = 0; r <= size(); ++r)
+    first.push_back(rehearses_ ? (r <= rank() ? 0 : rows) : rows * r / size());
+  return first;
+}
+
+void DeviceCommunicator::sum_norm_shares(const CommOp& op, const float* partial, float* out,
+                                         const RmsNormArgs& norm, std::span<const int64_t> first) const {
+  add_shares(op, partial, nullptr, out, norm, first);
+}
+void DeviceCommunicator::sum_norm_shares(const CommOp& op, const MoeCombineArgs& experts, float* out,
+                                         const RmsNormArgs& norm, std::span<const int64_t> first) const {
+  add_shares(op, nullptr, &experts, out, norm, first);
+}
+
+// One of `partial` and `experts` is null. A rank receives the words of as many rows of its share at a time as
+// fit in the heap.
+void DeviceCommunicator::add_shares(const CommOp& op, const float* partial, const MoeCombineArgs* experts,
+                                    float* out, const RmsNormArgs& norm,
+                                    std::span<const int64_t> first) const {
+  check_stream();
+  FP4MOE_CHECK(std::ssize(first) == size() + 1, "there must be one share per rank");
+  const CommGroup group = view();
+  ReduceNormGatherArgs args{.group = group,
+                            .op = op,
+                            .partial = partial,
+                            .experts = experts,
+                            .out = out,
+                            .norm = norm,
+                            .bf16_partials = bf16_partials_};
+  const auto shares = rehearses_ ? first.subspan(static_cast<size_t>(rank()), 2) : first;
+  std::copy(shares.begin(), shares.end(), args.first);
+  int64_t rows = 0;
+  for (size_t r = 1; r < shares.size(); ++r) rows = std::max(rows, shares[r] - shares[r - 1]);
+  const int64_t most = max_sum_elements(group, bf16_partials_, false) / norm.out_act.cols;
+  for (; args.skipped < rows; args.skipped += most) {
+    args.rows = std::min(most, rows - args.skipped);
+    ops_->reduce_norm_gather(args);
+  }
+}
+
 void DeviceCommunicator::gather_columns(const CommOp& op, const void* mine, int64_t rows,
-                                        std::span<const int64_t> first, void* out) const {
+                                        std::span<const int64_t> first, void* out,
+                                        std::optional<int64_t> pitch) const {
   check_stream();
   FP4MOE_CHECK(std::ssize(first) == size() + 1, "there must be one part per rank");
   const int64_t my_bytes = first[static_cast<size_t>(rank() + 1)] - first[static_cast<size_t>(rank())];
@@ -205,13 +257,34 @@ void DeviceCommunicator::gather_columns(const CommOp& op, const void* mine, int6
     GatherArgs args{.group = group,
                     .op = op,
                     .mine = static_cast<const uint8_t*>(mine) + row * my_bytes,
-                    .out = static_cast<uint8_t*>(out) + row * row_bytes,
+                    .out = static_cast<uint8_t*>(out) + row * pitch.value_or(row_bytes),
+                    .pitch = pitch.value_or(row_bytes),
                     .rows = std::min(most, rows - row)};
     if (rehearses_)
       args.first[1] = my_bytes;
     else
       std::copy(first.begin(), first.end(), args.first);
     ops_->gather(args);
+  }
+}
+
+void DeviceCommunicator::gather_shares(const CommOp& op, const GatherRowsArgs& rows,
+                                       std::span<const int64_t> first) const {
+  check_stream();
+  FP4MOE_CHECK(std::ssize(first) == size() + 1, "there must be one share per rank");
+  const CommGroup group = view();
+  const auto shares = rehearses_ ? first.subspan(static_cast<size_t>(rank()), 2) : first;
+  const int64_t most = group.layout.gather_bytes / rows.row_bytes;
+  for (int64_t row = 0; row < rows.num_rows; row += most) {
+    GatherSharesArgs args{.group = group,
+                          .op = op,
+                          .x = rows.x,
+                          .out = static_cast<uint8_t*>(rows.out) + row * rows.row_bytes,
+                          .rows = rows.rows + row,
+                          .num_rows = std::min(most, rows.num_rows - row),
+                          .row_bytes = rows.row_bytes};
+    std::copy(shares.begin(), shares.end(), args.first);
+    ops_->gather_shares(args);
   }
 }
 

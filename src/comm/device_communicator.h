@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/buffer.h"
 #include "device/peer_heap.h"
@@ -24,6 +25,7 @@ struct DeviceRegion {
   int64_t offset = 0;        // bytes, in the heap; a multiple of 128
   int64_t word_bytes = 0;    // largest operand of one exchange of a sum
   int64_t gather_bytes = 0;  // largest output of one gather; larger outputs are gathered some rows at a time
+  int64_t normed_bytes = 0;  // rows of one sum_norm_shares()
   int64_t exchange_bytes = 0;  // rows and results of a2a rounds
   bool is_staged = false;      // for make_staged()
 
@@ -34,10 +36,11 @@ struct DeviceRegion {
 // Returns the bytes of f32 from which a sum in two exchanges is faster than a sum in one, according to a
 // model of NVLink.
 int64_t two_shot_bytes(int num_ranks);
-// Returns DeviceRegion::word_bytes for sums of any size, which are split into operands of up to 16 MiB. In
+// Returns DeviceRegion::word_bytes for sums of any size, which are split into operands of up to 24 MiB. In
 // two exchanges, each rank has a part of an operand.
 int64_t sum_word_bytes(int num_ranks);
 
+// Large because all operations of a group are here.
 class DeviceCommunicator {
  public:
   // Makes the communicator of rank `rank` in the group of the heap's ranks [first_rank, first_rank +
@@ -75,16 +78,37 @@ class DeviceCommunicator {
   void add_all_reduced_norm(const CommOp& op, const MoeCombineArgs& experts, float* out,
                             const RmsNormArgs& norm) const;
   bool fuses_norm(int64_t rows, int64_t cols) const;
+
+  // The region's memory for normed rows, with room for normed_bytes(). A model can keep its rows there at all
+  // times: peers store into it only in sum_norm_shares().
+  void* normed_rows() const { return group_.regions[group_.rank] + group_.layout.normed; }
+  int64_t normed_bytes() const { return group_.layout.normed_bytes; }
+  // Whether many rows are summed faster by sum_norm_shares(), which then is legal.
+  bool shares_norm(int64_t rows, int64_t cols) const;
+  // How the ranks share `rows` rows, as even as possible: [size + 1], the first row of each rank, and `rows`.
+  // In a rehearsal this rank has all rows.
+  std::vector<int64_t> row_shares(int64_t rows) const;
+  // add_all_reduced_norm() with the same bits, except that of `out` and norm.out_f32 only this rank's rows
+  // are written: [first[rank], first[rank + 1]). norm.out_act [T, H] is normed_rows(), and gets all rows.
+  void sum_norm_shares(const CommOp& op, const float* partial, float* out, const RmsNormArgs& norm,
+                       std::span<const int64_t> first) const;
+  void sum_norm_shares(const CommOp& op, const MoeCombineArgs& experts, float* out, const RmsNormArgs& norm,
+                       std::span<const int64_t> first) const;
   // Gathers `rows` rows. Rank r has the columns [first[r], first[r + 1]), given in bytes that are multiples
-  // of 4. `mine` is [rows, first[rank + 1] - first[rank]], `out` [rows, first[size]], in device memory.
+  // of 4. `mine` is [rows, first[rank + 1] - first[rank]], `out` [rows, first[size]], in device memory. If
+  // the ranks share memory, pitch can be the bytes between two rows of `out`, which are then apart.
   void gather_columns(const CommOp& op, const void* mine, int64_t rows, std::span<const int64_t> first,
-                      void* out) const;
+                      void* out, std::optional<int64_t> pitch = {}) const;
 
   // Gathers rows of row_bytes bytes, a multiple of 4. Rank r has the rows [first[r], first[r + 1]). `mine` is
   // [first[rank + 1] - first[rank], row_bytes], `out` [first[size], row_bytes], in device memory; `mine` may
   // point to this rank's rows in `out`.
   void gather_rows(const CommOp& op, const void* mine, int64_t row_bytes, std::span<const int64_t> first,
                    void* out) const;
+
+  // Gathers the rows of x [T, row_bytes] that rows.rows names. Rank r has the rows [first[r], first[r + 1])
+  // of x. The ranks share memory.
+  void gather_shares(const CommOp& op, const GatherRowsArgs& rows, std::span<const int64_t> first) const;
 
   // From now on, ranks round the partials of sums to bf16 and send these: half of the bytes. All ranks of the
   // group call it before the first operation. n must then be a multiple of 8.
@@ -120,6 +144,8 @@ class DeviceCommunicator {
   bool takes_two_shots(int64_t n) const;
   void add_normed(const CommOp& op, const float* partial, const MoeCombineArgs* experts, float* out,
                   const RmsNormArgs& norm, bool are_sent) const;
+  void add_shares(const CommOp& op, const float* partial, const MoeCombineArgs* experts, float* out,
+                  const RmsNormArgs& norm, std::span<const int64_t> first) const;
 
   const DeviceCommOps* ops_ = nullptr;
   int first_rank_ = 0;

@@ -48,21 +48,26 @@ struct CommLayout {
                          // kUnsent: not yet arrived
   int64_t sums = 0;      // [2][R * word_bytes]: f32 sums from other ranks, by parity; kUnsent as in `words`
   int64_t gather = 0;    // [2][gather_bytes]: by parity
+  int64_t normed = 0;    // [normed_bytes]: bf16 rows [T, H]; each is stored by the rank that norms it
   int64_t exchange = 0;  // rows and results of a2a rounds (kernels/device_a2a.h)
-  int64_t word_bytes = 0, gather_bytes = 0, exchange_bytes = 0;
+  int64_t word_bytes = 0, gather_bytes = 0, normed_bytes = 0, exchange_bytes = 0;
   int64_t num_bytes = 0;  // of the whole region
 };
 // Returns the layout of a region. The byte counts are multiples of 128. The region has no `sums` if num_ranks
 // is 2: a sum over two ranks takes one exchange. is_staged: the ranks do not share memory.
 constexpr CommLayout comm_layout(int num_ranks, int64_t word_bytes, int64_t gather_bytes,
-                                 int64_t exchange_bytes, bool is_staged = false) {
+                                 int64_t exchange_bytes, bool is_staged = false, int64_t normed_bytes = 0) {
   const int64_t buffers = is_staged ? 1 : 2;
-  CommLayout layout{.word_bytes = word_bytes, .gather_bytes = gather_bytes, .exchange_bytes = exchange_bytes};
+  CommLayout layout{.word_bytes = word_bytes,
+                    .gather_bytes = gather_bytes,
+                    .normed_bytes = normed_bytes,
+                    .exchange_bytes = exchange_bytes};
   layout.flags = 128;  // after the CommState
   layout.words = layout.flags + int64_t{num_ranks} * kMaxCommBlocks * int64_t{sizeof(uint32_t)};
   layout.sums = layout.words + buffers * num_ranks * word_bytes;
   layout.gather = layout.sums + (num_ranks > 2 && !is_staged ? 2 * num_ranks * word_bytes : 0);
-  layout.exchange = layout.gather + buffers * gather_bytes;
+  layout.normed = layout.gather + buffers * gather_bytes;
+  layout.exchange = layout.normed + normed_bytes;
   layout.num_bytes = layout.exchange + exchange_bytes;
   return layout;
 }
@@ -139,14 +144,42 @@ struct AllReduceNormArgs {
   const MoeCombineArgs* experts = nullptr;
 };
 
+// The same for many rows, which the ranks share: rank r adds and norms the rows [first[r], first[r + 1]), and
+// stores the normed rows on all ranks.
+struct ReduceNormGatherArgs {
+  const CommGroup& group;  // whose ranks share memory
+  CommOp op;
+  // One of them is null: the rank's partial sums of all rows, [T, H], or those of moe_combine() as above.
+  const float* partial = nullptr;
+  const MoeCombineArgs* experts = nullptr;
+  float* out = nullptr;  // [T, H]: the sums are added to the rank's own rows
+  // norm.x is out; out_act [T, H] is CommLayout::normed and receives all rows; out_f32 only the rank's own.
+  RmsNormArgs norm;
+  int64_t first[kMaxGroupRanks + 1] = {};
+  int64_t skipped = 0, rows = 0;  // the operation takes the rows [skipped, skipped + rows) of each share
+  bool bf16_partials = false;     // AllReduceArgs::bf16_partials
+};
+
 // Columns of rows are distributed over the ranks: rank r has the bytes [first[r], first[r + 1]) of each row.
 struct GatherArgs {
   const CommGroup& group;
   CommOp op;
-  const void* mine = nullptr;              // [rows][first[rank + 1] - first[rank]]
-  void* out = nullptr;                     // [rows][row_bytes]; one row: `mine` may be its own place in it
-  int64_t rows = 0;                        // rows * row_bytes <= gather_bytes
+  const void* mine = nullptr;  // [rows][first[rank + 1] - first[rank]]
+  void* out = nullptr;         // [rows][row_bytes]; one row: `mine` may be its own place in it
+  int64_t pitch = 0;           // bytes from one row of out to the next; any if the ranks share memory
+  int64_t rows = 0;            // rows * row_bytes <= gather_bytes
   int64_t first[kMaxGroupRanks + 1] = {};  // multiples of 4; first[R] is row_bytes
+};
+
+// Some of the rows [T][row_bytes] that the ranks share: rank r has the rows [first[r], first[r + 1]).
+struct GatherSharesArgs {
+  const CommGroup& group;  // whose ranks share memory
+  CommOp op;
+  const void* x = nullptr;              // [T][row_bytes], of which this rank has its share
+  void* out = nullptr;                  // [num_rows][row_bytes]: the rows `rows` of x
+  const int64_t* rows = nullptr;        // [num_rows]
+  int64_t num_rows = 0, row_bytes = 0;  // row_bytes: a multiple of 4; num_rows * row_bytes <= gather_bytes
+  int64_t first[kMaxGroupRanks + 1] = {};
 };
 
 // All pointers are device memory; all work is enqueued on the current stream. With a plane, an operation is
@@ -160,7 +193,10 @@ struct DeviceCommOps {
   void (*all_reduce)(const AllReduceArgs& args);
   // all_reduce() followed by rms_norm(), with the same bits, in one launch. The ranks must share memory.
   void (*all_reduce_norm)(const AllReduceNormArgs& args);
+  // all_reduce_norm() of shares of the rows, with the same bits.
+  void (*reduce_norm_gather)(const ReduceNormGatherArgs& args);
   void (*gather)(const GatherArgs& args);
+  void (*gather_shares)(const GatherSharesArgs& args);
   // Returns how many blocks of these kernels can be resident at once on the current GPU.
   int (*max_blocks)();
 };

@@ -17,9 +17,10 @@ constexpr int64_t kRouterFewTokens = 16;                          // tokens whos
 constexpr int64_t kMaxDeviceExperts = 1024, kMaxDeviceTopk = 32;  // limits of E and K on a GPU
 
 // Counters of the chosen experts. Padding rows, [*num_rows, T), are not counted.
-struct ExpertCountArgs {              // both in device memory, or both null
+struct ExpertCountArgs {              // the pointers are in device memory, or both null
   uint64_t* counts = nullptr;         // [E], incremented
   const int32_t* num_rows = nullptr;  // [1]
+  int32_t first_row = 0;              // the row of the first token
 };
 
 struct DeviceRouterArgs {                  // all in device memory; x and weight 16-byte aligned

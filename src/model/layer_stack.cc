@@ -99,7 +99,9 @@ Status LayerStack::allocate_scratch() {
     attention_cols = std::max(attention_cols, layer.attention->out_cols());
     scratch = std::max(scratch, layer_scratch_bytes(layer));
   }
-  const int64_t total = 2 * Arena::padded(t * h * 4) + Arena::padded(t * h * act_bytes()) +
+  const DeviceCommunicator* const group = options_.rank.device_group;
+  const bool in_heap = group != nullptr && group->normed_bytes() >= t * h * act_bytes();
+  const int64_t total = 2 * Arena::padded(t * h * 4) + (in_heap ? 0 : Arena::padded(t * h * act_bytes())) +
                         Arena::padded(t * attention_cols * act_bytes()) + Arena::padded(kept * h * 4) +
                         Arena::padded(kept * attention_cols * act_bytes());
   const int64_t features = Arena::padded(t * features_width() * 4),
@@ -108,7 +110,7 @@ Status LayerStack::allocate_scratch() {
   act_.all = take_rows(t, attention_cols);
   act_.kept = take_rows(kept, attention_cols);
   act_.normed_f32 = activations_.take<float>(t * h);
-  act_.normed = activations_.take<uint8_t>(t * h * act_bytes());
+  act_.normed = in_heap ? group->normed_rows() : activations_.take<uint8_t>(t * h * act_bytes());
   if (!options_.features.is_empty()) act_.features = activations_.take<float>(t * features_width());
   if (keeps_last_rows()) act_.last_experts = activations_.take<int32_t>(t * config_.top_k);
   FP4MOE_ASSIGN_OR_RETURN(scratch_, Arena::make(scratch, ops_.memory()));
@@ -142,6 +144,7 @@ Status LayerStack::forward_layers(const Batch& batch, KvCache& kv, float* logits
   const int64_t t = batch.num_rows();
   rows_ = act_.all;
   is_normed_ = false;
+  shares_rows_ = shares_rows(t);
   num_feature_rows_ = t;
   if (!batch.state_copies.empty()) kv.state_cache().copy_slots(batch.state_copies);
   DeviceBatch device;
@@ -157,10 +160,12 @@ Status LayerStack::forward_layers(const Batch& batch, KvCache& kv, float* logits
           {kv.layers_of(i) == KvLayers::kWindow ? window : batch, norm_args(w.attention_norm, t, nullptr),
            kv.k_pages(i), kv.v_pages(i), kv.states(i), act(rows_.attention, t, w.attention->out_cols())},
           pool);
+    if (is_last && keeps_last_rows()) complete_residual(i, t);
     if (is_last && !keeps_last_rows()) {  // the remaining work needs only the logit rows
       keep_logit_rows(batch, /*has_attention=*/true, pool);
       num_rows = batch.num_logit_rows();
     }
+    if (is_last) shares_rows_ = false;
     if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(attention_output(i, num_rows, pool));
     FP4MOE_RETURN_IF_ERROR(feed_forward(i, num_rows, batch.device, experts_of(batch, i), pool));
     keep_residual(i, num_rows, pool);
@@ -185,6 +190,7 @@ int32_t* LayerStack::experts_of(const Batch& batch, int64_t layer) const {
 void LayerStack::keep_residual(int64_t layer, int64_t num_rows, ThreadPool& pool) {
   const std::vector<int64_t>& layers = options_.features.after_layers;
   const int64_t h = config_.hidden_size;
+  if (std::ranges::find(layers, layer) != layers.end()) complete_residual(layer, num_rows);
   for (size_t i = 0; i < layers.size() && num_rows > 0; ++i)
     if (layers[i] == layer)
       ops_.copy_heads({.x = rows_.residual,
@@ -286,55 +292,10 @@ Status LayerStack::attention_output(int64_t layer, int64_t num_rows, ThreadPool&
   Partial partial = take_partial(num_rows);
   w.attention_out.forward_linear(heads, partial.rows, /*accumulate=*/false, scratch_, pool, partial.sender());
   const OpName op = {"attention_out", static_cast<int>(layer), 0};
-  if (w.moe && w.moe->norms_with_router(num_rows)) return add_partial(op, partial, num_rows, nullptr, pool);
+  if (w.moe && !shares_rows_ && w.moe->norms_with_router(num_rows))
+    return add_partial(op, partial, num_rows, nullptr, pool);
   const RmsNormArgs next = norm_args(w.ffn_norm, num_rows, w.moe ? act_.normed_f32 : nullptr);
   return add_partial(op, partial, num_rows, &next, pool);
-}
-
-// Gives the same bits as a single rank: the group's heads are gathered, each rank computes some output
-// columns and adds them to those of the residual, and the columns are gathered.
-Status LayerStack::gathered_attention_output(int64_t layer, const ActRows& heads, ThreadPool& pool) {
-  const ColumnGather heads_of_group = heads_gather(heads.cols), outputs = outputs_gather();
-  const int index = static_cast<int>(layer);
-  const int64_t rows = heads.rows, h = config_.hidden_size;
-  const Shard mine = outputs.mine();
-  const ActRows all = act(scratch_.take<uint8_t>(rows * heads_of_group.row_bytes()), rows,
-                          heads.cols * options_.rank.layout.attention_tp());
-  FP4MOE_RETURN_IF_ERROR(
-      heads_of_group.run({"attention_heads", index}, {rows, heads.data, all.data}, scratch_, pool));
-  float* columns = scratch_.take<float>(rows * mine.count);
-  ops_.copy_heads({.x = rows_.residual + mine.first,
-                   .x_stride = h,
-                   .out = columns,
-                   .out_stride = mine.count,
-                   .num_tokens = rows,
-                   .n = mine.count,
-                   .num_heads = 1},
-                  pool);
-  if (mine.count > 0)
-    layers_[static_cast<size_t>(layer)].attention_out.forward_linear(all, columns, /*accumulate=*/true,
-                                                                     scratch_, pool);
-  return outputs.run({"attention_out", index}, {rows, columns, rows_.residual}, scratch_, pool);
-}
-
-ColumnGather LayerStack::column_gather(std::vector<Shard> parts, int64_t element_bytes) const {
-  if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr)
-    return {*group, std::move(parts), element_bytes};
-  return {*options_.rank.attention, std::move(parts), element_bytes};
-}
-
-ColumnGather LayerStack::heads_gather(int64_t cols_of_rank) const {
-  const int ranks = options_.rank.layout.attention_tp();
-  std::vector<Shard> parts;
-  for (int r = 0; r < ranks; ++r) parts.push_back({r * cols_of_rank, cols_of_rank});
-  return column_gather(std::move(parts), act_bytes());
-}
-
-ColumnGather LayerStack::outputs_gather() const {
-  const int ranks = options_.rank.layout.attention_tp();
-  std::vector<Shard> parts;
-  for (int r = 0; r < ranks; ++r) parts.push_back(output_shard(config_.hidden_size, ranks, r));
-  return column_gather(std::move(parts), int64_t{sizeof(float)});
 }
 
 Status LayerStack::feed_forward(int64_t layer, int64_t num_rows, const DeviceBatch* device,
@@ -349,7 +310,7 @@ Status LayerStack::feed_forward(int64_t layer, int64_t num_rows, const DeviceBat
                         act_.normed_f32,
                         rows_.residual,
                         is_normed_ ? nullptr : &norm,
-                        counters_.get(),
+                        device == nullptr || counts_rows() ? counters_.get() : nullptr,
                         device != nullptr ? device->num_filled_rows() : nullptr,
                         expert_ids};
     if (layer + 1 < std::ssize(layers_))
@@ -405,84 +366,22 @@ Status LayerStack::dense_mlp(int64_t layer, const ActRows& x, ThreadPool& pool) 
   return {};
 }
 
-// Gathers rows [num_rows, H]; each rank of the group has its share of them.
-void LayerStack::gather_rows(const CommOp& op, const DeviceCommunicator& group, float* rows,
-                             int64_t num_rows) {
-  std::vector<int64_t> first;
-  for (int r = 0; r < group.size(); ++r) first.push_back(shard_blocks(num_rows, 1, group.size(), r).first);
-  first.push_back(num_rows);
-  const int64_t h = config_.hidden_size;
-  group.gather_rows(op, rows + first[static_cast<size_t>(group.rank())] * h, h * int64_t{sizeof(float)},
-                    first, rows);
-}
-
-// residual += the experts' output, summed over the group. If the kernel of the sum also runs the next norm,
-// it combines the experts' rows too.
-Status LayerStack::summed_experts(MoeForwardArgs& args, ThreadPool& pool) {
-  const MoeLayer& moe = *layers_[static_cast<size_t>(args.layer)].moe;
-  const int64_t num_rows = args.x.rows;
-  const DeviceCommunicator& group = *options_.rank.device_group;
-  is_normed_ = false;
-  const std::optional<RmsNormArgs> next = norm_after(args.layer, num_rows);
-  MoeCombineArgs rows;
-  Partial partial{};
-  if (next && !exchange_ && group.fuses_norm(num_rows, config_.hidden_size) && moe.leaves_rows(num_rows)) {
-    args.uncombined = &rows;
-  } else {
-    partial = take_partial(num_rows);
-    args.partial = partial.rows;
-    args.send = exchange_ ? nullptr : partial.sender();
-  }
-  FP4MOE_RETURN_IF_ERROR(moe.forward_moe(args, *transport_, scratch_, pool));
-  if (args.uncombined == nullptr)
-    return add_partial({"experts", args.layer, 0}, partial, num_rows, next ? &*next : nullptr, pool);
-  group.add_all_reduced_norm({"experts", args.layer}, rows, rows_.residual, *next);
-  is_normed_ = true;
-  return {};
-}
-
-LayerStack::Partial LayerStack::take_partial(int64_t num_rows) {
-  const int64_t n = num_rows * config_.hidden_size;
-  Partial partial{scratch_.take<float>(n)};
-  if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr)
-    partial.send = group->partials_to_send(n);
-  return partial;
-}
-
-// residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks. Unless it is null,
-// `next` is a norm of the residual, which has run if is_normed_.
-Status LayerStack::add_partial(const OpName& op, const Partial& partial, int64_t num_rows,
-                               const RmsNormArgs* next, ThreadPool& pool) {
-  const int64_t h = config_.hidden_size;
-  is_normed_ = false;
-  if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr) {
-    if (next == nullptr || !group->fuses_norm(num_rows, h)) {
-      group->add_all_reduced({op.op, op.layer}, partial.rows, rows_.residual, num_rows * h,
-                             partial.is_sent());
-      return {};
-    }
-    group->add_all_reduced_norm({op.op, op.layer}, partial.rows, rows_.residual, *next, partial.is_sent());
-    is_normed_ = true;
-    return {};
-  }
-  if (options_.rank.attention != nullptr) {
-    const int64_t sizes[] = {num_rows, h};
-    FP4MOE_RETURN_IF_ERROR(options_.rank.attention->all_reduce({op.op, op.layer, geometry_hash(sizes)},
-                                                               partial.rows, num_rows * h));
-  }
-  ops_.add({partial.rows, rows_.residual, num_rows * h}, pool);
-  return {};
-}
-
 // Reduces the current rows to the logit rows; their attention only if it is still needed.
 void LayerStack::keep_logit_rows(const Batch& batch, bool has_attention, ThreadPool& pool) {
   const int64_t n = batch.num_logit_rows();
-  if (n == batch.num_rows()) return;  // all rows are logit rows
+  const int last = static_cast<int>(config_.num_layers) - 1;
+  if (n == batch.num_rows()) return complete_residual(last, n);  // all rows are logit rows
   FP4MOE_CHECK(n <= max_kept_rows(),
                std::to_string(n) + " logit rows; the limit is " + std::to_string(max_kept_rows()));
   const int64_t residual_bytes = config_.hidden_size * static_cast<int64_t>(sizeof(float));
   const int64_t attention_bytes = layers_.back().attention->out_cols() * act_bytes();
-  ops_.gather_rows({rows_.residual, act_.kept.residual, batch.op_logit_rows(), n, residual_bytes}, pool);
+  const GatherRowsArgs residual = {rows_.residual, act_.kept.residual, batch.op_logit_rows(), n,
+                                   residual_bytes};
+  if (shares_rows_)
+    options_.rank.device_group->gather_shares({"residual", last}, residual,
+                                              options_.rank.device_group->row_shares(batch.num_rows()));
+  else
+    ops_.gather_rows(residual, pool);
   if (has_attention)
     ops_.gather_rows({rows_.attention, act_.kept.attention, batch.op_logit_rows(), n, attention_bytes}, pool);
   rows_ = act_.kept;

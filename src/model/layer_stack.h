@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/buffer.h"
@@ -104,6 +105,10 @@ class LayerStack {
                       ThreadPool& pool);
   Status summed_experts(MoeForwardArgs& args, ThreadPool& pool);
   void gather_rows(const CommOp& op, const DeviceCommunicator& group, float* rows, int64_t num_rows);
+  void gather_shares(const CommOp& op, const DeviceCommunicator& group, float* rows,
+                     std::span<const int64_t> first);
+  bool shares_rows(int64_t num_rows) const;
+  void complete_residual(int64_t layer, int64_t num_rows);
   // This rank's part of a sum.
   struct Partial {
     float* rows;  // [T, H]
@@ -125,6 +130,9 @@ class LayerStack {
   bool shares_layers() const {
     return options_.rank.attention != nullptr || options_.rank.device_group != nullptr;
   }
+  // Whether this rank, on a GPU, counts the experts of the rows that it routes: of those that all ranks of
+  // its group route, one counts them.
+  bool counts_rows() const { return shares_rows_ || options_.rank.layout.attention_rank() == 0; }
   // Whether the ranks of a group gather their layers' inputs instead of adding partial sums of the outputs.
   bool gathers() const { return shares_layers() && options_.moe_plan.a2a_settings().deterministic; }
   ColumnGather column_gather(std::vector<Shard> parts, int64_t element_bytes) const;
@@ -148,6 +156,7 @@ class LayerStack {
   Rows rows_{};  // of the current forward pass: act_.all, or act_.kept once only the logit rows are needed
   int64_t num_feature_rows_ = 0;
   bool is_normed_ = false;                      // the last sum has run the next norm too
+  bool shares_rows_ = false;                    // shares_rows() of the pass, until its last layer
   std::vector<SequenceRows> window_sequences_;  // of window_batch()
   Arena activations_, scratch_;
 };

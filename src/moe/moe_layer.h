@@ -17,8 +17,9 @@
 
 namespace fp4moe {
 
-class DeviceExchange;   // moe/device/device_exchange.h
-struct MoeCombineArgs;  // kernels/device_moe.h
+class DeviceCommunicator;  // comm/device_communicator.h
+class DeviceExchange;      // moe/device/device_exchange.h
+struct MoeCombineArgs;     // kernels/device_moe.h
 
 struct MoeForwardArgs {
   int layer = 0;
@@ -37,6 +38,9 @@ struct MoeForwardArgs {
   // GPU: if set, leaves_rows() holds, and it receives the rows of this rank's experts, which the caller
   // combines before it takes scratch memory; `partial` is null.
   MoeCombineArgs* uncombined = nullptr;
+  // GPU, several ranks: if set, router_x has only this rank's share of the rows; the ranks of this group,
+  // which have the others, exchange the experts that they choose. Only if routes_shares().
+  const DeviceCommunicator* router_group = nullptr;
   // GPU, if exchanges_rows(): sends rows to the ranks of their experts. `partial`, if set, then receives the
   // complete output of the rows that this rank dispatched, and zeros for all other rows.
   const DeviceExchange* exchange = nullptr;
@@ -67,6 +71,8 @@ class MoeLayer {
   virtual bool norms_with_router(int64_t num_rows) const = 0;
   // Whether MoeForwardArgs::uncombined is allowed for this many rows, without `exchange`.
   virtual bool leaves_rows(int64_t) const { return false; }
+  // Whether MoeForwardArgs::router_group is allowed, without `exchange`.
+  virtual bool routes_shares() const { return false; }
   // Null unless the plan places experts. A new layer has the trivial placement: its weights are all physical
   // experts, and the caller sets another one if they are in another order.
   virtual PlacedExperts* placed_experts() { return nullptr; }

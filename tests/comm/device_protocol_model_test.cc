@@ -185,6 +185,61 @@ TEST(MarkedWords, KernelsMustFlushTheirMarks) {
   EXPECT_NE((Sums{.kernels_flush = false}).model().explore(), "");
 }
 
+// ---- sums of shared rows ---------------------------------------------------------------------------
+
+// Each rank has one row of its own (kernels/cuda/comm/reduce_norm_gather.cu): it takes the partial sum of
+// every peer, stores the row on all ranks, whose copies have one buffer, and raises a flag, here a marked
+// word. The rank's next kernel reads all rows.
+struct NormShares {
+  int num_ranks = 2, num_operations = 3;
+  bool takes_partials_first = true;  // before it stores its row
+
+  int row(int reader, int owner) const { return reader * num_ranks + owner; }
+  int word(int reader, int source, int operation, bool is_flag) const {
+    return num_ranks * num_ranks * (1 + 2 * is_flag + operation % 2) + row(reader, source);
+  }
+  std::vector<Step> steps(int rank) const {
+    std::vector<Step> steps;
+    const auto exchange = [&](int n, bool is_flag, bool takes) {
+      for (int i = 1; i < num_ranks; ++i) {
+        const int peer = (rank + i) % num_ranks, from = word(rank, peer, n, is_flag);
+        if (!takes)
+          steps.push_back({Step::kStore, word(peer, rank, n, is_flag), n + 1});
+        else
+          steps.insert(steps.end(), {{Step::kTake, from, n + 1}, {Step::kStore, from, kUnsentWord}});
+      }
+    };
+    for (int n = 0; n < num_operations; ++n) {
+      exchange(n, false, false);
+      if (takes_partials_first) exchange(n, false, true);
+      for (int r = 0; r < num_ranks; ++r) steps.push_back({Step::kStore, row(r, rank), n + 1});
+      if (!takes_partials_first) exchange(n, false, true);
+      steps.push_back({Step::kFlush});
+      exchange(n, true, false);
+      exchange(n, true, true);
+      steps.push_back({Step::kFlush});
+      for (int r = 0; r < num_ranks; ++r) steps.push_back({Step::kTake, row(rank, r), n + 1});
+    }
+    return steps;
+  }
+  Model model() const {
+    std::vector<Block> blocks;
+    for (int rank = 0; rank < num_ranks; ++rank) blocks.push_back({rank, steps(rank)});
+    return Model(std::move(blocks), num_ranks * num_ranks * 5);
+  }
+};
+
+TEST(NormShares, AllOrdersAreRight) {
+  Model model = NormShares{}.model();
+  EXPECT_EQ(model.explore(), "");
+  EXPECT_GT(model.num_states(), 1000u);
+}
+
+// A peer can still read the row of the operation before.
+TEST(NormShares, PartialsMustBeTakenBeforeRowsAreStored) {
+  EXPECT_NE((NormShares{.takes_partials_first = false}).model().explore(), "");
+}
+
 // ---- direct rounds ---------------------------------------------------------------------------------
 
 // Two ranks with two blocks each (kernels/cuda/comm/a2a_direct.cuh). A block sends one word of a row; both

@@ -88,6 +88,25 @@ Result<Row> bench_all_reduce_norm(const CommBenchRanks& all, const CommBenchOpti
   return row;
 }
 
+// The same with a share of the rows on each rank.
+Result<Row> bench_norm_shares(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
+  Row row{.op = "norm of shares " + partial_name(o), .tokens = tokens};
+  const std::vector<int64_t> first = all.ranks[0]->group->row_shares(tokens);
+  FP4MOE_ASSIGN_OR_RETURN(
+      const CommTimes times, time_comm_calls(all, o.repeats, [&](int, CommBenchRank& rank) {
+        const RmsNormArgs norm{.x = rank.out.as<float>(),
+                               .weight = rank.norm_weight.as<float>(),
+                               .eps = 1e-5f,
+                               .out_act = {rank.group->normed_rows(), DType::kBF16, tokens, o.hidden_size}};
+        rank.group->sum_norm_shares({"norm_shares"}, rank.sum.as<float>(), rank.out.as<float>(), norm, first);
+        return Status();
+      }));
+  const int64_t sent = first.back() - first[1];
+  row.p50 = times.p50, row.p99 = times.p99;
+  row.bytes = static_cast<double>(sent * o.hidden_size) * (partial_bytes(o) + 2);
+  return row;
+}
+
 Result<Row> bench_all_gather(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens) {
   std::vector<int64_t> first;
   for (int r = 0; r <= all.size(); ++r) first.push_back(r * o.hidden_size * 4);
@@ -245,6 +264,7 @@ Status measure(const CommBenchRanks& all, const CommBenchOptions& o, std::vector
     if (wants("all-reduce")) {
       keep(bench_all_reduce(all, o, tokens));
       if (all.ranks[0]->group->fuses_norm(tokens, o.hidden_size)) keep(bench_all_reduce_norm(all, o, tokens));
+      if (all.size() > 1 && o.hidden_size <= kMaxNormedCols) keep(bench_norm_shares(all, o, tokens));
     }
     if (wants("all-gather")) keep(bench_all_gather(all, o, tokens));
     if (wants("dispatch"))

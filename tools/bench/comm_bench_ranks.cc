@@ -141,6 +141,7 @@ Result<CommBenchRanks> make_comm_bench_ranks(const CommBenchOptions& o) {
   const DeviceRegion region{.offset = 0,
                             .word_bytes = sum_word_bytes(num_ranks),
                             .gather_bytes = int64_t{32} << 20,
+                            .normed_bytes = most * o.hidden_size * 2,
                             .exchange_bytes = exchange};
   FP4MOE_ASSIGN_OR_RETURN(all.heap, PeerHeap::make(all.gpus, region.num_bytes(num_ranks)));
   for (int r = 0; r < num_ranks; ++r) {

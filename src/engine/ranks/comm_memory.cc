@@ -22,13 +22,23 @@ constexpr int64_t kLogitPieceBytes = 256 << 10;
 constexpr int64_t kMoveBytes = 64 << 20;
 
 // For ranks on GPUs. is_staged: in several processes; the rank then has room for the operands of all ranks.
-DeviceRegion attention_region(int num_ranks, const StepLimits& limits, bool is_staged) {
+// Otherwise the ranks share the rows of large passes, and gather the experts that they choose. draft: or
+// null.
+DeviceRegion attention_region(const MoePlan& plan, const StepLimits& limits, const MoePlan* draft,
+                              bool is_staged) {
   constexpr int64_t kGatheredRows = 64, kStagedSumBytes = 32 << 20;
+  const MoeProblem& p = plan.problem();
+  const int num_ranks = p.layout.attention_tp();
   const int64_t vocab_size = std::max(limits.vocab_size, limits.draft.vocab_size);
-  return {.offset = 0,
-          .word_bytes = is_staged ? kStagedSumBytes / num_ranks : sum_word_bytes(num_ranks),
-          .gather_bytes = std::min(kGatheredRows, limits.max_logit_rows) * vocab_size * int64_t{4},
-          .is_staged = is_staged};
+  const int64_t logit_bytes = std::min(kGatheredRows, limits.max_logit_rows) * vocab_size * int64_t{4};
+  if (is_staged)
+    return {.word_bytes = kStagedSumBytes / num_ranks, .gather_bytes = logit_bytes, .is_staged = true};
+  DeviceRegion region{.word_bytes = sum_word_bytes(num_ranks), .gather_bytes = logit_bytes};
+  if (plan.a2a_settings().deterministic || exchanges_rows(plan)) return region;
+  const int64_t top_k = std::max(p.top_k, draft != nullptr ? draft->problem().top_k : 0);
+  region.gather_bytes = std::max(logit_bytes, limits.max_batch_tokens * top_k * int64_t{4});
+  region.normed_bytes = limits.max_batch_tokens * p.hidden_size * 2;
+  return region;
 }
 
 // The bytes for rows that a GPU's ranks exchange; 0 if they exchange none.
@@ -47,7 +57,7 @@ Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limit
   const bool is_staged = plan.spans_processes();
   CommMemory memory;
   if (layout.attention_tp() > 1) {
-    memory.device_attention = attention_region(layout.attention_tp(), limits, is_staged);
+    memory.device_attention = attention_region(plan, limits, draft, is_staged);
     memory.heap_bytes = memory.device_attention.num_bytes(layout.attention_tp());
   }
   const auto add = [&](int64_t num_bytes, DeviceRegion& region) {

@@ -1,6 +1,7 @@
 #include "engine/ranks/gpu_group.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
 #include <mutex>
 #include <numeric>
@@ -140,10 +141,10 @@ class GpuGroup final : public RankGroup {
     return heap_ ? heap_->num_ranks() * heap_->num_bytes() : staged_bytes_;
   }
   ExpertLoad expert_load() const override {
-    std::vector<const Model*> models = {&leader().model()};  // every rank of a group counts all its tokens
-    for (int g = 1; g < layout_.dp && ranks_.size() > 1; ++g)
-      models.push_back(&std::as_const(*ranks_[leader_of(g)]).rank().model());
-    return sum_expert_load(models, layout_.dp);
+    if (ranks_.size() == 1) return sum_expert_load(std::array{&leader().model()}, layout_.dp);
+    std::vector<const Model*> models;
+    for (const auto& rank : ranks_) models.push_back(&std::as_const(*rank).rank().model());
+    return sum_expert_load(models, layout_.tp);
   }
 
  protected:

@@ -11,10 +11,10 @@
 #include "device/side_stream.h"
 #include "device/stream.h"
 #include "kernels/device_a2a.h"
-#include "kernels/device_router.h"
 #include "moe/device/device_exchange.h"
 #include "moe/device/device_expert_runner.h"
 #include "moe/device/device_pass.h"
+#include "moe/device/device_router.h"
 #include "moe/shared_expert.h"
 #include "moe/table.h"
 
@@ -24,77 +24,6 @@ namespace {
 // From this many rows on, kernels fill the GPU: nothing is gained from running two at a time, and a pass over
 // the rows takes much longer than a launch.
 constexpr int64_t kManyRows = 1024;
-
-// The router's weights in device memory.
-struct DeviceRouter {
-  Buffer weight, bias, correction_bias;  // [E, H] bf16, [E] f32 or empty, [E] f32 or empty
-  Buffer words;                          // DeviceRouterArgs::words
-  RoutingRule rule;
-  int64_t hidden_size = 0;
-  bool batch_invariant = false;
-
-  int64_t scratch_bytes(int64_t max_tokens) const {
-    return Arena::padded(max_tokens * rule.num_experts * 4) + 2 * Arena::padded(max_tokens * rule.top_k * 4);
-  }
-  // direct: DeviceRouterArgs::direct.
-  Routes route(const DeviceMoeOps& ops, const MoeForwardArgs& args, const A2aRound* direct,
-               Arena& scratch) const {
-    const int64_t num_tokens = args.x.rows;
-    DeviceRouterArgs router = sizes(num_tokens);
-    float* logits = scratch.take<float>(num_tokens * rule.num_experts);
-    int32_t* ids =
-        args.expert_ids != nullptr ? args.expert_ids : scratch.take<int32_t>(num_tokens * rule.top_k);
-    const Routes routes = {ids, scratch.take<float>(num_tokens * rule.top_k)};
-    router.x = args.router_x;
-    router.logits = logits;
-    router.ids = routes.ids;
-    router.weights = routes.weights;
-    router.count = counts(args);
-    router.norm = args.norm;
-    router.direct = direct;
-    ops.route(router);
-    return routes;
-  }
-  // The arguments that do not depend on the batch's memory.
-  DeviceRouterArgs sizes(int64_t num_tokens) const {
-    return {.weight = weight.as<bf16>(),
-            .bias = bias.as<float>(),
-            .correction_bias = correction_bias.as<float>(),
-            .num_tokens = num_tokens,
-            .hidden_size = hidden_size,
-            .rule = rule,
-            .batch_invariant = batch_invariant,
-            .words = words.as<RouterWord>()};
-  }
-  static ExpertCountArgs counts(const MoeForwardArgs& args) {
-    if (args.counters == nullptr || args.num_counted == nullptr) return {};
-    return {args.counters->on_device(args.layer), args.num_counted};
-  }
-};
-
-Result<DeviceRouter> make_router(const RouterWeights& weights, const RouterShape& shape,
-                                 const DenseOps& ops) {
-  FP4MOE_RETURN_IF_ERROR(check_router(weights, shape));
-  if (shape.num_experts > kMaxDeviceExperts || shape.top_k > kMaxDeviceTopk || shape.hidden_size % 32 != 0)
-    return unsupported("a router with " + std::to_string(shape.num_experts) + " experts, top_k=" +
-                       std::to_string(shape.top_k) + " and hidden_size=" + std::to_string(shape.hidden_size) +
-                       " is not supported on a GPU; use at most " + std::to_string(kMaxDeviceExperts) +
-                       " experts, top_k of at most " + std::to_string(kMaxDeviceTopk) +
-                       ", and a hidden_size that is a multiple of 32");
-  DeviceRouter router;
-  router.hidden_size = shape.hidden_size;
-  router.rule = routing_rule(weights, shape);
-  FP4MOE_ASSIGN_OR_RETURN(
-      router.weight,
-      Buffer::copy_of(weights.weight, shape.num_experts * shape.hidden_size * 2, ops.memory()));
-  FP4MOE_ASSIGN_OR_RETURN(router.bias, Buffer::copy_of(weights.bias, ops.memory()));
-  FP4MOE_ASSIGN_OR_RETURN(router.correction_bias, Buffer::copy_of(weights.correction_bias, ops.memory()));
-  const std::vector<RouterWord> words(static_cast<size_t>(kRouterFewTokens * shape.num_experts));
-  FP4MOE_ASSIGN_OR_RETURN(
-      router.words,
-      Buffer::copy_of(words.data(), std::ssize(words) * int64_t{sizeof(RouterWord)}, ops.memory()));
-  return router;
-}
 
 // The experts of a layer.
 struct LayerExperts {
@@ -160,17 +89,17 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   Status finish_copies() override { return current_stream().synchronize(); }
 
   int64_t scratch_bytes(int64_t max_tokens, const Transport&) const override {
-    const int64_t out = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size * 4) : 0;
+    const int64_t out = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size() * 4) : 0;
     const int64_t shared = shared_.scratch_bytes(max_tokens);
-    const int64_t routed = experts_.scratch_bytes(max_tokens, router_.rule.top_k);
+    const int64_t routed = experts_.scratch_bytes(max_tokens, router_.top_k());
     const int64_t routes = router_.scratch_bytes(max_tokens) +
-                           (placement_ ? Arena::padded(max_tokens * router_.rule.top_k * 4) : 0);
+                           (placement_ ? Arena::padded(max_tokens * router_.top_k() * 4) : 0);
     if (!exchanges_rows(plan_)) return routes + out + shared + routed;
     const int64_t lanes = experts_.returned_sums_bytes() + lane_batch_bytes(plan_, max_tokens);
     return routes + out + std::max(routed + lanes, shared);
   }
   int64_t weight_bytes() const override {
-    return router_.weight.num_bytes() + experts_.weight_bytes() + shared_.weight_bytes();
+    return router_.weight_bytes() + experts_.weight_bytes() + shared_.weight_bytes();
   }
 
   bool norms_with_router(int64_t num_rows) const override {
@@ -180,6 +109,9 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   bool leaves_rows(int64_t num_rows) const override {
     return !shared_.exists() && num_rows > 0 && experts_.leaves_rows(local_slots(num_rows));
   }
+
+  // The shared expert's gate needs the unrounded rows.
+  bool routes_shares() const override { return !shared_.exists() || shared_.gate() == nullptr; }
 
   Status forward_moe(const MoeForwardArgs& args, Transport&, Arena& scratch,
                      ThreadPool& pool) const override {
@@ -224,7 +156,7 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   // run_on_lanes() takes the number of tokens from the round.
   DeviceSlots local_slots(int64_t num_tokens = 0) const {
     return {.num_tokens = num_tokens,
-            .topk = router_.rule.top_k,
+            .topk = router_.top_k(),
             .first_expert = plan_.problem().local_experts().first,
             .num_routed_experts = plan_.problem().num_physical()};
   }
@@ -232,8 +164,8 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   // The physical experts of these rows of the rank; `ids` themselves without a placement.
   const int32_t* physical_ids(const int32_t* ids, int64_t num_rows, Arena& scratch) const {
     if (!placement_ || num_rows == 0) return ids;
-    int32_t* const physical = scratch.take<int32_t>(num_rows * router_.rule.top_k);
-    cuda_a2a_ops()->choose_replicas(placement_->table(), ids, num_rows, router_.rule.top_k, physical);
+    int32_t* const physical = scratch.take<int32_t>(num_rows * router_.top_k());
+    cuda_a2a_ops()->choose_replicas(placement_->table(), ids, num_rows, router_.top_k(), physical);
     return physical;
   }
 
@@ -254,7 +186,7 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   void run_exchanged(const MoeForwardArgs& args, Arena& scratch, ThreadPool& pool) const {
     const RankLayout& layout = plan_.problem().layout;
     const int ranks = layout.attention_tp();
-    const int64_t h = args.x.cols, k = router_.rule.top_k;
+    const int64_t h = args.x.cols, k = router_.top_k();
     const Shard own = shard_blocks(args.x.rows, 1, ranks, layout.attention_rank());
     FP4MOE_CHECK(ranks == 1 || args.partial != nullptr || plan_.a2a_settings().deterministic,
                  "a group of several ranks needs args.partial unless it is deterministic");
@@ -468,8 +400,8 @@ Result<std::unique_ptr<MoeLayer>> make_device_layer(const MoePlan& plan, const D
                                                     const SharedExpertWeights* shared, ThreadPool& pool) {
   const MoeProblem& p = plan.problem();
   FP4MOE_ASSIGN_OR_RETURN(DeviceRouter gate,
-                          make_router(router, {p.num_experts, p.hidden_size, p.top_k}, ops));
-  gate.batch_invariant = plan.a2a_settings().deterministic;
+                          DeviceRouter::make(router, {p.num_experts, p.hidden_size, p.top_k},
+                                             plan.a2a_settings().deterministic, ops));
   FP4MOE_ASSIGN_OR_RETURN(LayerExperts experts, make_experts(plan, ops, weights, shared, pool));
   std::optional<DevicePlacement> placement;
   if (plan.places_experts()) {

@@ -42,7 +42,11 @@ class Growing {
     flags.disable_cuda_graph = !graphs;
     make(model, flags, tactic);
   }
-  Growing(const std::string& model, const EngineConfig& flags) { make(model, flags, {}); }
+  // `options` has room for kPagesEach pages of each sequence.
+  Growing(const std::string& model, const EngineConfig& flags, const RankGroupOptions& options = kOptions)
+      : options_(options) {
+    make(model, flags, {});
+  }
 
   // Uses tactic 0 where `tactic` does not fit.
   static DeviceTactics fitting(const MoePlan& plan, uint8_t tactic) {
@@ -174,7 +178,7 @@ class Growing {
     if (tactic) plan.moe = plan.moe.with_tactics(fitting(plan.moe, *tactic));
     const Checkpoint checkpoint = Checkpoint::open(flags.model_path).value();
     if (plan.moe.runner()->device_ops != nullptr) num_tactics_ = plan.moe.device_ops().tactics.size();
-    RankGroupOptions options = kOptions;
+    RankGroupOptions options = options_;
     options.max_logit_rows *= rows_per_request(plan.flags);
     options.num_slots = StateCache::slots_for(config_, 3);
     takes_drafts_ = rows_per_request(plan.flags) > 1;
@@ -198,6 +202,7 @@ class Growing {
                  std::min(size, std::ssize(tokens_[s]) - first));
   }
 
+  RankGroupOptions options_ = kOptions;
   ModelConfig config_;
   size_t num_tactics_ = 0;
   std::unique_ptr<RankGroup> ranks_;

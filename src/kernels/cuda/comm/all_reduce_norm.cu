@@ -14,33 +14,21 @@
 
 #include "base/check.h"
 #include "kernels/cuda/comm/comm_kernels.h"
-#include "kernels/cuda/comm/partials.cuh"
-#include "kernels/cuda/ptx/block_norm.cuh"
+#include "kernels/cuda/comm/summed_rows.cuh"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
-#include "kernels/cuda/ptx/slot_rows.cuh"
-#include "kernels/device_moe.h"
 
 namespace fp4moe::cuda {
 namespace {
 
 constexpr int kMaxNormWarps = kMaxNormThreads / 32;
-constexpr int kNarrowThreads = 768;  // for narrow rows: two blocks fit on an SM
 constexpr unsigned kMaxClusterBlocks = 8;
-constexpr int kClusterThreads = 256;                                 // at most, of a block of a cluster
-constexpr int kMaxVectors = kMaxNormedCols / (4 * kMaxNormThreads);  // of four elements, per thread
-
-// Rows whose weighted sums are the partial sums: MoeCombineArgs.
-struct ExpertRows {
-  const bf16* y = nullptr;
-  SlotRows slots{};
-};
+constexpr int kClusterThreads = 256;  // at most, of a block of a cluster
 
 struct NormArgs {
   CommGroup group;
   CommOp op;
-  const float* partial;
-  ExpertRows experts;  // instead of partial, if y is not null
+  PartialRows partials;
   float* out;
   const float* weight;
   bf16* act;   // or null
@@ -50,112 +38,6 @@ struct NormArgs {
   int threads;    // that norm a row, in all blocks of the cluster
   bool are_sent;  // the partials, by the kernel before
 };
-
-// Four elements as they are sent.
-struct F32Words {
-  using Words = uint4;
-  static __device__ __forceinline__ Words of(const float4& v) {
-    return sendable(
-        uint4{__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)});
-  }
-  static __device__ __forceinline__ float4 values(const Words& w) {
-    return {__uint_as_float(w.x), __uint_as_float(w.y), __uint_as_float(w.z), __uint_as_float(w.w)};
-  }
-};
-struct Bf16Words {
-  using Words = uint2;
-  static __device__ __forceinline__ Words of(const float4& v) {
-    const Words w = bf16_words(v);
-    return {sendable(w.x), sendable(w.y)};
-  }
-  static __device__ __forceinline__ float4 values(const Words& w) {
-    return {__uint_as_float(w.x << 16), __uint_as_float(w.x & 0xffff0000u), __uint_as_float(w.y << 16),
-            __uint_as_float(w.y & 0xffff0000u)};
-  }
-};
-
-// Which vectors of a row this thread has.
-template <int kVectors>
-struct RowThread {
-  int index;    // among the threads that norm a row; at least `threads`: none
-  int threads;  // of all blocks of the cluster
-  int vectors;  // of a row
-
-  // Calls f(j, i) for each vector i of a row that this thread has.
-  template <class Function>
-  __device__ __forceinline__ void for_vectors(const Function& f) const {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j)
-      if (const int i = index + j * threads; index < threads && i < vectors) f(j, i);
-  }
-};
-
-// This thread's vectors of a row.
-template <int kVectors>
-struct RowPart {
-  float4 v[kVectors];
-
-  static __device__ __forceinline__ RowPart load(const float* row, const RowThread<kVectors>& thread) {
-    RowPart part{};
-    thread.for_vectors([&](int j, int i) { part.v[j] = __ldcg(reinterpret_cast<const float4*>(row) + i); });
-    return part;
-  }
-  __device__ __forceinline__ void operator+=(const RowPart& other) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      v[j].x += other.v[j].x, v[j].y += other.v[j].y;
-      v[j].z += other.v[j].z, v[j].w += other.v[j].w;
-    }
-  }
-};
-
-// Returns the weighted sum of a token's rows, with the bits of moe_combine.cu.
-template <int kVectors>
-__device__ __forceinline__ RowPart<kVectors> weighted_sum(const ExpertRows& experts, int64_t token,
-                                                          int64_t cols, const RowThread<kVectors>& thread) {
-  RowPart<kVectors> sum{};
-#pragma unroll 4
-  for (int k = 0; k < experts.slots.topk; ++k) {
-    const auto [row, weight] = experts.slots.slot(token, k);
-    thread.for_vectors([&](int j, int i) {
-      uint2 bits{};
-      if (row >= 0) bits = __ldcg(reinterpret_cast<const uint2*>(experts.y + row * cols) + i);
-      const float4 y = Bf16Words::values(bits);
-      float4& s = sum.v[j];
-      s = {fmaf(weight, y.x, s.x), fmaf(weight, y.y, s.y), fmaf(weight, y.z, s.z), fmaf(weight, y.w, s.w)};
-    });
-  }
-  return sum;
-}
-
-// Returns this rank's operand of a row; zeros after the last row.
-template <int kVectors>
-__device__ __forceinline__ RowPart<kVectors> own_row(const NormArgs& a, int64_t row,
-                                                     const RowThread<kVectors>& thread) {
-  if (row >= a.rows) return {};
-  if (a.experts.y != nullptr) return weighted_sum(a.experts, row, a.cols, thread);
-  return RowPart<kVectors>::load(a.partial + row * a.cols, thread);
-}
-
-// Returns the row that `peer` stores at `from`, and marks its words as unsent again.
-template <class Format, int kVectors>
-__device__ __forceinline__ RowPart<kVectors> take_row(const Operation& o, int peer,
-                                                      typename Format::Words* from,
-                                                      const RowThread<kVectors>& thread) {
-  typename Format::Words words[kVectors];
-  o.wait(peer, [&](uint32_t&) {
-    thread.for_vectors([&](int j, int i) { words[j] = load_words(from + i); });
-    bool all = true;
-    thread.for_vectors([&](int j, int) { all &= has_arrived(words[j]); });
-    return all;
-  });
-  RowPart<kVectors> part{};
-  thread.for_vectors([&](int j, int i) {
-    part.v[j] = Format::values(words[j]);
-    mark_unsent(from + i);
-  });
-  return part;
-}
 
 // The sum over all threads that norm a row, in the order of block_sum(). All threads of the cluster call it.
 // `warps` is this block's copy of the sums of all warps. No block may write those of the next sum to it
@@ -170,6 +52,13 @@ __device__ __forceinline__ float cluster_sum(float sum, const RowThread<kVectors
   float total = 0;
   for (int i = 0; i < thread.threads / 32; ++i) total += warps[i];
   return total;
+}
+
+// Returns this rank's operand of a row; zeros after the last row.
+template <int kVectors>
+__device__ __forceinline__ RowPart<kVectors> own_row(const NormArgs& a, int64_t row,
+                                                     const RowThread<kVectors>& thread) {
+  return row < a.rows ? a.partials.row(row, thread) : RowPart<kVectors>{};
 }
 
 // Each block or cluster takes rows in turn. In a group that has failed, the blocks of a cluster go on,
@@ -266,20 +155,6 @@ unsigned cluster_blocks(int64_t rows, unsigned threads) {
   return 1;
 }
 
-// How many blocks can wait at once.
-int64_t resident_blocks(NormKernel kernel, unsigned threads, int max_blocks) {
-  if (!may_start_early()) return std::max(1, max_blocks / 2);
-  int per_sm = 0;
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_sm, kernel, static_cast<int>(threads), 0);
-  return int64_t{std::max(per_sm, 1)} * device_limits().num_sms;
-}
-
-ExpertRows expert_rows(const MoeCombineArgs* experts) {
-  if (experts == nullptr) return {};
-  FP4MOE_CHECK(experts->y_bf16 != nullptr && !experts->added.exist(), "only bf16 rows are summed here");
-  return {experts->y_bf16, {experts->row_of_slot, experts->weights, static_cast<int>(experts->topk)}};
-}
-
 }  // namespace
 
 void all_reduce_norm(const AllReduceNormArgs& args) {
@@ -298,10 +173,12 @@ void all_reduce_norm(const AllReduceNormArgs& args) {
   const NormKernel kernel = sum.bf16_partials ? norm_kernel_of<Bf16Words>(cols, cluster > 1)
                                               : norm_kernel_of<F32Words>(cols, cluster > 1);
   const auto clusters = static_cast<unsigned>(std::clamp<int64_t>(
-      rows, 1, cluster > 1 ? rows : resident_blocks(kernel, threads, sum.group.max_blocks)));
+      rows, 1,
+      cluster > 1 ? rows
+                  : resident_blocks(reinterpret_cast<const void*>(kernel), threads, sum.group.max_blocks)));
   launch("all_reduce_norm", kernel,
          {.grid = dim3(clusters * cluster), .block = dim3(block_warps * 32), .cluster = cluster},
-         NormArgs{sum.group, sum.op, sum.partial, expert_rows(args.experts), sum.out, norm.weight,
+         NormArgs{sum.group, sum.op, partial_rows(sum.partial, args.experts, cols), sum.out, norm.weight,
                   static_cast<bf16*>(norm.out_act.data), norm.out_f32, rows, cols, norm.eps,
                   static_cast<int>(threads), sum.are_sent});
 }

@@ -10,7 +10,9 @@ void arm_group(const CommGroup& group);
 void all_reduce(const AllReduceArgs& args);
 bool may_be_sent(const AllReduceArgs& args);  // precondition of AllReduceArgs::are_sent
 void all_reduce_norm(const AllReduceNormArgs& args);
+void reduce_norm_gather(const ReduceNormGatherArgs& args);
 void gather_columns(const GatherArgs& args);
+void gather_shares(const GatherSharesArgs& args);
 // The parts of DeviceA2aOps for groups with a plane; staged_send() follows the kernel that fills this rank's
 // lanes.
 void staged_send(const A2aRound& round);

@@ -14,7 +14,9 @@ const DeviceCommOps* cuda_comm_ops() {
       .arm = cuda::arm_group,
       .all_reduce = cuda::all_reduce,
       .all_reduce_norm = cuda::all_reduce_norm,
+      .reduce_norm_gather = cuda::reduce_norm_gather,
       .gather = cuda::gather_columns,
+      .gather_shares = cuda::gather_shares,
       .max_blocks =
           [] {
             const int per_sm = std::min(

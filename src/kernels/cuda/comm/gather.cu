@@ -1,7 +1,8 @@
-// Gathers rows whose columns are distributed over the GPUs of a group.
+// Gathers rows whose columns are distributed over the GPUs of a group, or some of many rows that its GPUs
+// share.
 //
 // Computes:  out [rows, W]: rank r has the bytes [first_r, first_{r+1}) of each row; all ranks get whole
-//            rows.
+//            rows. Or out [n, W]: the rows that an index names, each from the rank that has it.
 // Shapes:    any widths that are multiples of 4 bytes.
 // Bytes:     each rank sends its part to R - 1 peers, and copies what arrives from its heap to out.
 // Flops:     none.
@@ -26,7 +27,7 @@ struct ColumnsArgs {
   const uint8_t* mine;
   uint8_t* out;
   int64_t rows;
-  int64_t first[kMaxGroupRanks + 1];  // in words of the kernel's type
+  int64_t pitch, first[kMaxGroupRanks + 1];  // in words of the kernel's type
 };
 
 template <class Word>
@@ -43,11 +44,11 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   auto* const out = reinterpret_cast<Word*>(a.out);
   const int64_t cols = a.first[me + 1] - a.first[me];
   for (int64_t i = thread; i < a.rows * cols; i += threads) {
-    const int64_t to = i / cols * width + a.first[me] + i % cols;
+    const int64_t row = i / cols, col = a.first[me] + i % cols;
     const Word v = __ldcg(mine + i);
-    out[to] = v;
+    out[row * a.pitch + col] = v;
     for (int r = 0; r < size; ++r)
-      if (r != me) reinterpret_cast<Word*>(a.group.regions[r] + staging)[to] = v;
+      if (r != me) reinterpret_cast<Word*>(a.group.regions[r] + staging)[row * width + col] = v;
   }
   __syncthreads();
   raise_flags(o, blockIdx.x);
@@ -55,9 +56,53 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   const auto* const arrived = reinterpret_cast<const Word*>(a.group.regions[me] + staging);
   const int64_t others = width - cols;
   for (int64_t i = thread; i < a.rows * others; i += threads) {
-    const int64_t col = i % others, at = i / others * width + (col < a.first[me] ? col : col + cols);
-    out[at] = __ldcg(arrived + at);
+    const int64_t row = i / others, other = i % others, col = other < a.first[me] ? other : other + cols;
+    out[row * a.pitch + col] = __ldcg(arrived + row * width + col);
   }
+}
+
+struct SharesArgs {
+  CommGroup group;
+  CommOp op;
+  const uint32_t* x;
+  uint32_t* out;
+  const int64_t* rows;
+  int64_t num_rows, words;
+  int64_t first[kMaxGroupRanks + 1];
+};
+
+// A block takes rows in turn; the same block of the rank that has a row sends it.
+__global__ void __launch_bounds__(kThreads) gather_shares_kernel(const __grid_constant__ SharesArgs a) {
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const Operation o(a.group, a.op);
+  if (o.failed) return;
+  const int me = a.group.rank, size = a.group.size;
+  const int64_t words = a.words;
+  const int64_t staging = a.group.layout.gather + int64_t{o.parity()} * a.group.layout.gather_bytes;
+  const auto staged = [&](int rank) { return reinterpret_cast<uint32_t*>(a.group.regions[rank] + staging); };
+  // Calls f(i, row) for this block's rows i of out.
+  const auto for_rows = [&](bool of_this_rank, const auto& f) {
+    for (int64_t i = blockIdx.x; i < a.num_rows; i += gridDim.x)
+      if (const int64_t row = __ldcg(a.rows + i);
+          (row >= a.first[me] && row < a.first[me + 1]) == of_this_rank)
+        f(i, row);
+  };
+  for_rows(true, [&](int64_t i, int64_t row) {
+    for (int64_t c = threadIdx.x; c < words; c += kThreads) {
+      const uint32_t v = __ldcg(a.x + row * words + c);
+      a.out[i * words + c] = v;
+      for (int r = 0; r < size; ++r)
+        if (r != me) staged(r)[i * words + c] = v;
+    }
+  });
+  __syncthreads();
+  raise_flags(o, blockIdx.x);
+  wait_for_flag(o, blockIdx.x);
+  for_rows(false, [&](int64_t i, int64_t) {
+    for (int64_t c = threadIdx.x; c < words; c += kThreads)
+      a.out[i * words + c] = __ldcg(staged(me) + i * words + c);
+  });
 }
 
 struct PlaceArgs {
@@ -115,13 +160,18 @@ void gather_columns(const GatherArgs& a) {
                "a gather of " + std::to_string(a.rows) + " rows of " + std::to_string(row_bytes) +
                    " bytes; bytes that fit in the heap: " + std::to_string(a.group.layout.gather_bytes));
   int64_t word = 16;
+  const auto out = static_cast<int64_t>(reinterpret_cast<intptr_t>(a.out));
   for (int r = 0; r <= size; ++r)
-    while (a.first[r] % word != 0) word /= 2;
+    while (a.first[r] % word != 0 || a.pitch % word != 0 || out % word != 0) word /= 2;
   FP4MOE_CHECK(word >= 4, "each rank's part of a row must be whole 4-byte words");
   if (word == 8) word = 4;
-  if (a.group.plane != nullptr) return staged_gather(a, word);
-  ColumnsArgs args{a.group, a.op, static_cast<const uint8_t*>(a.mine), static_cast<uint8_t*>(a.out),
-                   a.rows,  {}};
+  if (a.group.plane != nullptr) {
+    FP4MOE_CHECK(a.pitch == row_bytes, "rows that are apart need ranks that share memory");
+    return staged_gather(a, word);
+  }
+  ColumnsArgs args{
+      a.group,        a.op, static_cast<const uint8_t*>(a.mine), static_cast<uint8_t*>(a.out), a.rows,
+      a.pitch / word, {}};
   int64_t widest = 0;
   for (int r = 0; r <= size; ++r) args.first[r] = a.first[r] / word;
   for (int r = 0; r < size; ++r) widest = std::max(widest, args.first[r + 1] - args.first[r]);
@@ -131,11 +181,31 @@ void gather_columns(const GatherArgs& a) {
          {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)}, args);
 }
 
+void gather_shares(const GatherSharesArgs& a) {
+  FP4MOE_CHECK(a.group.plane == nullptr && a.row_bytes % 4 == 0 &&
+                   a.num_rows * a.row_bytes <= a.group.layout.gather_bytes,
+               "a gather of " + std::to_string(a.num_rows) + " shared rows of " +
+                   std::to_string(a.row_bytes) +
+                   " bytes; bytes that fit in the heap: " + std::to_string(a.group.layout.gather_bytes));
+  const auto blocks = std::clamp<int64_t>(a.num_rows, 1, a.group.max_blocks);
+  SharesArgs args{a.group,
+                  a.op,
+                  static_cast<const uint32_t*>(a.x),
+                  static_cast<uint32_t*>(a.out),
+                  a.rows,
+                  a.num_rows,
+                  a.row_bytes / 4,
+                  {}};
+  std::copy_n(a.first, a.group.size + 1, args.first);
+  launch("gather_shares", gather_shares_kernel, {dim3(static_cast<unsigned>(blocks)), dim3(kThreads)}, args);
+}
+
 int gather_blocks_per_sm() {
-  int wide = 0, narrow = 0;
+  int wide = 0, narrow = 0, shares = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&wide, gather_kernel<uint4>, kThreads, 0);
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&narrow, gather_kernel<uint32_t>, kThreads, 0);
-  return std::min(wide, narrow);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&shares, gather_shares_kernel, kThreads, 0);
+  return std::min({wide, narrow, shares});
 }
 
 }  // namespace fp4moe::cuda

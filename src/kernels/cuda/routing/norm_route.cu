@@ -172,7 +172,7 @@ __device__ __forceinline__ float bias_of(const NormRouteArgs& a, int e) {
 
 // Returns the number of tokens whose experts are counted.
 __device__ __forceinline__ int counted_tokens(const NormRouteArgs& a) {
-  return a.out.count.counts != nullptr ? __ldcg(a.out.count.num_rows) : 0;
+  return a.out.count.counts != nullptr ? __ldcg(a.out.count.num_rows) - a.out.count.first_row : 0;
 }
 
 // ---- few tokens ------------------------------------------------------------------------------------------

@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kMaxChooseWarps * 32, 2)
   for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
   wait_for_earlier_kernels();
   const bool counted = a.out.count.counts != nullptr;
-  const int counted_rows = counted ? *a.out.count.num_rows : 0;
+  const int counted_rows = counted ? *a.out.count.num_rows - a.out.count.first_row : 0;
   __syncthreads();
   const ChoiceMemory room(a.rule, memory + team * words);
   for (int t = blockIdx.x * teams + team; t < a.num_tokens; t += gridDim.x * teams) {
@@ -251,7 +251,7 @@ void launch_clusters(const char* name, void (*kernel)(Args), cudaLaunchConfig_t 
                      const Args& args) {
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[0].val.programmaticStreamSerializationAllowed = may_start_early();
   attributes[1].id = cudaLaunchAttributeClusterDimension;
   attributes[1].val.clusterDim = {1, 1, cluster};
   config.attrs = attributes;
