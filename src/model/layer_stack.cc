@@ -160,12 +160,13 @@ Status LayerStack::forward_layers(const Batch& batch, KvCache& kv, float* logits
           {kv.layers_of(i) == KvLayers::kWindow ? window : batch, norm_args(w.attention_norm, t, nullptr),
            kv.k_pages(i), kv.v_pages(i), kv.states(i), act(rows_.attention, t, w.attention->out_cols())},
           pool);
-    if (is_last && keeps_last_rows()) complete_residual(i, t);
-    if (is_last && !keeps_last_rows()) {  // the remaining work needs only the logit rows
+    if (is_last && keeps_last_rows()) {
+      complete_residual(i, t);
+    } else if (is_last) {  // the remaining work needs only the logit rows
       keep_logit_rows(batch, /*has_attention=*/true, pool);
       num_rows = batch.num_logit_rows();
     }
-    if (is_last) shares_rows_ = false;
+    shares_rows_ = shares_rows_ && !is_last;
     if (num_rows > 0) FP4MOE_RETURN_IF_ERROR(attention_output(i, num_rows, pool));
     FP4MOE_RETURN_IF_ERROR(feed_forward(i, num_rows, batch.device, experts_of(batch, i), pool));
     keep_residual(i, num_rows, pool);

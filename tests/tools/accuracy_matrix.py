@@ -28,7 +28,7 @@ RUNNERS = {
     NVFP4: ["flashinfer_cutedsl", "flashinfer_cutlass", "flashinfer_trtllm", "marlin", "auto"],
     MXFP4: ["flashinfer_mxfp4", "triton_kernel", "marlin", "auto"],
 }
-# Of a row in the output, as in the table of docs/backends.md.
+# A row of the output has the columns of the table in docs/backends.md.
 COLUMNS = ("model", "runner", "a2a", "tp", "ep", "dp", "fabric", "flags", "form", "questions", "score")
 FORMS = {"gsm8k": "gsm8k_form.jsonl", "gpqa": "gpqa_form.csv"}
 DP = ["--enable-dp-attention", "--enable-dp-lm-head"]
