@@ -94,6 +94,7 @@ class DeviceCommunicator {
                        std::span<const int64_t> first) const;
   void sum_norm_shares(const CommOp& op, const MoeCombineArgs& experts, float* out, const RmsNormArgs& norm,
                        std::span<const int64_t> first) const;
+
   // Gathers `rows` rows. Rank r has the columns [first[r], first[r + 1]), given in bytes that are multiples
   // of 4. `mine` is [rows, first[rank + 1] - first[rank]], `out` [rows, first[size]], in device memory. If
   // the ranks share memory, pitch can be the bytes between two rows of `out`, which are then apart.

@@ -175,7 +175,7 @@ struct GatherArgs {
 struct GatherSharesArgs {
   const CommGroup& group;  // whose ranks share memory
   CommOp op;
-  const void* x = nullptr;              // [T][row_bytes], of which this rank has its share
+  const void* x = nullptr;              // [T][row_bytes]; only this rank's rows are read
   void* out = nullptr;                  // [num_rows][row_bytes]: the rows `rows` of x
   const int64_t* rows = nullptr;        // [num_rows]
   int64_t num_rows = 0, row_bytes = 0;  // row_bytes: a multiple of 4; num_rows * row_bytes <= gather_bytes
