@@ -243,12 +243,15 @@ void DeviceCommunicator::add_shares(const CommOp& op, const float* partial, cons
 
 void DeviceCommunicator::gather_columns(const CommOp& op, const void* mine, int64_t rows,
                                         std::span<const int64_t> first, void* out,
-                                        std::optional<int64_t> pitch) const {
+                                        const GatherPlaces& places) const {
   check_stream();
-  FP4MOE_CHECK(std::ssize(first) == size() + 1, "there must be one part per rank");
+  const std::span<const int64_t> first_row = places.first_row;
+  FP4MOE_CHECK(std::ssize(first) == size() + 1 && (first_row.empty() || std::ssize(first_row) == size()),
+               "there must be one part per rank");
   const int64_t my_bytes = first[static_cast<size_t>(rank() + 1)] - first[static_cast<size_t>(rank())];
   const int64_t row_bytes = rehearses_ ? my_bytes : first.back();
   if (row_bytes == 0) return;
+  const int64_t pitch = places.pitch.value_or(row_bytes);
   const CommGroup group = view();
   const int64_t most = group_.layout.gather_bytes / row_bytes;
   FP4MOE_CHECK(most > 0, "rows of " + std::to_string(row_bytes) + " bytes; the gather buffer has " +
@@ -257,13 +260,17 @@ void DeviceCommunicator::gather_columns(const CommOp& op, const void* mine, int6
     GatherArgs args{.group = group,
                     .op = op,
                     .mine = static_cast<const uint8_t*>(mine) + row * my_bytes,
-                    .out = static_cast<uint8_t*>(out) + row * pitch.value_or(row_bytes),
-                    .pitch = pitch.value_or(row_bytes),
+                    .out = static_cast<uint8_t*>(out) + row * pitch,
+                    .pitch = pitch,
                     .rows = std::min(most, rows - row)};
     if (rehearses_)
       args.first[1] = my_bytes;
     else
       std::copy(first.begin(), first.end(), args.first);
+    if (!first_row.empty() && rehearses_)
+      args.first_row[0] = first_row[static_cast<size_t>(rank())];
+    else
+      std::copy(first_row.begin(), first_row.end(), args.first_row);
     ops_->gather(args);
   }
 }

@@ -40,6 +40,12 @@ int64_t two_shot_bytes(int num_ranks);
 // two exchanges, each rank has a part of an operand.
 int64_t sum_word_bytes(int num_ranks);
 
+// Other places for gathered rows, if the ranks share memory.
+struct GatherPlaces {
+  std::optional<int64_t> pitch;        // bytes from one row of the output to the next
+  std::span<const int64_t> first_row;  // if not empty: rank r gets the input's rows from first_row[r] on
+};
+
 // Large because all operations of a group are here.
 class DeviceCommunicator {
  public:
@@ -96,10 +102,9 @@ class DeviceCommunicator {
                        std::span<const int64_t> first) const;
 
   // Gathers `rows` rows. Rank r has the columns [first[r], first[r + 1]), given in bytes that are multiples
-  // of 4. `mine` is [rows, first[rank + 1] - first[rank]], `out` [rows, first[size]], in device memory. If
-  // the ranks share memory, pitch can be the bytes between two rows of `out`, which are then apart.
+  // of 4. `mine` is [rows, first[rank + 1] - first[rank]], `out` [rows, first[size]], in device memory.
   void gather_columns(const CommOp& op, const void* mine, int64_t rows, std::span<const int64_t> first,
-                      void* out, std::optional<int64_t> pitch = {}) const;
+                      void* out, const GatherPlaces& places = {}) const;
 
   // Gathers rows of row_bytes bytes, a multiple of 4. Rank r has the rows [first[r], first[r + 1]). `mine` is
   // [first[rank + 1] - first[rank], row_bytes], `out` [first[size], row_bytes], in device memory; `mine` may

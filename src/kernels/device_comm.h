@@ -164,11 +164,13 @@ struct ReduceNormGatherArgs {
 struct GatherArgs {
   const CommGroup& group;
   CommOp op;
-  const void* mine = nullptr;  // [rows][first[rank + 1] - first[rank]]
+  const void* mine = nullptr;  // [any number of rows][first[rank + 1] - first[rank]]
   void* out = nullptr;         // [rows][row_bytes]; one row: `mine` may be its own place in it
   int64_t pitch = 0;           // bytes from one row of out to the next; any if the ranks share memory
   int64_t rows = 0;            // rows * row_bytes <= gather_bytes
   int64_t first[kMaxGroupRanks + 1] = {};  // multiples of 4; first[R] is row_bytes
+  // Rank r gets the rows [first_row[r], first_row[r] + rows); all 0 unless the ranks share memory.
+  int64_t first_row[kMaxGroupRanks] = {};
 };
 
 // Some of the rows [T][row_bytes] that the ranks share: rank r has the rows [first[r], first[r + 1]).

@@ -173,7 +173,9 @@ Status LayerStack::forward_layers(const Batch& batch, KvCache& kv, float* logits
   }
   if (keeps_last_rows()) num_rows = keep_last_features(batch, pool);
   scratch_.reset();
-  return lm_head_->forward_lm_head(norm_args(final_norm_, num_rows, nullptr), logits, scratch_, pool);
+  const int64_t group_rows = batch.device != nullptr ? batch.device->largest_logit_rows : num_rows;
+  return lm_head_->forward_lm_head(norm_args(final_norm_, num_rows, nullptr), group_rows, logits, scratch_,
+                                   pool);
 }
 
 // Where the layer writes its rows' experts; null: nowhere. On a CPU, ranks of a group write to one place,

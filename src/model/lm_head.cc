@@ -11,7 +11,7 @@
 namespace fp4moe {
 namespace {
 
-constexpr int64_t kLogitRowsPerPass = 64;  // on a CPU gathered at a time, which bounds the memory
+constexpr int64_t kLogitRowsPerPass = 64;  // gathered at a time on a CPU, which bounds the memory
 
 }  // namespace
 
@@ -19,14 +19,14 @@ Shard vocab_shard(int64_t vocab_size, int64_t parts, int64_t index) {
   return output_shard(vocab_size, parts, index);
 }
 
-// Every rank gets all logits, so that each chooses the tokens without further communication.
-void gather_logits(const DeviceCommunicator& group, int64_t vocab_size, const float* part, int64_t rows,
-                   float* logits) {
+// Every rank of a group gets its logits, so that each chooses the tokens without further communication.
+void gather_logits(const DeviceCommunicator& head, int64_t vocab_size, const float* part, int64_t rows,
+                   std::span<const int64_t> first_row, float* logits) {
   std::vector<int64_t> first;  // start of each rank's columns, in bytes
-  for (int r = 0; r < group.size(); ++r)
-    first.push_back(vocab_shard(vocab_size, group.size(), r).first * int64_t{sizeof(float)});
+  for (int r = 0; r < head.size(); ++r)
+    first.push_back(vocab_shard(vocab_size, head.size(), r).first * int64_t{sizeof(float)});
   first.push_back(vocab_size * int64_t{sizeof(float)});
-  group.gather_columns({"logits"}, part, rows, first, logits);
+  head.gather_columns({"logits"}, part, rows, first, logits, {.first_row = first_row});
 }
 
 int LmHead::num_sharers() const {
@@ -56,22 +56,22 @@ Result<LmHead> LmHead::load(WeightLoader& loader, const std::string& name, const
 }
 
 int64_t LmHead::scratch_bytes() const {
-  const int64_t linear = linear_.scratch_bytes(std::max(kLogitRowsPerPass, options_.max_rows));
-  if (num_sharers() == 1 || options_.rank.device_group != nullptr) return linear;
   const int64_t hidden_bytes = options_.hidden_size * dtype_bits(options_.act_dtype) / 8;
-  return linear + (options_.whole_job ? Arena::padded(options_.max_rows * hidden_bytes) : 0) +
-         Arena::padded(kLogitRowsPerPass * linear_.n() * 4) +
+  const int64_t rows = linear_.scratch_bytes(std::max(kLogitRowsPerPass, options_.max_rows)) +
+                       (options_.whole_job ? Arena::padded(options_.max_rows * hidden_bytes) : 0);
+  if (num_sharers() == 1 || options_.rank.device_head != nullptr) return rows;
+  return rows + Arena::padded(kLogitRowsPerPass * linear_.n() * 4) +
          Arena::padded(kLogitRowsPerPass * options_.vocab_size * 4);
 }
 
-Status LmHead::forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& scratch,
+Status LmHead::forward_lm_head(const RmsNormArgs& norm, int64_t group_rows, float* logits, Arena& scratch,
                                ThreadPool& pool) const {
   if (num_sharers() == 1) {
     if (logits != nullptr) linear_.forward_normed(norm, logits, scratch, pool);
     return {};
   }
-  if (options_.rank.device_group != nullptr) {
-    device_logits(norm, logits, scratch, pool);
+  if (options_.rank.device_head != nullptr) {
+    device_logits(norm, group_rows, logits, scratch, pool);
     return {};
   }
   const ActRows& x = norm.out_act;
@@ -81,17 +81,32 @@ Status LmHead::forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& sc
   return shared_logits(rows, logits, scratch, pool);
 }
 
-void LmHead::device_logits(const RmsNormArgs& norm, float* part, Arena& scratch, ThreadPool& pool) const {
+void LmHead::device_logits(const RmsNormArgs& norm, int64_t group_rows, float* part, Arena& scratch,
+                           ThreadPool& pool) const {
   const ActRows& x = norm.out_act;
-  if (x.rows == 0 || linear_.n() == 0) return;
-  if (x.rows <= kLogitRowsPerPass) return linear_.forward_normed(norm, part, scratch, pool);
-  const int64_t row_bytes = x.cols * dtype_bits(x.dtype) / 8;
-  run_norm(*ops_, norm, pool);
-  for (int64_t row = 0; row < x.rows; row += kLogitRowsPerPass) {
-    const int64_t n = std::min(kLogitRowsPerPass, x.rows - row);
-    const ActRows rows = {static_cast<uint8_t*>(x.data) + row * row_bytes, x.dtype, n, x.cols};
-    linear_.forward_linear(rows, part + row * linear_.n(), /*accumulate=*/false, scratch, pool);
+  if (!options_.whole_job) {
+    if (x.rows > 0 && linear_.n() > 0) linear_.forward_normed(norm, part, scratch, pool);
+    return;
   }
+  if (group_rows == 0) return;
+  if (x.rows > 0) run_norm(*ops_, norm, pool);
+  const ActRows all = gather_device_rows(x, group_rows, scratch);
+  if (linear_.n() > 0) linear_.forward_linear(all, part, /*accumulate=*/false, scratch, pool);
+}
+
+// Each rank of a group sends its share of the group's rows.
+ActRows LmHead::gather_device_rows(const ActRows& x, int64_t group_rows, Arena& scratch) const {
+  const RankLayout& layout = options_.rank.layout;
+  const int64_t ranks = layout.attention_tp(), row_bytes = x.cols * dtype_bits(x.dtype) / 8;
+  const ActRows all = {scratch.take<uint8_t>(layout.dp * group_rows * row_bytes), x.dtype,
+                       layout.dp * group_rows, x.cols};
+  std::vector<int64_t> first;
+  for (int64_t r = 0; r <= layout.tp; ++r)
+    first.push_back(r / ranks * group_rows + r % ranks * group_rows / ranks);
+  const int64_t own = layout.attention_rank() * group_rows / ranks;  // within the group's rows
+  options_.rank.device_head->gather_rows({"lm_head_rows"}, static_cast<uint8_t*>(x.data) + own * row_bytes,
+                                         row_bytes, first, all.data);
+  return all;
 }
 
 // Every rank of a group has the group's rows; the group's first rank sends them.

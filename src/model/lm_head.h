@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "base/buffer.h"
 #include "base/thread_pool.h"
@@ -26,10 +27,12 @@ struct LmHeadOptions {
 // Part `index` of V rows split into `parts`, in whole panels of 16 (the last may be short).
 Shard vocab_shard(int64_t vocab_size, int64_t parts, int64_t index);
 
-// Gathers rows of logits from the ranks of a group. Each rank has the columns of its vocab_shard().
-// `part` is [rows, shard], `logits` [rows, V], in device memory.
-void gather_logits(const DeviceCommunicator& group, int64_t vocab_size, const float* part, int64_t rows,
-                   float* logits);
+// Gathers `rows` rows of logits from the ranks that share an LM head on GPUs (RankContext::device_head). Each
+// rank has the columns of its vocab_shard(). `part` is what forward_lm_head() writes, `logits` [rows, V], in
+// device memory. first_row: by rank, the row of `part` where its group's rows begin; empty: all have the same
+// rows.
+void gather_logits(const DeviceCommunicator& head, int64_t vocab_size, const float* part, int64_t rows,
+                   std::span<const int64_t> first_row, float* logits);
 
 class LmHead {
  public:
@@ -40,10 +43,13 @@ class LmHead {
   int64_t weight_bytes() const { return linear_.weight_bytes(); }
   int64_t scratch_bytes() const;
   // logits [rows, V] f32 = x W^T, where x [rows, H] are the group's normed rows; `logits` is null if this
-  // rank needs none. Ranks on GPUs that share the head write only the columns of their vocab_shard(), as
-  // [rows, shard]. norm.out_act is unspecified afterwards. All ranks that share the head must call it, even
-  // with 0 rows.
-  Status forward_lm_head(const RmsNormArgs& norm, float* logits, Arena& scratch, ThreadPool& pool) const;
+  // rank needs none. norm.out_act is unspecified afterwards. All ranks that share the head must call it, even
+  // with 0 rows. On GPUs they write only the columns of their vocab_shard(), as [rows, shard], and if all
+  // groups share the head, those of all groups' rows: group_rows rows of each group, of which the last are
+  // unspecified in a smaller group. group_rows, the rows of the largest group or more, is the same on all
+  // ranks, and norm.out_act then has memory for group_rows rows.
+  Status forward_lm_head(const RmsNormArgs& norm, int64_t group_rows, float* logits, Arena& scratch,
+                         ThreadPool& pool) const;
 
  private:
   // The rows of all groups, and the range of the rows of this rank's group.
@@ -52,7 +58,9 @@ class LmHead {
     Shard own;
   };
   Result<JobRows> gather_rows(const ActRows& x, Arena& scratch) const;
-  void device_logits(const RmsNormArgs& norm, float* part, Arena& scratch, ThreadPool& pool) const;
+  void device_logits(const RmsNormArgs& norm, int64_t group_rows, float* part, Arena& scratch,
+                     ThreadPool& pool) const;
+  ActRows gather_device_rows(const ActRows& x, int64_t group_rows, Arena& scratch) const;
   Status shared_logits(const JobRows& rows, float* logits, Arena& scratch, ThreadPool& pool) const;
   Communicator* sharers() const { return options_.whole_job ? options_.rank.world : options_.rank.attention; }
   int num_sharers() const;

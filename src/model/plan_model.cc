@@ -330,9 +330,12 @@ Result<ModelPlan> plan_model(const ModelConfig& model, const EngineConfig& given
   plan.moe = std::move(*moe);
   FP4MOE_RETURN_IF_ERROR(check_processes(flags, plan.moe));
   FP4MOE_ASSIGN_OR_RETURN(plan.placements, plan_placements(model, plan.moe, flags.init_expert_location));
-  if (problem.device == DeviceKind::kCuda && flags.dp_size > 1 && !flags.enable_dp_lm_head) {
+  if (problem.device == DeviceKind::kCuda && flags.dp_size > 1 && !flags.enable_dp_lm_head &&
+      plan.moe.spans_processes()) {
     plan.flags.enable_dp_lm_head = true;
-    log_info("--enable-dp-lm-head is implied: on GPUs each data-parallel group has its own LM head");
+    log_info(
+        "--enable-dp-lm-head is implied: on GPUs of several processes each data-parallel group has its "
+        "own LM head");
   }
   (problem.device == DeviceKind::kCpu ? note_graph_flags : note_determinism)(flags);
   FP4MOE_RETURN_IF_ERROR(check_attention(model, plan.moe.problem()));

@@ -16,6 +16,9 @@ struct RankContext {
   // On GPUs: this rank's group (null if it is one rank), and all ranks (null if they exchange no rows).
   const DeviceCommunicator* device_group = nullptr;
   const DeviceCommunicator* device_world = nullptr;
+  // On GPUs: the ranks that share the vocabulary of LM heads, this rank's group or all ranks; null if this
+  // rank has the whole vocabulary.
+  const DeviceCommunicator* device_head = nullptr;
   Communicator* movers = nullptr;  // all ranks, on the host, that move experts; null if there is only one
   MoveArea move_area;              // for the experts that they move
   int64_t a2a_region_offset = 0;   // offset of the transport's memory in the symmetric heap, in bytes

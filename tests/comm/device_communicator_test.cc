@@ -294,6 +294,40 @@ TEST_P(DeviceRanks, GathersColumns) {
   }
 }
 
+// Each rank gets other rows, perhaps overlapping those of another, in pieces that fit in the heap.
+TEST_P(DeviceRanks, GathersColumnsOfOtherRowsForEachRank) {
+  TestGroup group(GetParam(), {0, 128, 8 << 10});
+  std::mt19937_64 random(13);
+  for (int round = 0; round < 20; ++round) {
+    const std::vector<int64_t> first = random_parts(group.size(), round % 2 == 0 ? 16 : 4, random);
+    const int64_t all_rows = 1 + static_cast<int64_t>(random() % 60), width = first.back();
+    const int64_t rows = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(all_rows));
+    std::vector<int64_t> first_row;
+    for (int r = 0; r < group.size(); ++r)
+      first_row.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(all_rows - rows + 1)));
+    std::vector<uint8_t> whole(static_cast<size_t>(all_rows * width));
+    for (uint8_t& byte : whole) byte = static_cast<uint8_t>(random());
+    std::vector<Buffer> mine, out;
+    group.for_each([&](int r, DeviceCommunicator& rank) {
+      const int64_t begin = first[static_cast<size_t>(r)], cols = first[static_cast<size_t>(r) + 1] - begin;
+      std::vector<uint8_t> part(static_cast<size_t>(std::max<int64_t>(all_rows * cols, 4)));
+      for (int64_t row = 0; row < all_rows; ++row)
+        std::copy_n(whole.begin() + row * width + begin, cols, part.begin() + row * cols);
+      mine.push_back(on_device(part));
+      out.push_back(on_device(std::vector<uint8_t>(static_cast<size_t>(rows * width), 0xaa)));
+      rank.gather_columns({"gather"}, mine.back().data(), rows, first, out.back().data(),
+                          {.first_row = first_row});
+    });
+    group.expect_ok();
+    group.for_each([&](int r, DeviceCommunicator&) {
+      const auto at = static_cast<size_t>(r);
+      const auto begin = whole.begin() + first_row[at] * width;
+      EXPECT_EQ(from_device<uint8_t>(out[at]), std::vector<uint8_t>(begin, begin + rows * width))
+          << "round " << round << ", rank " << r;
+    });
+  }
+}
+
 // Gathers rows in place, in pieces that fit in the heap; some ranks have no row.
 TEST_P(DeviceRanks, GatheredRowsAreWhole) {
   TestGroup group(GetParam(), {0, 64 << 10, 4096});

@@ -240,7 +240,7 @@ TEST_P(NormShares, ColumnsAreGatheredIntoSeparateArrays) {
     });
     group.for_each([&](int r, DeviceCommunicator& rank) {
       const auto at = static_cast<size_t>(r);
-      rank.gather_columns({"apart"}, mine[at].data(), 2, first, out[at].data(), width + gap);
+      rank.gather_columns({"apart"}, mine[at].data(), 2, first, out[at].data(), {.pitch = width + gap});
     });
     group.expect_ok();
     for (const Buffer& got : out) EXPECT_EQ(from_device<uint8_t>(got), expected);

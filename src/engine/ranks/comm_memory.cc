@@ -21,16 +21,22 @@ constexpr int64_t kLogitPieceBytes = 256 << 10;
 // ranks take to meet.
 constexpr int64_t kMoveBytes = 64 << 20;
 
+// The logits that ranks on GPUs gather at a time: those of up to 64 rows of a group.
+int64_t gathered_logit_bytes(const StepLimits& limits, int64_t max_rows) {
+  constexpr int64_t kGatheredRows = 64;
+  const int64_t vocab_size = std::max(limits.vocab_size, limits.draft.vocab_size);
+  return std::min(kGatheredRows, max_rows) * vocab_size * int64_t{4};
+}
+
 // For ranks on GPUs. is_staged: in several processes; the rank then has room for the operands of all ranks.
 // Otherwise the ranks share the rows of large passes, and gather the experts that they choose. draft: or
 // null.
 DeviceRegion attention_region(const MoePlan& plan, const StepLimits& limits, const MoePlan* draft,
                               bool is_staged) {
-  constexpr int64_t kGatheredRows = 64, kStagedSumBytes = 32 << 20;
+  constexpr int64_t kStagedSumBytes = 32 << 20;
   const MoeProblem& p = plan.problem();
   const int num_ranks = p.layout.attention_tp();
-  const int64_t vocab_size = std::max(limits.vocab_size, limits.draft.vocab_size);
-  const int64_t logit_bytes = std::min(kGatheredRows, limits.max_logit_rows) * vocab_size * int64_t{4};
+  const int64_t logit_bytes = gathered_logit_bytes(limits, limits.max_logit_rows);
   if (is_staged)
     return {.word_bytes = kStagedSumBytes / num_ranks, .gather_bytes = logit_bytes, .is_staged = true};
   DeviceRegion region{.word_bytes = sum_word_bytes(num_ranks), .gather_bytes = logit_bytes};
@@ -39,6 +45,16 @@ DeviceRegion attention_region(const MoePlan& plan, const StepLimits& limits, con
   region.gather_bytes = std::max(logit_bytes, limits.max_batch_tokens * top_k * int64_t{4});
   region.normed_bytes = limits.max_batch_tokens * p.hidden_size * 2;
   return region;
+}
+
+// For LM heads that all ranks share: the ranks gather rows of H bf16, exchange the choice of greedy rows in 8
+// bytes, and otherwise gather logits.
+DeviceRegion head_region(const MoePlan& plan, const StepLimits& limits) {
+  const MoeProblem& p = plan.problem();
+  const int64_t rows = limits.max_logit_rows;
+  return {
+      .word_bytes = Arena::padded(rows * int64_t{8}),
+      .gather_bytes = std::max(gathered_logit_bytes(limits, rows / p.layout.dp), rows * p.hidden_size * 2)};
 }
 
 // The bytes for rows that a GPU's ranks exchange; 0 if they exchange none.
@@ -59,6 +75,11 @@ Result<CommMemory> device_memory_of(const MoePlan& plan, const StepLimits& limit
   if (layout.attention_tp() > 1) {
     memory.device_attention = attention_region(plan, limits, draft, is_staged);
     memory.heap_bytes = memory.device_attention.num_bytes(layout.attention_tp());
+  }
+  if (limits.shares_head) {
+    memory.device_head = head_region(plan, limits);
+    memory.device_head.offset = memory.heap_bytes;
+    memory.heap_bytes += memory.device_head.num_bytes(layout.tp);
   }
   const auto add = [&](int64_t num_bytes, DeviceRegion& region) {
     if (num_bytes == 0) return;

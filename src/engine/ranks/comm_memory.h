@@ -21,10 +21,10 @@ struct CommMemory {
   StepRegion step;
   int64_t communicator_bytes = 0;  // for `world` and `attention`
   int64_t step_bytes = 0;          // for steps and logits; 0 if all ranks are in one process
-  // For ranks on GPUs: one group's region, and the regions of all ranks for each model's exchanges. A region
-  // that is not needed is empty, and unused members are 0. Staged regions (ranks in several processes) are
-  // separate allocations.
-  DeviceRegion device_attention, device_world, device_draft_world;
+  // For ranks on GPUs: one group's region, the region of all ranks for the LM heads that they share, and
+  // those for each model's exchanges. A region that is not needed is empty, and unused members are 0. Staged
+  // regions (ranks in several processes) are separate allocations.
+  DeviceRegion device_attention, device_head, device_world, device_draft_world;
   int64_t move_offset = 0, move_bytes = 0;  // GPUs of one process: a rank's part of the MoveArea
   int64_t heap_bytes = 0;                   // the sum, per rank
 };

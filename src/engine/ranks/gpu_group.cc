@@ -400,10 +400,12 @@ void GpuGroup::gather_logits() {
 // A group's rows, edits, masks and listed ids follow those of the group before.
 Status GpuGroup::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
                               std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) {
+  const bool all_greedy = std::ranges::all_of(rows, is_plain_greedy);
   if (layout_.dp == 1) {
     edits = known_to_rank(edits, groups_[0]);
-    return on_all(
-        [&](int r) { return ranks_[rank_index(r)]->start_sample(rows, edits, allowed, logprob_ids); });
+    return on_all([&](int r) {
+      return ranks_[rank_index(r)]->start_sample(rows, edits, allowed, logprob_ids, all_greedy);
+    });
   }
   struct Part {
     std::span<const LogitEdit> edits;
@@ -435,8 +437,8 @@ Status GpuGroup::start_sample(std::span<const SampleRowParams> rows, std::span<c
   }
   return on_all([&](int r) {
     const Part& part = parts[static_cast<size_t>(r / layout_.attention_tp())];
-    return ranks_[rank_index(r)]->start_sample(group_of(r).params, part.edits, part.allowed,
-                                               part.logprob_ids);
+    return ranks_[rank_index(r)]->start_sample(group_of(r).params, part.edits, part.allowed, part.logprob_ids,
+                                               all_greedy);
   });
 }
 

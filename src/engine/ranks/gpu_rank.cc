@@ -78,6 +78,7 @@ Status GpuRank::execute_step(const Batch& batch, const GpuStep& step) {
   on_device.largest_logit_rows = step.logit_rows;
   host_buffers_[num_steps_++ % 2].staged.record(stream_);
   last_model_ = step.model;
+  group_rows_ = step.logit_rows;
   run_copies(batch.state_copies);
   const std::string of_draft = step.model == BatchModel::kDraft ? " of the draft model" : "";
   if (const Graph* graph = graph_of(step); graph != nullptr) {
@@ -116,9 +117,15 @@ Status GpuRank::take_logits(int64_t num_rows) {
 
 // Not a part of a step, because rows that are all greedy do not need it.
 void GpuRank::gather_logits(int64_t num_rows) {
-  if (shares_vocab())
-    fp4moe::gather_logits(last_group(), last_shape().vocab_size, part_.as<float>(), num_rows,
-                          logits_.as<float>());
+  if (!shares_vocab()) return;
+  std::vector<int64_t> first_row;
+  if (has_all_rows()) {
+    num_rows = group_rows_;
+    const RankLayout& layout = rank_.layout();
+    for (int r = 0; r < layout.tp; ++r) first_row.push_back(r / layout.attention_tp() * group_rows_);
+  }
+  fp4moe::gather_logits(last_head(), last_shape().vocab_size, part_.as<float>(), num_rows, first_row,
+                        logits_.as<float>());
 }
 
 // Waits for the step, then copies its routed experts to the batch; num_rows includes padding.
@@ -278,7 +285,8 @@ Status GpuRank::put_target_ids(std::span<const int32_t> masked) {
 }
 
 Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                             std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids) {
+                             std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids,
+                             bool all_greedy) {
   const auto edit_bytes = static_cast<int64_t>(edits.size_bytes());
   FP4MOE_CHECK(std::ssize(rows) <= max_logit_rows_ && edit_bytes <= edits_.num_bytes() &&
                    static_cast<int64_t>(allowed.size_bytes()) <= allowed_.num_bytes() &&
@@ -288,7 +296,6 @@ Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<co
                    " edits and " + std::to_string(logprob_ids.size()) + " listed ids");
   const StreamScope scope(stream_);
   HostBuffers& buffers = host_buffers_[num_sampled_++ % 2];
-  const bool all_greedy = std::all_of(rows.begin(), rows.end(), is_plain_greedy);
   if (!all_greedy) {
     std::copy(rows.begin(), rows.end(), buffers.samples.as<SampleRowParams>());
     copy_async(sampled_.data(), buffers.samples.data(), std::ssize(rows) * int64_t{sizeof(SampleRowParams)});
@@ -326,17 +333,24 @@ Status GpuRank::start_sample(std::span<const SampleRowParams> rows, std::span<co
   return {};
 }
 
-// The ranks of a group exchange the best ids of greedy rows if they share memory, and otherwise all logits.
+// Ranks that share an LM head exchange the best ids of greedy rows if they share memory, and otherwise all
+// logits.
 void GpuRank::sample_rows(SampleRowsArgs args) {
-  if (!shares_vocab() || !args.all_greedy || !last_group().shares_memory()) {
+  if (!shares_vocab() || !args.all_greedy || !last_head().shares_memory()) {
     gather_logits(args.num_rows);
     return cuda_sample_rows()(args);
   }
   args.logits = part_.as<float>();
   const Shard& vocab = last_shape().vocab;
   args.vocab_size = args.row_stride = vocab.count;
-  const CommGroup group = last_group().exchange_group();
-  cuda_sample_shards()(args, {.group = group, .op = {"greedy"}, .first_id = vocab.first});
+  const CommGroup group = last_head().exchange_group();
+  LogitShard shard = {.group = group, .op = {"greedy"}, .first_id = vocab.first, .num_rows = args.num_rows};
+  if (has_all_rows()) {
+    const RankLayout& layout = rank_.layout();
+    shard.num_rows = layout.dp * group_rows_;
+    shard.first_row = layout.dp_rank() * group_rows_;
+  }
+  cuda_sample_shards()(args, shard);
 }
 
 // The rows of the last start_sample() are those of the stage's last batch.
@@ -366,7 +380,7 @@ Status GpuRank::take_sampled(std::span<SampledRow> out, std::span<float> id_logp
 // After a pass of the draft model. Kernels of later passes read the ids on the device; the host may read them
 // as soon as anything later on the stream is done.
 void GpuRank::choose_draft_ids(int64_t num_rows, const GpuStep& step) {
-  if (num_rows == 0) return;
+  if ((has_all_rows() ? group_rows_ : num_rows) == 0) return;
   const int64_t vocab_size = last_shape().vocab_size;
   FP4MOE_CHECK(step.first_draft + num_rows <= most_drafts(),
                std::to_string(num_rows) + " rows of drafts after " + std::to_string(step.first_draft));

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -74,8 +75,10 @@ class GpuRank final : public PageCopier {
   bool wants_logits() const { return wants_logits_; }
   float* logits();  // of the group's first rank
   Status set_masked_ids(std::span<const int32_t> ids);
+  // all_greedy: whether is_plain_greedy() holds for all rows of the step, those of other groups too.
   Status start_sample(std::span<const SampleRowParams> rows, std::span<const LogitEdit> edits,
-                      std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids);
+                      std::span<const uint32_t> allowed, std::span<const int32_t> logprob_ids,
+                      bool all_greedy);
   Status accept_drafts();
   Status take_sampled(std::span<SampledRow> out, std::span<float> id_logprobs);
   // Waits for the draft model's passes so far that keep ids in the same half as rows[0]. `rows`: indices
@@ -135,14 +138,20 @@ class GpuRank final : public PageCopier {
                      CopyDirection direction);
   Status make_groups(const RankSetup& setup, const PeerHeap* heap);
   Status make_groups_of(BatchModel model, const RankSetup& setup, const PeerHeap* heap);
-  // RankContext::device_group and device_world for a model.
+  // RankContext::device_group and device_world for a model; shared_head: all ranks, if they share LM heads.
   struct Groups {
-    std::unique_ptr<DeviceCommunicator> attention, world;
+    std::unique_ptr<DeviceCommunicator> attention, world, shared_head;
+    std::array<DeviceCommunicator*, 3> all() const {
+      return {attention.get(), world.get(), shared_head.get()};
+    }
+    DeviceCommunicator* head() const { return shared_head != nullptr ? shared_head.get() : attention.get(); }
   };
   const Groups& groups_of(BatchModel model) const { return groups_[static_cast<size_t>(model)]; }
-  const DeviceCommunicator& last_group() const { return *groups_of(last_model_).attention; }
-  // Whether each rank of a group computes the logits of a part of the vocabulary.
-  bool shares_vocab() const { return groups_of(BatchModel::kTarget).attention != nullptr; }
+  const DeviceCommunicator& last_head() const { return *groups_of(last_model_).head(); }
+  // Whether this rank computes the logits of a part of the vocabulary; and whether it computes those of all
+  // groups' rows.
+  bool shares_vocab() const { return groups_of(BatchModel::kTarget).head() != nullptr; }
+  bool has_all_rows() const { return groups_of(BatchModel::kTarget).shared_head != nullptr; }
   bool has_peers() const { return shares_vocab() || groups_of(BatchModel::kTarget).world != nullptr; }
   void rehearse_groups(bool on);
   DeviceBatch put(const Batch& batch, int64_t num_rows, bool shares_pages);
@@ -188,12 +197,13 @@ class GpuRank final : public PageCopier {
   BatchModel last_model_ = BatchModel::kTarget;  // of the last step
   // Of the last step's model, with room for either.
   Buffer logits_;  // device: [max_logit_rows, V] f32; if ranks share a vocabulary, only after gather_logits()
-  Buffer part_;    // device: [max_logit_rows, ids of this rank] f32; only if ranks share a vocabulary
-  Buffer host_logits_;  // a pinned copy of logits_; only if wants_logits_, on the group's first rank
-  Buffer sampled_;      // device: params, then rows, then 2 * most_drafts() rows of the draft model
-  Buffer edits_;        // device: LogitEdits
-  Buffer allowed_;      // device: SampleRowsArgs::allowed
-  Buffer logprob_ids_;  // device: SampleRowsArgs::logprob_ids
+  Buffer part_;    // device: [rows, ids of this rank] f32 (LmHead); only if ranks share a vocabulary
+  int64_t group_rows_ = 0;  // GpuStep::logit_rows of the last step
+  Buffer host_logits_;      // a pinned copy of logits_; only if wants_logits_, on the group's first rank
+  Buffer sampled_;          // device: params, then rows, then 2 * most_drafts() rows of the draft model
+  Buffer edits_;            // device: LogitEdits
+  Buffer allowed_;          // device: SampleRowsArgs::allowed
+  Buffer logprob_ids_;      // device: SampleRowsArgs::logprob_ids
   // Host buffers of one step; two steps may be in flight.
   struct HostBuffers {
     Event staged;                     // the batch has been copied

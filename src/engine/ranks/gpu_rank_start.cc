@@ -120,21 +120,24 @@ Status GpuRank::make_groups_of(BatchModel model, const RankSetup& setup, const P
   if (world.exchange_bytes > 0) {
     FP4MOE_ASSIGN_OR_RETURN(groups.world, make(0, layout.tp, layout.rank, world));
   }
-  for (DeviceCommunicator* group : {groups.attention.get(), groups.world.get()})
+  if (memory.device_head.gather_bytes > 0) {
+    FP4MOE_ASSIGN_OR_RETURN(groups.shared_head, make(0, layout.tp, layout.rank, memory.device_head));
+  }
+  for (DeviceCommunicator* group : groups.all())
     if (group != nullptr && is_draft) group->name_model("the draft model");
-  rank_.set_device_groups(model, groups.attention.get(), groups.world.get());
+  rank_.set_device_groups(model, {groups.attention.get(), groups.world.get(), groups.head()});
   return {};
 }
 
 void GpuRank::rehearse_groups(bool on) {
   for (const Groups& groups : groups_)
-    for (DeviceCommunicator* group : {groups.attention.get(), groups.world.get()})
+    for (DeviceCommunicator* group : groups.all())
       if (group != nullptr) group->rehearse(on);
 }
 
 Status GpuRank::group_failure() const {
   for (const Groups& groups : groups_)
-    for (const DeviceCommunicator* group : {groups.attention.get(), groups.world.get()})
+    for (const DeviceCommunicator* group : groups.all())
       if (group != nullptr) FP4MOE_RETURN_IF_ERROR(group->failure());
   return {};
 }
@@ -179,9 +182,11 @@ Status GpuRank::allocate(const RankSetup& setup) {
 // For the target and for a draft model, which run one after the other.
 Status GpuRank::allocate_logits(const RankSetup& setup) {
   const RankLayout& layout = rank_.layout();
+  const DeviceCommunicator* const head = groups_of(BatchModel::kTarget).head();
   int64_t most = 0, most_of_rank = 0;  // ids
   const auto add = [&](BatchModel model, const ModelConfig& config) {
-    const Shard vocab = vocab_shard(config.vocab_size, layout.attention_tp(), layout.attention_rank());
+    const Shard vocab = head == nullptr ? Shard{0, config.vocab_size}
+                                        : vocab_shard(config.vocab_size, head->size(), head->rank());
     shapes_[static_cast<size_t>(model)] = {
         config.vocab_size, vocab, setup.flags.enable_deterministic_inference || config.mla.kv_lora_rank > 0};
     most = std::max(most, config.vocab_size);
@@ -200,7 +205,8 @@ Status GpuRank::allocate_logits(const RankSetup& setup) {
   const int64_t logit_bytes = max_logit_rows_ * most * int64_t{sizeof(float)};
   FP4MOE_ASSIGN_OR_RETURN(logits_, Buffer::make(logit_bytes, device_memory()));
   if (shares_vocab()) {
-    const int64_t part_bytes = max_logit_rows_ * most_of_rank * int64_t{sizeof(float)};
+    const int64_t rows = max_logit_rows_ * (has_all_rows() ? layout.dp : 1);
+    const int64_t part_bytes = rows * most_of_rank * int64_t{sizeof(float)};
     FP4MOE_ASSIGN_OR_RETURN(part_, Buffer::make(part_bytes, device_memory()));
   }
   if (wants_logits_ && layout.attention_rank() == 0) {
@@ -314,7 +320,7 @@ Status GpuRank::rehearse_sampling(int64_t num_rows, bool accepts) {
     params.temperature = greedy ? 0 : 1;
     const std::vector<SampleRowParams> rows(static_cast<size_t>(num_rows), params);
     std::vector<SampledRow> sampled(rows.size());
-    FP4MOE_RETURN_IF_ERROR(start_sample(rows, {}, {}, {}));
+    FP4MOE_RETURN_IF_ERROR(start_sample(rows, {}, {}, {}, greedy));
     if (accepts) FP4MOE_RETURN_IF_ERROR(accept_drafts());
     FP4MOE_RETURN_IF_ERROR(take_sampled(sampled, {}));
   }

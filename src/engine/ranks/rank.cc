@@ -39,8 +39,10 @@ Rank::Rank(const RankSetup& setup, int rank, Endpoint* endpoint)
 
 ModelOptions Rank::model_options(const RankSetup& setup, BatchModel model, const ModelPlan& plan) const {
   RankContext context = context_;
-  context.device_group = device_groups_[static_cast<size_t>(model)].group;
-  context.device_world = device_groups_[static_cast<size_t>(model)].world;
+  const DeviceGroups& groups = device_groups_[static_cast<size_t>(model)];
+  context.device_group = groups.attention;
+  context.device_world = groups.world;
+  context.device_head = groups.head;
   return {
       .act_dtype = plan.act_dtype,
       .kv_dtype = plan.kv_dtype,

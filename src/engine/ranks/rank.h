@@ -68,9 +68,12 @@ class Rank {
   Status check_weights(const Checkpoint& checkpoint);
   Status replace_weights(const Checkpoint& checkpoint, const ProgressSink& progress);
 
-  // GPU: sets RankContext's device_group and device_world for a model. Call before load().
-  void set_device_groups(BatchModel model, const DeviceCommunicator* group, const DeviceCommunicator* world) {
-    device_groups_[static_cast<size_t>(model)] = {group, world};
+  // GPU: sets RankContext's device_group, device_world and device_head for a model. Call before load().
+  struct DeviceGroups {
+    const DeviceCommunicator *attention = nullptr, *world = nullptr, *head = nullptr;
+  };
+  void set_device_groups(BatchModel model, const DeviceGroups& groups) {
+    device_groups_[static_cast<size_t>(model)] = groups;
   }
   // GPU: the weights' memory, which must outlive this object. Call before load().
   void set_weight_memory(PlacedMemory* memory) { weight_memory_ = memory; }
@@ -139,9 +142,6 @@ class Rank {
   PlacedMemory* weight_memory_ = nullptr;  // null: weights have no fixed places
   std::optional<Communicator> world_, attention_, movers_;
   RankContext context_;
-  struct DeviceGroups {
-    const DeviceCommunicator *group = nullptr, *world = nullptr;
-  };
   DeviceGroups device_groups_[2];         // by BatchModel
   std::unique_ptr<WeightStore> weights_;  // the model may borrow from it
   std::unique_ptr<Model> model_;

@@ -66,6 +66,7 @@ StepLimits step_limits(const ModelConfig& config, const ModelPlan& plan, const E
   return {.num_groups = plan.moe.problem().layout.dp,
           .max_batch_tokens = options.max_batch_tokens,
           .max_logit_rows = options.max_logit_rows,
+          .shares_head = plan.moe.problem().layout.dp > 1 && !flags.enable_dp_lm_head,
           .num_kv_pages = std::max(most, options.num_kv_pages),
           .num_window_pages = options.num_window_pages > 0 ? std::max(most, options.num_kv_pages) : 0,
           .num_slots = most_state_slots(config, flags, plan.moe.problem().layout.dp),

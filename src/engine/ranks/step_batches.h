@@ -17,6 +17,7 @@ struct StepLimits {
   int num_groups = 1;            // data-parallel groups, each with one batch per step
   int64_t max_batch_tokens = 0;  // rows of one batch
   int64_t max_logit_rows = 0;    // over all batches
+  bool shares_head = false;      // all groups share the vocabulary of LM heads
   int64_t num_kv_pages = 0;      // per group
   int64_t num_window_pages = 0;  // the same, for window layers; 0: sequences have no second page table
   int64_t num_slots = 0;        // of states, per group, with slot 0; 0: batches have neither slots nor copies

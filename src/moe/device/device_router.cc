@@ -94,7 +94,7 @@ void DeviceRouter::route_share(const DeviceMoeOps& ops, const MoeForwardArgs& ar
   for (int64_t& row : first) row *= rule_.top_k * int64_t{sizeof(int32_t)};
   const auto* const ids = reinterpret_cast<uint8_t*>(all.ids);
   group.gather_columns({"expert_choices", args.layer}, choices, 2, first, all.ids,
-                       reinterpret_cast<uint8_t*>(all.weights) - ids);
+                       {.pitch = reinterpret_cast<uint8_t*>(all.weights) - ids});
 }
 
 }  // namespace fp4moe

@@ -93,6 +93,7 @@ void expect_apart(const CommMemory& memory, const Layout& layout) {
     parts.push_back({region.offset, region.offset + region.num_bytes(num_ranks)});
   };
   add(memory.device_attention, layout.tp / layout.dp);
+  add(memory.device_head, layout.tp);
   add(memory.device_world, layout.tp);
   add(memory.device_draft_world, layout.tp);
   std::ranges::sort(parts, {}, &Part::begin);
@@ -126,6 +127,20 @@ TEST(CommMemoryOfGpus, HasARegionForEachModelsExchanges) {
       num_exchanging += both.draft_a2a_bytes > 0;
     }
   EXPECT_EQ(num_exchanging, 2 * 7);
+}
+
+// The region has room for the choices of 8 rows per group, and for the logits of one group's rows, which are
+// more bytes than the hidden rows of all groups.
+TEST(CommMemoryOfGpus, GroupsShareAnLmHeadUnlessTheyHaveTheirOwn) {
+  const ModelConfig config = config_of({.like = "gpt-oss-20b"});
+  for (const Layout& layout : kLayouts) {
+    EngineConfig flags = flags_of(layout);
+    const DeviceRegion shared = memory_of(config, plan_of(config, flags)).value().device_head;
+    EXPECT_EQ(shared.word_bytes, layout.dp > 1 ? padded(8 * layout.dp * 8) : 0) << layout.text();
+    EXPECT_EQ(shared.gather_bytes, layout.dp > 1 ? 8 * config.vocab_size * 4 : 0) << layout.text();
+    flags.enable_dp_lm_head = true;
+    EXPECT_EQ(memory_of(config, plan_of(config, flags)).value().device_head.gather_bytes, 0);
+  }
 }
 
 // The head of EAGLE-3 runs by the target's plan, whose experts it lacks.

@@ -34,12 +34,14 @@ struct Case {
   const char* results = "auto";  // format of flashinfer's results
   bool deterministic = false;
   const char* dense_quant = "none";
+  bool dp_lm_head = false;
 };
 std::string case_name(const testing::TestParamInfo<Case>& info) {
   const Case& c = info.param;
   std::string name = std::string(c.model) + "_tp" + std::to_string(c.tp) + "_ep" + std::to_string(c.ep) +
                      "_" + c.a2a + "_" + c.scheme + (c.a2a_budget > 0 ? "_rounds" : "") +
                      (c.dp > 1 ? "_dp" + std::to_string(c.dp) : "");
+  if (c.dp_lm_head) name += "_heads";
   if (std::string(c.rows) != "auto") name += std::string("_") + c.rows;
   if (std::string(c.dense_quant) != "none") name += std::string("_") + c.dense_quant;
   if (std::string(c.results) != "auto") name += std::string("_results_") + c.results;
@@ -54,6 +56,7 @@ EngineConfig flags_of(const Case& c, bool graphs) {
   flags.ep_size = c.ep;
   flags.dp_size = c.dp;
   flags.enable_dp_attention = c.dp > 1;
+  flags.enable_dp_lm_head = c.dp_lm_head;
   flags.moe_a2a_backend = c.a2a;
   flags.fp4_compute = c.scheme;
   flags.dense_quant = c.dense_quant;
@@ -103,6 +106,8 @@ constexpr Case kCases[] = {
     {kDeepSeek, 2, 1, "none", "w4a4", 0, 2},
     {kGptOss, 8, 8, "flashinfer", "auto", 0, 8},
     {kDeepSeek, 8, 8, "deepep", "auto", 0, 4},
+    {.model = kGptOss, .tp = 2, .ep = 2, .a2a = "flashinfer", .dp = 2, .dp_lm_head = true},
+    {.model = kDeepSeek, .tp = 2, .ep = 2, .a2a = "deepep", .dp = 2, .dp_lm_head = true},
 };
 // Fixture of tests whose parameter is the layout.
 class GpuLayouts : public testing::TestWithParam<Case> {
@@ -246,12 +251,14 @@ constexpr Case kGreedyCases[] = {
     {kDeepSeek, 4, 4, "deepep"},
     {kGptOss, 4, 4, "none", "auto", 0, 2},
     {kDeepSeek, 8, 8, "deepep", "auto", 0, 4},
+    {kGptOss, 2, 2, "flashinfer", "auto", 0, 2},
+    {.model = kDeepSeek, .tp = 4, .ep = 4, .a2a = "deepep", .dp = 2, .dp_lm_head = true},
 };
 class GpuGroupTokens : public GpuLayouts {};
 INSTANTIATE_TEST_SUITE_P(Layouts, GpuGroupTokens, testing::ValuesIn(kGreedyCases), case_name);
 
-// Greedy rows alone are chosen from each rank's logits; beside a row with a log-probability, all logits are
-// gathered. Masked ids are those that would be best otherwise.
+// Greedy rows alone are chosen from each rank's logits; beside a row with a log-probability, perhaps of
+// another group, all logits are gathered. Masked ids are those that would be best otherwise.
 TEST_P(GpuGroupTokens, AreTheBestOfTheLogits) {
   for (const bool graphs : {true, false}) {
     Growing model(GetParam().model, flags_of(GetParam(), graphs));
@@ -266,16 +273,16 @@ TEST_P(GpuGroupTokens, AreTheBestOfTheLogits) {
       std::vector<size_t> order;  // the sequence of each row
       for (size_t g = 0; g < static_cast<size_t>(GetParam().dp); ++g)
         for (size_t s = g; s < 3; s += static_cast<size_t>(GetParam().dp)) order.push_back(s);
-      for (const int32_t top_logprobs : {-1, 0}) {
+      for (const size_t num_with_logprobs : {0, 1, 3}) {
         std::vector<SampleRowParams> rows(3, {.temperature = 0});
-        for (SampleRowParams& row : rows) row.top_logprobs = top_logprobs;
+        for (size_t r = 0; r < 3; ++r) rows[r].top_logprobs = r < num_with_logprobs ? 0 : -1;
         std::vector<SampledRow> sampled(3);
         ASSERT_TRUE(model.ranks().start_sample(rows, {}, {}, {}).ok());
         ASSERT_TRUE(model.ranks().take_sampled(sampled, {}).ok());
         for (size_t r = 0; r < 3; ++r) {
           EXPECT_EQ(sampled[r].status, SampleStatus::kOk);
           EXPECT_EQ(sampled[r].token_id, next[order[r]][0])
-              << "step " << i << ", row " << r << ", top_logprobs " << top_logprobs;
+              << "step " << i << ", row " << r << ", rows with log-probabilities " << num_with_logprobs;
         }
       }
     }

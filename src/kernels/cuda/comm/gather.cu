@@ -2,7 +2,8 @@
 // share.
 //
 // Computes:  out [rows, W]: rank r has the bytes [first_r, first_{r+1}) of each row; all ranks get whole
-//            rows. Or out [n, W]: the rows that an index names, each from the rank that has it.
+//            rows, the same or each its own. Or out [n, W]: the rows that an index names, each from the rank
+//            that has it.
 // Shapes:    any widths that are multiples of 4 bytes.
 // Bytes:     each rank sends its part to R - 1 peers, and copies what arrives from its heap to out.
 // Flops:     none.
@@ -28,6 +29,7 @@ struct ColumnsArgs {
   uint8_t* out;
   int64_t rows;
   int64_t pitch, first[kMaxGroupRanks + 1];  // in words of the kernel's type
+  int64_t first_row[kMaxGroupRanks];
 };
 
 template <class Word>
@@ -45,10 +47,14 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   const int64_t cols = a.first[me + 1] - a.first[me];
   for (int64_t i = thread; i < a.rows * cols; i += threads) {
     const int64_t row = i / cols, col = a.first[me] + i % cols;
-    const Word v = __ldcg(mine + i);
-    out[row * a.pitch + col] = v;
-    for (int r = 0; r < size; ++r)
-      if (r != me) reinterpret_cast<Word*>(a.group.regions[r] + staging)[row * width + col] = v;
+    Word v{};
+    for (int r = 0; r < size; ++r) {
+      if (r == 0 || a.first_row[r] != a.first_row[r - 1]) v = __ldcg(mine + a.first_row[r] * cols + i);
+      if (r == me)
+        out[row * a.pitch + col] = v;
+      else
+        reinterpret_cast<Word*>(a.group.regions[r] + staging)[row * width + col] = v;
+    }
   }
   __syncthreads();
   raise_flags(o, blockIdx.x);
@@ -166,12 +172,20 @@ void gather_columns(const GatherArgs& a) {
   FP4MOE_CHECK(word >= 4, "each rank's part of a row must be whole 4-byte words");
   if (word == 8) word = 4;
   if (a.group.plane != nullptr) {
-    FP4MOE_CHECK(a.pitch == row_bytes, "rows that are apart need ranks that share memory");
+    FP4MOE_CHECK(
+        a.pitch == row_bytes && std::ranges::all_of(a.first_row, [](int64_t row) { return row == 0; }),
+        "rows that are apart, or differ, need ranks that share memory");
     return staged_gather(a, word);
   }
-  ColumnsArgs args{
-      a.group,        a.op, static_cast<const uint8_t*>(a.mine), static_cast<uint8_t*>(a.out), a.rows,
-      a.pitch / word, {}};
+  ColumnsArgs args{a.group,
+                   a.op,
+                   static_cast<const uint8_t*>(a.mine),
+                   static_cast<uint8_t*>(a.out),
+                   a.rows,
+                   a.pitch / word,
+                   {},
+                   {}};
+  std::copy_n(a.first_row, size, args.first_row);
   int64_t widest = 0;
   for (int r = 0; r <= size; ++r) args.first[r] = a.first[r] / word;
   for (int r = 0; r < size; ++r) widest = std::max(widest, args.first[r + 1] - args.first[r]);

@@ -1,8 +1,8 @@
-// Finds the best id of each row, with a cluster of 8 blocks per row.
+// Finds the best id of each row, with a cluster of 1 to 8 blocks per row.
 //
 // Computes:  SampledRow::status and token_id of greedy rows without log-probabilities; put_ids may replace
 //            the id. If the ranks of a group have a shard of the ids each, every rank sends its best id of
-//            each row to all ranks.
+//            each row to all ranks, each of which puts the tokens of its own rows.
 // Shapes:    logits [rows, V] f32; of a rank: [rows, any part of V].
 // Bytes:     4 rows V, once; 8 rows to each of R - 1 peers.
 // Flops:     a comparison per element.
@@ -13,6 +13,7 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <string>
 
 #include "base/check.h"
 #include "kernels/cuda/comm/group.cuh"
@@ -26,8 +27,8 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-// Threads per block: more if there are too few rows to fill the GPU.
-constexpr int kBlocks = 8, kMaxThreads = 1024, kThreads = 512, kManyRows = 32;
+// Threads per block: more if there are too few rows to fill the GPU. An SM has room for kMaxThreads of them.
+constexpr int kMaxBlocks = 8, kMaxThreads = 1024, kThreads = 512;
 
 // The choice among a range of ids: key << 32 | kLastId - id of the best id, or one of these values. The
 // choice among several ranges is the largest of theirs. No half of a choice is kUnsent.
@@ -77,18 +78,21 @@ __device__ uint64_t best_of(const SampleRowsArgs& a, int first_id, const float* 
 }
 
 struct Bests {
-  uint64_t warps[kMaxThreads / 32], blocks[kBlocks];
+  uint64_t warps[kMaxThreads / 32], blocks[kMaxBlocks];
 };
 
-__device__ __forceinline__ int64_t row_of_cluster() { return blockIdx.x / kBlocks; }
-__device__ __forceinline__ bool is_first_of_cluster() { return blockIdx.x % kBlocks == 0; }
+__device__ __forceinline__ int blocks_of_cluster() {
+  return static_cast<int>(cg::this_cluster().num_blocks());
+}
+__device__ __forceinline__ int row_of_cluster() { return static_cast<int>(blockIdx.x) / blocks_of_cluster(); }
+__device__ __forceinline__ bool is_first_of_cluster() { return cg::this_cluster().block_rank() == 0; }
 
 // Returns the choice in the cluster's row, in the cluster's first block; unspecified in the other blocks. If
 // there is no id to choose, the first block reads the row again to find out why.
 __device__ uint64_t best_of_row(const SampleRowsArgs& a, int first_id, Bests& shared) {
   cg::cluster_group cluster = cg::this_cluster();
   const int rank = static_cast<int>(cluster.block_rank()), num_ids = static_cast<int>(a.vocab_size);
-  const int part = (num_ids + 32 * kBlocks - 1) / (32 * kBlocks) * 32;
+  const int blocks = blocks_of_cluster(), part = (num_ids + 32 * blocks - 1) / (32 * blocks) * 32;
   const float* logits = a.logits + row_of_cluster() * a.row_stride;
   uint64_t best = best_of(a, first_id, logits, min(num_ids, rank * part), min(num_ids, (rank + 1) * part));
   for (int offset = 16; offset > 0; offset /= 2) best = max(best, __shfl_xor_sync(~0u, best, offset));
@@ -100,7 +104,7 @@ __device__ uint64_t best_of_row(const SampleRowsArgs& a, int first_id, Bests& sh
   }
   cluster.sync();
   if (rank != 0) return best;
-  for (const uint64_t other : shared.blocks) best = max(best, other);
+  for (int i = 0; i < blocks; ++i) best = max(best, shared.blocks[i]);
   if (best != kEmpty) return best;
   bool is_empty = true;
   for (int i = static_cast<int>(threadIdx.x); i < num_ids; i += static_cast<int>(blockDim.x))
@@ -126,8 +130,7 @@ __device__ void put_token(const SampleRowsArgs& a, int64_t row, uint64_t best) {
   }
 }
 
-__global__ void __cluster_dims__(kBlocks) __launch_bounds__(kMaxThreads)
-    greedy_kernel(const __grid_constant__ SampleRowsArgs a) {
+__global__ void __launch_bounds__(kMaxThreads) greedy_kernel(const __grid_constant__ SampleRowsArgs a) {
   __shared__ Bests shared;
   ptx::grid_dependents_launch();
   ptx::grid_dependency_wait();
@@ -138,10 +141,12 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kMaxThreads)
 // ---- ranks with a shard of the ids each -----------------------------------------------------------
 
 struct ShardArgs {
-  SampleRowsArgs rows;  // of this rank's ids
+  SampleRowsArgs rows;  // of this rank's ids; num_rows and the results are those of this rank's rows
   CommGroup group;
   CommOp op;
   int first_id;
+  int num_rows, first_row;  // rows of this launch; the first one of this rank, which may be outside
+  bool all_start;           // all blocks run at once
 };
 
 __device__ __forceinline__ uint64_t take_choice(const cuda::Operation& o, int peer, int64_t row) {
@@ -149,26 +154,28 @@ __device__ __forceinline__ uint64_t take_choice(const cuda::Operation& o, int pe
   return cuda::has_arrived(words) ? uint64_t{words.x} << 32 | words.y : kBad;  // kBad: the group has failed
 }
 
-// Puts the token of every row. One thread per rank and row waits for that rank's choice.
-__device__ void put_tokens(const ShardArgs& a, const cuda::Operation& o) {
+// Puts the tokens of those rows from `begin` on that are this rank's. One thread per rank and row waits for
+// that rank's choice.
+__device__ void put_tokens(const ShardArgs& a, const cuda::Operation& o, int begin, int end) {
   constexpr int kSources = kMaxGroupRanks;
   static_assert(32 % kSources == 0, "the threads of a row are in one warp");
   const int source = static_cast<int>(threadIdx.x) % kSources;
-  for (int64_t first = 0; first < a.rows.num_rows; first += blockDim.x / kSources) {
-    const int64_t row = first + threadIdx.x / kSources;
-    const bool is_row = row < a.rows.num_rows;
+  for (int first = begin; first < end; first += static_cast<int>(blockDim.x) / kSources) {
+    const int row = first + static_cast<int>(threadIdx.x) / kSources, own = row - a.first_row;
+    const bool is_row = row < end;
     uint64_t best = kEmpty;
     if (is_row && source < a.group.size) best = o.failed ? kBad : take_choice(o, source, row);
     for (int offset = kSources / 2; offset > 0; offset /= 2)
       best = max(best, __shfl_xor_sync(~0u, best, offset));
-    if (is_row && source == 0) put_token(a.rows, row, best);
+    if (is_row && source == 0 && own >= 0 && own < a.rows.num_rows) put_token(a.rows, own, best);
   }
 }
 
-// Each cluster sends its row's choice to all ranks, also to its own. Only the block that was the last to
-// start waits, for all rows, so that no block is kept from starting by one that waits.
-__global__ void __cluster_dims__(kBlocks) __launch_bounds__(kMaxThreads)
-    greedy_shard_kernel(const __grid_constant__ ShardArgs a) {
+// Each cluster sends its row's choice to all ranks, also to its own, and waits for the other ranks' choices.
+// If not all blocks run at once, only the block that was the last to start waits, for all rows, so that no
+// block is kept from starting by one that waits. One SM then stores all results in pinned memory, which takes
+// longer.
+__global__ void __launch_bounds__(kMaxThreads) greedy_shard_kernel(const __grid_constant__ ShardArgs a) {
   __shared__ Bests shared;
   __shared__ bool waits;
   ptx::grid_dependents_launch();
@@ -180,12 +187,22 @@ __global__ void __cluster_dims__(kBlocks) __launch_bounds__(kMaxThreads)
   if (is_first_of_cluster() && peer < a.group.size && !o.failed)
     cuda::store_words(cuda::words_at<uint2>(o, peer, a.group.rank) + row_of_cluster(),
                       uint2{static_cast<uint32_t>(best >> 32), static_cast<uint32_t>(best)});
-  if (waits) put_tokens(a, o);
+  if (a.all_start && is_first_of_cluster()) put_tokens(a, o, row_of_cluster(), row_of_cluster() + 1);
+  if (!a.all_start && waits) put_tokens(a, o, 0, a.num_rows);
 }
 
+bool all_start(const LaunchShape& shape) {
+  return may_start_early() &&
+         int64_t{shape.grid.x} * shape.block.x <= int64_t{device_limits().num_sms} * kMaxThreads;
+}
+
+// As many blocks per row as run at once.
 LaunchShape shape_of(int64_t num_rows) {
-  return {dim3(static_cast<unsigned>(num_rows * kBlocks)),
-          dim3(num_rows < kManyRows ? kMaxThreads : kThreads)};
+  const int64_t sms = device_limits().num_sms;
+  const int threads = kMaxBlocks * num_rows <= sms ? kMaxThreads : kThreads;
+  unsigned blocks = kMaxBlocks;
+  while (blocks > 1 && blocks * num_rows * threads > sms * kMaxThreads) blocks /= 2;
+  return {dim3(static_cast<unsigned>(num_rows) * blocks), dim3(static_cast<unsigned>(threads)), 0, blocks};
 }
 
 // Samples as many rows at a time as have room for their choices in the heap.
@@ -193,13 +210,20 @@ void sample_shards(const SampleRowsArgs& rows, const LogitShard& shard) {
   FP4MOE_CHECK(rows.all_greedy, "rows that are not greedy need the logits of all ids");
   const int64_t most = shard.group.layout.word_bytes / int64_t{sizeof(uint2)};
   FP4MOE_CHECK(most > 0, "the group's heap has no room for words");
-  for (int64_t first = 0; first < rows.num_rows; first += most) {
-    ShardArgs args{rows, shard.group, shard.op, static_cast<int>(shard.first_id)};
+  FP4MOE_CHECK(shard.first_row >= 0 && shard.first_row + rows.num_rows <= shard.num_rows,
+               std::to_string(rows.num_rows) + " rows from row " + std::to_string(shard.first_row) +
+                   " on of " + std::to_string(shard.num_rows));
+  for (int64_t first = 0; first < shard.num_rows; first += most) {
+    ShardArgs args{.rows = rows,
+                   .group = shard.group,
+                   .op = shard.op,
+                   .first_id = static_cast<int>(shard.first_id),
+                   .num_rows = static_cast<int>(std::min(most, shard.num_rows - first)),
+                   .first_row = static_cast<int>(shard.first_row - first)};
+    const LaunchShape shape = shape_of(args.num_rows);
+    args.all_start = all_start(shape);
     args.rows.logits += first * rows.row_stride;
-    args.rows.num_rows = std::min(most, rows.num_rows - first);
-    args.rows.out += first;
-    if (args.rows.copy != nullptr) args.rows.copy += first;
-    launch("sample_shards", greedy_shard_kernel, shape_of(args.rows.num_rows), args);
+    launch("sample_shards", greedy_shard_kernel, shape, args);
   }
 }
 

@@ -19,6 +19,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+constexpr auto kUnset = static_cast<SampleStatus>(77);
+
 using Mask = std::vector<bool>;  // by id; empty: no id is masked
 
 bool is_masked(const Mask& mask, int64_t id) { return !mask.empty() && mask[static_cast<size_t>(id)]; }
@@ -108,14 +110,21 @@ class ShardedRows {
       put(whole_out_, unset());
     });
   }
-  void enqueue(int r, const DeviceCommunicator& rank) {
+  void enqueue(int r, const DeviceCommunicator& rank) { enqueue(r, rank, 0, num_rows_); }
+  // The rank gets the results of `count` rows from `first` on.
+  void enqueue(int r, const DeviceCommunicator& rank, int64_t first, int64_t num_own) {
     const CommGroup group = rank.exchange_group();
     SampleRowsArgs rows = whole_rows(r);
+    rows.num_rows = num_own;
     rows.logits = logits_[index(r)].as<float>();
     rows.vocab_size = rows.row_stride = count(r);
     rows.out = out_[index(r)].as<SampledRow>();
     rows.copy = copy_[index(r)].as<SampledRow>();
-    cuda_sample_shards()(rows, {.group = group, .op = {"greedy"}, .first_id = first_[index(r)]});
+    cuda_sample_shards()(rows, {.group = group,
+                                .op = {"greedy"},
+                                .first_id = first_[index(r)],
+                                .num_rows = num_rows_,
+                                .first_row = first});
   }
   void enqueue() {
     group_.for_each([&](int r, DeviceCommunicator& rank) { enqueue(r, rank); });
@@ -133,6 +142,17 @@ class ShardedRows {
       EXPECT_EQ(tokens(copy_[index(r)]), expected_) << what << ", copy of rank " << r;
     });
   }
+  // Expects `num_own` results from row `first` on, and that nothing has been written behind them.
+  void check_own(int r, int64_t first, int64_t num_own, const std::string& what) const {
+    for (const Buffer* const rows : {&out_[index(r)], &copy_[index(r)]}) {
+      const auto actual = from_device<SampledRow>(*rows);
+      for (int64_t i = 0; i < num_rows_; ++i) {
+        const SampledRow& row = actual[static_cast<size_t>(i)];
+        const Token token = i < num_own ? expected_[static_cast<size_t>(first + i)] : Token{kUnset, -5};
+        EXPECT_EQ((Token{row.status, row.token_id}), token) << what << ", row " << i;
+      }
+    }
+  }
   std::vector<Token> results(int r) const { return tokens(out_[index(r)]); }
 
  private:
@@ -140,7 +160,7 @@ class ShardedRows {
   int64_t count(int r) const { return first_[index(r) + 1] - first_[index(r)]; }
   // Values that no result has.
   std::vector<SampledRow> unset() const {
-    const SampledRow row{.status = static_cast<SampleStatus>(77), .token_id = -5, .num_top = 9};
+    const SampledRow row{.status = kUnset, .token_id = -5, .num_top = 9};
     return std::vector<SampledRow>(static_cast<size_t>(num_rows_), row);
   }
   template <class T>
@@ -232,16 +252,48 @@ TEST_P(SamplerShards, HaveTheTokensOfWholeRows) {
       }
 }
 
+// As data-parallel groups that share an LM head; a group may have no rows.
+TEST_P(SamplerShards, EachRankGetsItsOwnRows) {
+  TestGroup group(GetParam(), {0, 256, 128});  // choices of 32 rows per exchange
+  std::mt19937_64 random(4);
+  for (const int64_t num_rows : {1, 8, 40, 140}) {
+    ShardedRows rows(group, num_rows, cuts(group.size(), 1000, 16, random), {});
+    std::vector<int64_t> first, count;
+    for (int r = 0; r < group.size(); ++r) {
+      first.push_back(num_rows * r / group.size());
+      const int64_t room = num_rows * (r + 1) / group.size() - first.back();
+      count.push_back(r % 3 == 2 ? 0
+                                 : room - static_cast<int64_t>(random() % 2) * std::min<int64_t>(room, 1));
+    }
+    const auto enqueue = [&](int r, const DeviceCommunicator& rank) {
+      const auto at = static_cast<size_t>(r);
+      rows.enqueue(r, rank, first[at], count[at]);
+    };
+    rehearse(group, enqueue);
+    for (int round = 0; round < 3; ++round) {
+      rows.fill(random);
+      group.for_each([&](int r, DeviceCommunicator& rank) { enqueue(r, rank); });
+      group.expect_ok();
+      group.for_each([&](int r, DeviceCommunicator&) {
+        const auto at = static_cast<size_t>(r);
+        rows.check_own(r, first[at], count[at],
+                       std::to_string(num_rows) + " rows, rank " + std::to_string(r));
+      });
+    }
+  }
+}
+
 TEST_P(SamplerShards, WholeVocabularies) {
   TestGroup group(GetParam());
   std::mt19937_64 random(2);
-  for (const size_t step : {1, 2, 1000}) {
-    ShardedRows rows(group, 40, halves(group.size(), 201088), every(201088, step));
-    rehearse(group, rows);
-    rows.fill(random);
-    rows.enqueue();
-    rows.check("mask of every " + std::to_string(step));
-  }
+  for (const int64_t num_rows : {40, 128})
+    for (const size_t step : {1, 2, 1000}) {
+      ShardedRows rows(group, num_rows, halves(group.size(), 201088), every(201088, step));
+      rehearse(group, rows);
+      rows.fill(random);
+      rows.enqueue();
+      rows.check(std::to_string(num_rows) + " rows, mask of every " + std::to_string(step));
+    }
 }
 
 // In a rehearsal a rank chooses among its own ids.
@@ -257,7 +309,7 @@ TEST_P(SamplerShards, RehearsalsNeedNoOtherRank) {
     rows.enqueue(r, *rank.group);
     EXPECT_TRUE(rank.stream.synchronize().ok());
     for (const Token& token : rows.results(r)) {
-      EXPECT_NE(token.status, static_cast<SampleStatus>(77));
+      EXPECT_NE(token.status, kUnset);
       if (token.status != SampleStatus::kOk) continue;
       EXPECT_GE(token.id, 640 * r / group.size());
       EXPECT_LT(token.id, 640 * (r + 1) / group.size());
