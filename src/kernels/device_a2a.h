@@ -54,6 +54,10 @@ struct A2aShape {
     return row_format == A2aRowFormat::kBf16 && result_format != A2aResultFormat::kFp8 && !slots_return &&
            !is_staged && num_experts == num_ranks * experts_per_rank;
   }
+  // Whether the experts' kernel can store its rows in their places on the tokens' ranks (A2aSlotPlaces).
+  constexpr bool allows_returned_rows() const {
+    return slots_return && !is_staged && result_format == A2aResultFormat::kBf16 && experts_per_rank > 0;
+  }
   // Returns the largest number of results per token from one rank.
   constexpr int64_t parts_of_rank() const { return slots_return ? top_k : 1; }
   // Returns the largest number of results per token.
@@ -150,14 +154,36 @@ struct A2aDecoded {
   float* tensor_scales = nullptr;  // [R T], or null; only with keeps_nvfp4
 };
 
-// The experts' results for a batch of lanes: either sums [R T, H] f32, already weighted (not with
-// slots_return), or rows grouped by expert. They must not be in exchange memory, which peers may write while
-// the results are still being read.
+// Where the result of each slot of a batch of lanes returns to, in bf16. A kernel may store results there
+// after wait(): the rows of a round show that the token's rank has added the results of the round before,
+// which the new ones replace. A rank's own results follow its own combine() in stream order.
+struct A2aSlotPlaces {
+  int num_slots = 0;        // T K, of a rank; 0: no places
+  float inverse_slots = 0;  // 1 / num_slots: slot s is of rank floor((s + 0.5) inverse_slots)
+  // The results [T, K, H] of each rank's tokens, in the order of the lanes. While the group rehearses, those
+  // of the ranks outside are where this rank's are.
+  bf16* of_rank[kMaxGroupRanks] = {};
+};
+// Precondition: shape.allows_returned_rows().
+inline A2aSlotPlaces a2a_slot_places(const A2aRound& round) {
+  A2aSlotPlaces places{.num_slots = static_cast<int>(round.num_tokens * round.shape.top_k)};
+  places.inverse_slots = 1 / static_cast<float>(places.num_slots);
+  for (int r = 0; r < kMaxGroupRanks; ++r) {
+    uint8_t* const region = round.group.regions[r < round.group.size ? r : round.group.rank];
+    places.of_rank[r] = reinterpret_cast<bf16*>(region + round.group.layout.exchange + round.area.returns);
+  }
+  return places;
+}
+
+// The experts' results for a batch of lanes: sums [R T, H] f32, already weighted (not with slots_return); or
+// rows grouped by expert; or nothing, if the preceding kernel has stored all results in their A2aSlotPlaces.
+// Sums and rows must not be in exchange memory, which peers may write while they are still being read.
 struct A2aResults {
   const float* sums = nullptr;
   const bf16* y_bf16 = nullptr;          // [rows, H]
   const float* y = nullptr;              // instead of y_bf16
-  const int32_t* row_of_slot = nullptr;  // [R T, K]; -1: not a local expert
+  const int32_t* row_of_slot = nullptr;  // of rows: [R T, K]; -1: not a local expert
+  bool are_returned = false;  // this rank's results are in their places; the other members are null
 };
 
 // The physical experts of a rank's rows, as ReplicaTable (moe/placement/expert_placement.h) in device memory.
@@ -175,10 +201,10 @@ struct DeviceA2aOps {
   void (*send)(const A2aRound& round, const bf16* x);
   // Waits until all ranks' rows are in this rank's lanes, and decodes them unless they are bf16.
   void (*wait)(const A2aRound& round, const A2aDecoded& decoded);
-  // Returns the lanes' results to the tokens' ranks, and adds the sum of the results of each of this rank's
-  // tokens to out [num_own, H] f32. With slots_return it sums weighted slots in top-k order, with one f32 fma
-  // per slot; otherwise it sums ranks in ascending order. A rank's own results are read in place, rounded to
-  // the format of those that return.
+  // Returns the lanes' results to the tokens' ranks, unless they are there, and adds the sum of the results
+  // of each of this rank's tokens to out [num_own, H] f32. With slots_return it sums weighted slots in top-k
+  // order, with one f32 fma per slot; otherwise it sums ranks in ascending order. A rank's own results are
+  // read in place, rounded to the format of those that return.
   void (*combine)(const A2aRound& round, const A2aResults& results, float* out);
   // Direct rounds: send_direct, DeviceMoeOps::direct, add_direct. Each token has results from all ranks.
   void (*send_direct)(const A2aRound& round, const bf16* x);

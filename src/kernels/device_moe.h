@@ -44,6 +44,8 @@ struct DeviceRows {
                                    // GEMMs
 };
 
+struct A2aRound;  // kernels/device_a2a.h
+
 struct MoeSortArgs {  // sorts each expert's rows by ascending slot; counts continue past a capacity
   // [T, topk] global ids; ids outside [first_expert, first_expert + L) are dropped. Null: all first_expert.
   const int32_t* ids = nullptr;
@@ -71,6 +73,9 @@ struct DeviceExpertArgs {
   const float* h_row_scales = nullptr;  // [max_rows] or null
   float* y = nullptr;                   // [max_rows, H], written by down: not yet weighted by the router
   bf16* y_bf16 = nullptr;               // written instead of y: the same values, rounded
+  // If set, down does not write y_bf16: the same values go to the A2aSlotPlaces of this exchange, whose lanes
+  // are the tokens. Only for sm90_expert_gemm.h.
+  const A2aRound* returns = nullptr;
 };
 
 // Rows that are added to a layer's output last: out[t] += sigmoid(gate . x[t]) * rows[t].
@@ -115,8 +120,6 @@ struct TiledLinearArgs {
   int64_t num_tokens = 0;
   float* out = nullptr;  // [T, N]
 };
-
-struct A2aRound;  // kernels/device_a2a.h
 
 // A whole layer after the router: sort, gate/up with the activation, down, combine; w4a16 or w4a8.
 struct DeviceMoeArgs {
@@ -184,6 +187,9 @@ struct DeviceMoeOps {
   // Returns whether route() runs a norm in the router's launch. Depends on the sizes, the rule and
   // batch_invariant.
   bool (*route_fuses_norm)(const DeviceRouterArgs&);
+  // Returns whether route() with a norm can also send args.round. Depends on the same, and on the round's
+  // sizes and kind.
+  bool (*route_sends)(const DeviceRouterArgs&);
   void (*quantize)(const DeviceActQuantArgs&);
   // Returns whether linear() can run the layer, by its sizes and whether it has a norm. Null: there is no
   // linear().

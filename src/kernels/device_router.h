@@ -41,10 +41,11 @@ struct DeviceRouterArgs {                  // all in device memory; x and weight
   // [kRouterFewTokens, E] or null: with them, a norm and several blocks per token run in one launch. Zero
   // before the first call and after each call; all calls use one stream.
   RouterWord* words = nullptr;
-  // If set, the normalised rows, ids and weights also go to the lanes of this direct round, in place of
-  // DeviceA2aOps::send_direct(). Only with a norm that runs in the router's launch, and if all T tokens of
-  // the round are this rank's (some may be padding).
-  const A2aRound* direct = nullptr;
+  // If set, the normalised rows, ids and weights also go to the lanes of this round, on all ranks, in place
+  // of DeviceA2aOps::send_direct() or send(). Only with a norm, and if DeviceMoeOps::route_sends(). The other
+  // ranks of the round may send in either way.
+  const A2aRound* round = nullptr;
+  bool round_is_direct = false;
 };
 
 }  // namespace fp4moe

@@ -16,7 +16,7 @@ TEST(DeviceMoeOpsTest, EveryTableHasEveryOp) {
     EXPECT_TRUE(ops->sort != nullptr && ops->gate_up != nullptr && ops->down != nullptr &&
                 ops->combine != nullptr);
     EXPECT_TRUE(ops->default_tactic != nullptr);
-    EXPECT_TRUE(ops->route != nullptr && ops->route_fuses_norm != nullptr);
+    EXPECT_TRUE(ops->route != nullptr && ops->route_fuses_norm != nullptr && ops->route_sends != nullptr);
     EXPECT_TRUE(ops->quantize != nullptr);
     EXPECT_EQ(ops->linear_fits != nullptr, ops->linear != nullptr);
     ASSERT_FALSE(ops->tactics.empty());

@@ -152,6 +152,10 @@ Result<Remote> remote_of(const CommBenchRanks& all, const CommBenchOptions& o, i
   return remote;
 }
 
+// What combine finds: the experts' rows, whose sums flashinfer's combine makes first; these sums; or, with
+// deepep, rows that the experts' kernel has returned, so that only the flags and the sums are left.
+enum class Results : uint8_t { kRows, kSums, kReturned };
+
 // The exchange of one step between all ranks: one round per rank.
 class Exchange {
  public:
@@ -200,11 +204,11 @@ class Exchange {
       return device_memory().upload(rank.row_of_slot.data(), ids.data(), std::ssize(ids) * 4);
     });
   }
-  void combine(int r, CommBenchRank& rank, bool of_sums) const {
-    const A2aResults rows{.y_bf16 = rank.y.as<bf16>(), .row_of_slot = rank.row_of_slot.as<int32_t>()};
-    exchanges_[static_cast<size_t>(r)].combine(rounds_[static_cast<size_t>(r)],
-                                               of_sums ? A2aResults{.sums = rank.y.as<float>()} : rows,
-                                               rank.out.as<float>());
+  void combine(int r, CommBenchRank& rank, Results results) const {
+    A2aResults given{.y_bf16 = rank.y.as<bf16>(), .row_of_slot = rank.row_of_slot.as<int32_t>()};
+    if (results == Results::kSums) given = {.sums = rank.y.as<float>()};
+    if (results == Results::kReturned) given = {.are_returned = true};
+    exchanges_[static_cast<size_t>(r)].combine(rounds_[static_cast<size_t>(r)], given, rank.out.as<float>());
   }
   const A2aShape& shape() const { return size_.shape; }
 
@@ -233,21 +237,24 @@ Result<Row> bench_dispatch(const CommBenchRanks& all, const CommBenchOptions& o,
   return row;
 }
 
-// of_sums: the experts' weighted sums are ready; otherwise flashinfer's combine makes them.
 Result<Row> bench_combine(const CommBenchRanks& all, const CommBenchOptions& o, int64_t tokens,
-                          bool of_sums) {
+                          Results results) {
+  const char* const how = results == Results::kSums       ? ", sums ready"
+                          : results == Results::kReturned ? ", rows returned"
+                                                          : "";
   Exchange exchange(all, o, "bf16", tokens);
   FP4MOE_RETURN_IF_ERROR(exchange.prepare_combine());
   FP4MOE_RETURN_IF_ERROR(exchange.prepare_rows());
-  Row row{.op = "combine " + o.a2a + (of_sums ? ", sums ready" : ""), .tokens = tokens};
+  Row row{.op = "combine " + o.a2a + how, .tokens = tokens};
   FP4MOE_ASSIGN_OR_RETURN(const CommTimes times,
                           time_comm_calls(all, o.repeats, [&](int r, CommBenchRank& rank) {
-                            exchange.combine(r, rank, of_sums);
+                            exchange.combine(r, rank, results);
                             return Status();
                           }));
   FP4MOE_ASSIGN_OR_RETURN(const Remote remote, remote_of(all, o, tokens));
   row.p50 = times.p50, row.p99 = times.p99;
-  row.bytes = (o.a2a == "deepep" ? remote.slots : remote.rows) * static_cast<double>(o.hidden_size) * 2;
+  if (results != Results::kReturned)
+    row.bytes = (o.a2a == "deepep" ? remote.slots : remote.rows) * static_cast<double>(o.hidden_size) * 2;
   return row;
 }
 
@@ -269,8 +276,9 @@ Status measure(const CommBenchRanks& all, const CommBenchOptions& o, std::vector
     if (wants("all-gather")) keep(bench_all_gather(all, o, tokens));
     if (wants("dispatch"))
       for (const std::string& format : o.rows) keep(bench_dispatch(all, o, format, tokens));
-    if (wants("combine")) keep(bench_combine(all, o, tokens, false));
-    if (wants("combine") && o.a2a == "flashinfer") keep(bench_combine(all, o, tokens, true));
+    if (wants("combine")) keep(bench_combine(all, o, tokens, Results::kRows));
+    if (wants("combine"))
+      keep(bench_combine(all, o, tokens, o.a2a == "flashinfer" ? Results::kSums : Results::kReturned));
     if (wants("layer") && all.size() * tokens <= kDirectLanes)
       for (const CommLayer kind : {CommLayer::kLocal, CommLayer::kExchanged, CommLayer::kDirect})
         keep(bench_comm_layer(all, o, kind, tokens));

@@ -99,8 +99,9 @@ class Layer {
                             .weights = own.weights.as<float>(),
                             .norm = &norm,
                             .words = own.words.as<RouterWord>()};
-    const bool sends = direct != nullptr && sm90_moe_ops()->route_fuses_norm(router);
-    if (sends) router.direct = direct;
+    router.round = direct, router.round_is_direct = true;
+    const bool sends = direct != nullptr && sm90_moe_ops()->route_sends(router);
+    if (!sends) router.round = nullptr;
     sm90_moe_ops()->route(router);
     return sends;
   }

@@ -200,7 +200,7 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
                           .num_filled = args.num_counted,
                           .x = static_cast<const bf16*>(args.x.data) + own.first * h,
                           .nvfp4_scale = experts_.nvfp4_scale()};
-    const std::optional<A2aRound> sent = round_of_router(args, tokens);
+    const std::optional<RoutedRound> sent = round_of_router(args, tokens);
     const Routes routes = router_.route(ops_, args, sent ? &*sent : nullptr, scratch);
     tokens.ids = physical_ids(routes.ids + own.first * k, own.count, scratch);
     tokens.weights = routes.weights + own.first * k;
@@ -228,16 +228,18 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   }
   // The round, if the router's launch can send it: it norms the rows too, it has all rows of the only round,
   // and the experts that it chooses are those that run. The other ranks need not know, because send_direct()
-  // sends the same.
-  std::optional<A2aRound> round_of_router(const MoeForwardArgs& args, const ExchangeTokens& tokens) const {
+  // or send() sends the same.
+  std::optional<RoutedRound> round_of_router(const MoeForwardArgs& args, const ExchangeTokens& tokens) const {
     if (args.norm == nullptr || !norms_with_router(args.x.rows) || placement_ || tokens.num_own == 0 ||
         tokens.num_own != args.x.rows)
       return {};
-    const A2aRound round = args.exchange->round_of(tokens, 0);
-    if (round.num_tokens != round.num_own || args.exchange->num_rounds(tokens) != 1 ||
-        !runs_direct(*args.exchange, round))
+    const DeviceExchange& exchange = *args.exchange;
+    RoutedRound sent{exchange.round_of(tokens, 0)};
+    sent.is_direct = runs_direct(exchange, sent.round);
+    if (exchange.num_rounds(tokens) != 1 || (!sent.is_direct && !exchange.sends_to_all()) ||
+        !ops_.route_sends(router_.sizes(args.x.rows, &sent)))
       return {};
-    return round;
+    return sent;
   }
 
   // The shared expert's output for some rows, in scratch memory.

@@ -45,7 +45,7 @@ int64_t DeviceRouter::scratch_bytes(int64_t max_tokens) const {
          Arena::padded(max_tokens * rule_.top_k * 8);
 }
 
-DeviceRouterArgs DeviceRouter::sizes(int64_t num_tokens) const {
+DeviceRouterArgs DeviceRouter::sizes(int64_t num_tokens, const RoutedRound* sent) const {
   return {.weight = weight_.as<bf16>(),
           .bias = bias_.as<float>(),
           .correction_bias = correction_bias_.as<float>(),
@@ -53,10 +53,12 @@ DeviceRouterArgs DeviceRouter::sizes(int64_t num_tokens) const {
           .hidden_size = hidden_size_,
           .rule = rule_,
           .batch_invariant = batch_invariant_,
-          .words = words_.as<RouterWord>()};
+          .words = words_.as<RouterWord>(),
+          .round = sent != nullptr ? &sent->round : nullptr,
+          .round_is_direct = sent != nullptr && sent->is_direct};
 }
 
-Routes DeviceRouter::route(const DeviceMoeOps& ops, const MoeForwardArgs& args, const A2aRound* direct,
+Routes DeviceRouter::route(const DeviceMoeOps& ops, const MoeForwardArgs& args, const RoutedRound* sent,
                            Arena& scratch) const {
   const int64_t num_tokens = args.x.rows, num_slots = num_tokens * rule_.top_k;
   int32_t* const ids = args.expert_ids != nullptr ? args.expert_ids : scratch.take<int32_t>(num_slots);
@@ -65,14 +67,13 @@ Routes DeviceRouter::route(const DeviceMoeOps& ops, const MoeForwardArgs& args, 
     route_share(ops, args, routes, scratch);
     return routes;
   }
-  DeviceRouterArgs router = sizes(num_tokens);
+  DeviceRouterArgs router = sizes(num_tokens, sent);
   router.x = args.router_x;
   router.logits = scratch.take<float>(num_tokens * rule_.num_experts);
   router.ids = routes.ids;
   router.weights = routes.weights;
   router.count = counts_of(args);
   router.norm = args.norm;
-  router.direct = direct;
   ops.route(router);
   return routes;
 }

@@ -4,12 +4,19 @@
 #include <cstdint>
 
 #include "base/buffer.h"
+#include "kernels/device_a2a.h"
 #include "kernels/device_moe.h"
 #include "kernels/device_router.h"
 #include "moe/moe_layer.h"
 #include "moe/router.h"
 
 namespace fp4moe {
+
+// A round of an exchange that the router's launch sends (DeviceRouterArgs::round).
+struct RoutedRound {
+  A2aRound round;
+  bool is_direct = false;
+};
 
 class DeviceRouter {
  public:
@@ -25,10 +32,10 @@ class DeviceRouter {
   // Maximum number of bytes that route() takes from its arena for up to max_tokens rows.
   int64_t scratch_bytes(int64_t max_tokens) const;
   // The arguments of DeviceMoeOps::route() that do not depend on the batch's memory.
-  DeviceRouterArgs sizes(int64_t num_tokens) const;
+  DeviceRouterArgs sizes(int64_t num_tokens, const RoutedRound* sent = nullptr) const;
   // Enqueues the choice of experts for args.router_x. With args.router_group, this rank routes its share of
-  // the rows, and the ranks exchange the choices. direct: DeviceRouterArgs::direct.
-  Routes route(const DeviceMoeOps& ops, const MoeForwardArgs& args, const A2aRound* direct,
+  // the rows, and the ranks exchange the choices. sent: null, or the round to send.
+  Routes route(const DeviceMoeOps& ops, const MoeForwardArgs& args, const RoutedRound* sent,
                Arena& scratch) const;
 
  private:

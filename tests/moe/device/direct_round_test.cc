@@ -64,7 +64,7 @@ struct Unrouted {
         normed_f32(on_device(std::vector<float>(static_cast<size_t>(tokens * hidden)))),
         logits(on_device(std::vector<float>(static_cast<size_t>(tokens * kExperts)))) {}
 
-  // direct: DeviceRouterArgs::direct.
+  // direct: the round that the router sends, or null.
   void route(RankTokens& to, const A2aRound* direct) {
     const RmsNormArgs norm{.x = x.as<float>(),
                            .weight = norm_weight.as<float>(),
@@ -81,8 +81,10 @@ struct Unrouted {
                                 .weights = to.on_gpu_weights.as<float>(),
                                 .norm = &norm,
                                 .words = words.as<RouterWord>(),
-                                .direct = direct};
+                                .round = direct,
+                                .round_is_direct = direct != nullptr};
     EXPECT_TRUE(sm90_moe_ops()->route_fuses_norm(args));
+    EXPECT_TRUE(direct == nullptr || sm90_moe_ops()->route_sends(args));
     sm90_moe_ops()->route(args);
   }
 };

@@ -3,10 +3,9 @@
 // Computes:  send: stores rows, ids and weights in the ranks' lanes. combine: stores the lanes' results in
 //            places on the tokens' ranks; out [t] += the results of token t. choose_replicas: maps ids.
 // Shapes:    H a multiple of 8, K up to 32; any T, any number of ranks up to kMaxGroupRanks.
-// Bytes:     per token. send: 2 H to each rank with one of the token's experts, 8 K to all ranks. combine:
-// one
-//            result from each such rank, or K rows; then reads them, and reads and writes 4 H. A rank's own
-//            results are not copied.
+// Bytes:     per token. send: 2 H to each rank with one of its experts, 8 K to all ranks. combine: one result
+//            from each such rank, or K rows; then reads them, and reads and writes 4 H. A rank's own
+//            results are not copied. If the experts' kernel has returned the results, combine only adds them.
 // Bound:     the links for many tokens; for few tokens, the latency of a store and of polling a flag.
 // Numerics:  rows are copied. A sum over slots uses fma in top-k order; a sum over ranks adds in rank order.
 #include <algorithm>
@@ -120,6 +119,71 @@ __global__ void __launch_bounds__(kThreads, 2) combine_kernel(const __grid_const
   });
 }
 
+// The slots of a part's token, which have returned: slot k in lane k of each warp.
+struct ReturnedSlots {
+  float weight = 0;
+  uint32_t is_added = 0;  // bits: the slots of an expert
+
+  __device__ __forceinline__ ReturnedSlots(const A2aRound& a, int token) {
+    const int k = static_cast<int>(threadIdx.x) % 32, topk = static_cast<int>(a.shape.top_k);
+    const bool is_slot = k < topk && is_filled(a, token);
+    const int64_t slot = int64_t{token} * topk + k;
+    const int32_t id = is_slot ? __ldcg(a.ids + slot) : -1;
+    if (is_slot) weight = __ldcg(a.weights + slot);
+    is_added = __ballot_sync(~0u, is_expert(a.shape, id) && rank_of(a.shape, id) < a.group.size);
+  }
+};
+
+// The sum of vector v of a token's slots, in top-k order. Called by whole warps.
+__device__ __forceinline__ RowPiece sum_of_returned(const A2aRound& a, int token, const ReturnedSlots& slots,
+                                                    int v, bool is_inside) {
+  constexpr int kAtOnce = 4;
+  const int topk = static_cast<int>(a.shape.top_k);
+  RowPiece sum{};
+  for (int first = 0; first < topk; first += kAtOnce) {
+    uint4 raw[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j)
+      if (is_inside && (slots.is_added >> (first + j) & 1) != 0)
+        raw[j] = load_raw(result_of<bf16>(a, a.group.rank, token, first + j), v);
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      const float weight = __shfl_sync(~0u, slots.weight, first + j);
+      if ((slots.is_added >> (first + j) & 1) != 0) add_scaled(sum, weight, to_piece(raw[j]));
+    }
+  }
+  return sum;
+}
+
+// Combines slots whose results have returned. The preceding kernel has stored this rank's results, on all
+// ranks, before this kernel passes its wait for it, so that any thread can raise a flag. The peers may run
+// combine_kernel.
+__global__ void __launch_bounds__(kThreads) add_returned_kernel(const __grid_constant__ A2aArgs args) {
+  const A2aRound& a = args.round;
+  const Work& work = args.work;
+  ptx::grid_dependents_launch();
+  ptx::grid_dependency_wait();
+  const int row = first_row(work), thread = static_cast<int>(threadIdx.x), lane = thread % 32;
+  const ReturnedSlots first(a, row);
+  const Operation o(a.group, a.op);  // reads the epoch while the slots are under way
+  if (o.failed) return;
+  meet_peers(o, blockIdx.x);
+  for_parts(work, [&](const Part& part) {
+    const ReturnedSlots slots = part.row == row ? first : ReturnedSlots(a, part.row);
+    if (!is_filled(a, part.row)) return;
+    float* const to = args.out + part.row * a.shape.hidden_size;
+    for (int v = part.begin + thread; v - lane < part.end; v += kThreads) {
+      const bool is_inside = v < part.end;
+      F32Raw before{};
+      if (is_inside) before = load_raw(to, v);
+      const RowPiece sum = sum_of_returned(a, part.row, slots, v, is_inside);
+      RowPiece result = to_piece(before);
+      add_scaled(result, 1, sum);
+      if (is_inside) store_piece(to + v * kColumns, result);
+    }
+  });
+}
+
 void check(const A2aRound& a) {
   FP4MOE_CHECK(a.shape.hidden_size % kColumns == 0 && a.shape.top_k <= kMaxSlots && a.num_own <= a.num_tokens,
                "an exchange with num_own=" + std::to_string(a.num_own) +
@@ -132,6 +196,7 @@ void launch_send(const A2aRound& a, const bf16* x) {
   const A2aArgs args{.round = a, .work = work, .x = x};
   switch (a.shape.row_format) {
     case A2aRowFormat::kBf16:
+      load_send();
       return launch("a2a_send", send_kernel<A2aRowFormat::kBf16>, shape_of(work), args);
     case A2aRowFormat::kFp8:
       return launch("a2a_send_fp8", send_kernel<A2aRowFormat::kFp8>, shape_of(work), args);
@@ -168,8 +233,13 @@ void wait(const A2aRound& a, const A2aDecoded& decoded) {
 void combine(const A2aRound& a, const A2aResults& results, float* out) {
   check(a);
   FP4MOE_CHECK(!a.shape.slots_return || results.sums == nullptr, "slots_return takes rows, not sums");
+  FP4MOE_CHECK(!results.are_returned || (a.shape.allows_returned_rows() && results.row_of_slot == nullptr),
+               "these results cannot have returned");
   if (a.group.plane != nullptr) return staged_combine(a, results, out);
   const Work work = combine_work(a);
+  if (results.are_returned)
+    return launch("a2a_add_returned", add_returned_kernel, shape_of(work),
+                  A2aArgs{.round = a, .work = work, .out = out});
   with_result_type(a.shape, [&](auto type) {
     using T = decltype(type);
     launch("a2a_combine", results.y != nullptr ? combine_kernel<T, float> : combine_kernel<T, bf16>,
@@ -214,12 +284,20 @@ void clear(float* out, int64_t n) {
 
 }  // namespace
 
+void load_send() { prepare_kernel(send_kernel<A2aRowFormat::kBf16>, {}); }
+
+int send_flags_per_token(const A2aRound& round) {
+  const Work work = send_work(round);
+  return work.blocks == work.rows * work.pieces ? work.pieces : 0;
+}
+
 int a2a_blocks_per_sm() {
   int least = kMaxCommBlocks;
   for (const auto& kernel :
        {wait_kernel<A2aRowFormat::kBf16>, wait_kernel<A2aRowFormat::kFp8>, wait_kernel<A2aRowFormat::kNvfp4>,
         combine_kernel<float, bf16>, combine_kernel<bf16, bf16>, combine_kernel<E4m3, bf16>,
-        combine_kernel<float, float>, combine_kernel<bf16, float>, combine_kernel<E4m3, float>}) {
+        combine_kernel<float, float>, combine_kernel<bf16, float>, combine_kernel<E4m3, float>,
+        add_returned_kernel}) {
     int blocks = 0;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, 0);
     least = std::min(least, blocks);

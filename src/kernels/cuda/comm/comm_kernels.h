@@ -18,9 +18,13 @@ void gather_shares(const GatherSharesArgs& args);
 void staged_send(const A2aRound& round);
 void staged_wait(const A2aRound& round, const A2aDecoded& decoded);
 void staged_combine(const A2aRound& round, const A2aResults& results, float* out);
+// How many flags send() raises for each token of a round of bf16 rows, those of token t after those of token
+// t - 1; 0: for several tokens together.
+int send_flags_per_token(const A2aRound& round);
+// Loads the kernel of send() for bf16 rows, which waits for the GPU (DeviceCommunicator::rehearse()).
+void load_send();
 void send_direct(const A2aRound& round, const bf16* x);
-// Loads the kernel of send_direct(), which waits for the GPU (DeviceCommunicator::rehearse()).
-void load_send_direct();
+void load_send_direct();  // as load_send()
 void add_direct(const A2aRound& round, float* out);
 // Return how many blocks of a kernel fit on an SM of the current GPU.
 int all_reduce_blocks_per_sm();

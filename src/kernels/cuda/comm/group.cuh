@@ -111,7 +111,7 @@ struct Operation {
   __device__ __forceinline__ uint32_t parity() const { return epoch & 1; }
   // Thread 0: whether this block was the last to enter. All blocks of its grid have then started, so it can
   // wait for the peers without keeping one of them from starting.
-  __device__ __forceinline__ bool entered_last() const { return ticket == gridDim.x - 1; }
+  __device__ __forceinline__ bool entered_last() const { return ticket == gridDim.x * gridDim.y - 1; }
 
   // Polls `arrived` until it returns true, the deadline passes or the group fails. `seen` is for the verdict.
   template <class Arrived>
@@ -222,18 +222,52 @@ struct EarlyWords {
   }
 };
 
-// Sets flag `index` at every peer, to signal that all earlier stores of the block's threads have been
-// performed. Call it after a block barrier.
-__device__ __forceinline__ void raise_flags(const Operation& operation, int64_t index) {
+__device__ __forceinline__ const uint32_t* flags_of(const CommGroup& g, int peer) {
+  return reinterpret_cast<const uint32_t*>(g.regions[g.rank] + g.layout.flags) + peer * kMaxCommBlocks;
+}
+
+// Sets flag `index` at a peer, to signal that all earlier stores of the block's threads have been performed.
+// Call it after a block barrier.
+__device__ __forceinline__ void raise_flag(const Operation& operation, int peer, int64_t index) {
   const CommGroup& g = operation.group;
-  const int peer = static_cast<int>(threadIdx.x);
-  if (peer >= g.size || peer == g.rank) return;
   auto* const flags = reinterpret_cast<uint32_t*>(g.regions[peer] + g.layout.flags);
   store_release(flags + g.rank * kMaxCommBlocks + index, operation.epoch);
 }
+// The same at every peer.
+__device__ __forceinline__ void raise_flags(const Operation& operation, int64_t index) {
+  const CommGroup& g = operation.group;
+  const int peer = static_cast<int>(threadIdx.x);
+  if (peer < g.size && peer != g.rank) raise_flag(operation, peer, index);
+}
 
-__device__ __forceinline__ const uint32_t* flags_of(const CommGroup& g, int peer) {
-  return reinterpret_cast<const uint32_t*>(g.regions[g.rank] + g.layout.flags) + peer * kMaxCommBlocks;
+// Sets flags first ... first + count - 1 at every peer. The same, but by several warps: a thread that raises
+// two flags would wait for the first before the second.
+__device__ __forceinline__ void raise_flags(const Operation& operation, int64_t first, int count) {
+  const CommGroup& g = operation.group;
+  const int peer = static_cast<int>(threadIdx.x) % 32, warps = static_cast<int>(blockDim.x) / 32;
+  if (peer >= g.size || peer == g.rank) return;
+  for (int i = static_cast<int>(threadIdx.x) / 32; i < count; i += warps)
+    raise_flag(operation, peer, first + i);
+}
+
+// Waits for flag `index` of a peer.
+__device__ __forceinline__ void wait_for_flag_of(const Operation& operation, int peer, int64_t index) {
+  operation.wait(peer, [&](uint32_t& seen) {
+    seen = load_acquire(flags_of(operation.group, peer) + index);
+    return static_cast<int32_t>(seen - operation.epoch) >= 0;
+  });
+}
+
+// Sets flag `index` at every peer and waits for that of every peer. Different warps do so, because each takes
+// as long as a trip through the L2. Called by at least two warps; ends with a block barrier.
+__device__ __forceinline__ void meet_peers(const Operation& operation, int64_t index) {
+  const CommGroup& g = operation.group;
+  const int warp = static_cast<int>(threadIdx.x) / 32, peer = static_cast<int>(threadIdx.x) % 32;
+  if (peer < g.size && peer != g.rank) {
+    if (warp == 0) raise_flag(operation, peer, index);
+    if (warp == 1) wait_for_flag_of(operation, peer, index);
+  }
+  __syncthreads();
 }
 
 // Waits for the first `num_flags` flags of each peer. Ends with a block barrier.
@@ -242,10 +276,7 @@ __device__ __forceinline__ void wait_for_flags(const Operation& operation, int n
   for (int peer = 0; peer < g.size; ++peer) {
     if (peer == g.rank) continue;
     for (int i = static_cast<int>(threadIdx.x); i < num_flags; i += static_cast<int>(blockDim.x))
-      operation.wait(peer, [&](uint32_t& seen) {
-        seen = load_acquire(flags_of(g, peer) + i);
-        return static_cast<int32_t>(seen - operation.epoch) >= 0;
-      });
+      wait_for_flag_of(operation, peer, i);
   }
   __syncthreads();
 }
@@ -254,10 +285,7 @@ __device__ __forceinline__ void wait_for_flags(const Operation& operation, int n
 __device__ __forceinline__ void wait_for_flag(const Operation& operation, int64_t index) {
   const CommGroup& g = operation.group;
   if (const int peer = static_cast<int>(threadIdx.x); peer < g.size && peer != g.rank)
-    operation.wait(peer, [&](uint32_t& seen) {
-      seen = load_acquire(flags_of(g, peer) + index);
-      return static_cast<int32_t>(seen - operation.epoch) >= 0;
-    });
+    wait_for_flag_of(operation, peer, index);
   __syncthreads();
 }
 

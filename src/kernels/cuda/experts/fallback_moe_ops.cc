@@ -13,11 +13,12 @@ void gemms(const DeviceExpertArgs& a) {
   fallback_down(a);
 }
 
-constexpr DeviceMoeTactic kTactics[] = {{.name = "sorted",
-                                         .fits = sorted_layer_fits,
-                                         .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, gemms); },
-                                         .workspace_bytes = sorted_layer_workspace_bytes,
-                                         .leaves_rows = true}};
+constexpr DeviceMoeTactic kTactics[] = {
+    {.name = "sorted",
+     .fits = sorted_layer_fits,
+     .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, gemms, /*may_return=*/false); },
+     .workspace_bytes = sorted_layer_workspace_bytes,
+     .leaves_rows = true}};
 
 constexpr DeviceMoeOps kFallbackMoeOps = {.name = "cuda_mma",
                                           .tile_rows_alignment = 8,
@@ -29,6 +30,7 @@ constexpr DeviceMoeOps kFallbackMoeOps = {.name = "cuda_mma",
                                           .default_tactic = [](const DeviceMoeArgs&) -> size_t { return 0; },
                                           .route = cuda_route,
                                           .route_fuses_norm = cuda_route_fuses_norm,
+                                          .route_sends = cuda_route_sends,
                                           .quantize = cuda_quantize_act};
 
 }  // namespace

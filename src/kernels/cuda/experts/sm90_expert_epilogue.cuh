@@ -55,8 +55,9 @@ __device__ __forceinline__ void put_sums(int part, const float (&d)[kSums], floa
 // The place in `out` of a thread's eight sums of a part: the token is thread / 8, and thread % 8 gives the
 // columns.
 struct PartOut {
-  int row;     // row of out
-  int column;  // first of four (gated) or eight columns
+  int row;        // row of out
+  int column;     // first of four (gated) or eight columns
+  int slot = -1;  // of the row, if it returns to its token's rank
   float row_scale;
 };
 
@@ -101,7 +102,16 @@ __device__ __forceinline__ void finish(const GemmArgs& args, const GemmPhase& ph
   }
 }
 
-__device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at, const float (&v)[8]) {
+// Returns the place of a row that returns to its token's rank.
+__device__ __forceinline__ bf16* returned_place(const GemmArgs& args, int cols, const PartOut& at) {
+  const A2aSlotPlaces& places = args.returns;
+  const int rank = __float2int_rd((static_cast<float>(at.slot) + 0.5f) * places.inverse_slots);
+  return places.of_rank[rank] + int64_t{at.slot - rank * places.num_slots} * cols + at.column;
+}
+
+template <bool kReturns>
+__device__ __forceinline__ void store(const GemmArgs& args, const GemmPhase& phase, const PartOut& at,
+                                      const float (&v)[8]) {
   const bool gated = phase.epilogue == Epilogue::kGated;
   const int64_t i = int64_t{at.row} * phase.cols + at.column;
   if (phase.out_is_f32) {
@@ -111,6 +121,8 @@ __device__ __forceinline__ void store(const GemmPhase& phase, const PartOut& at,
     return;
   }
   bf16* out = static_cast<bf16*>(phase.out) + i;
+  if constexpr (kReturns)
+    if (at.slot >= 0) out = returned_place(args, phase.cols, at);
   const uint2 low = {ptx::bf16_pair(v[0], v[1]), ptx::bf16_pair(v[2], v[3])};
   if (gated)
     *reinterpret_cast<uint2*>(out) = low;
@@ -136,19 +148,22 @@ __device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>&
   at.column = gated ? tile * 32 + eighth * 4 : tile * 64 + eighth * 8;
 #pragma unroll 1
   for (int part = 0; part * C::kOutTokens < item.count; ++part) {
+    const int in_item = part * C::kOutTokens + token;
+    at.row = item.first_row + in_item;
+    if constexpr (C::kReturns)  // loaded while the sums are on their way through shared memory
+      if (phase.epilogue == Epilogue::kDown)
+        at.slot = in_item < item.count ? args.rows.slot_of_row[at.row] : 0;
     ptx::named_barrier(barrier, 128);  // the previous part has been read
     put_sums<C>(part, d, out);
     ptx::named_barrier(barrier, 128);
-    const int in_item = part * C::kOutTokens + token;
     if (in_item >= item.count || at.column >= phase.cols) continue;
-    at.row = item.first_row + in_item;
     at.row_scale = C::kFp8 ? scales.tokens[in_item] : row_scale(args, phase, at.row);
     const float4 low = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + first);
     const float4 high = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + second);
     float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     if constexpr (C::kFp8) multiply_factors(scales.rows + tile_in_item * 64, first, second, v);
     finish(args, phase, item.expert, at, v);
-    store(phase, at, v);
+    store<C::kReturns>(args, phase, at, v);
   }
 }
 

@@ -3,6 +3,7 @@
 // Computes  gate_up: out[r] = activation(gate x, up x) with the weights of row r's expert;
 //           down: out[r] = W h + bias.
 //           In a layer both run in one launch: a down item waits only for its expert's gate/up items.
+//           In an exchange whose slots return, down can store each row on its token's rank.
 // Shapes    weights in tiles (tile_layout.h); tokens [rows, K] bf16, gathered by slot for gate/up.
 // Bytes     every active expert's weights once, if L2 holds a slab of weights and an expert's tokens.
 // Flops     2 rows K N, with an expert's rows padded to a multiple of 8 (few) or 16 (many).
@@ -158,6 +159,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) expert_gemm_kernel(const __gri
   }
   __syncthreads();
   ptx::grid_dependency_wait();
+  // The blocks that add returned rows load what they need on the SMs that are free first. Those of other
+  // kernels that follow would take longer together, because they crowd on these SMs.
+  if constexpr (C::kReturns) ptx::grid_dependents_launch();
   const int group = threadIdx.x / 128;
   if (group < C::kGroups) {
     ptx::raise_registers<C::kConsumerRegs>();
@@ -173,7 +177,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) expert_gemm_kernel(const __gri
 }
 
 template <class C>
-void launch(GemmArgs args) {
+void launch_kernel(GemmArgs args) {
   for (int i = 0; i < args.num_phases; ++i)
     args.phases[i].slabs = (args.phases[i].row_tiles + C::kTiles - 1) / C::kTiles;
   const size_t bytes = sizeof(GemmShared<C>) + sizeof(int) * args.num_experts;
@@ -182,6 +186,16 @@ void launch(GemmArgs args) {
   prepare_kernel(expert_gemm_kernel<C>, {.shared_bytes = device_limits().shared_bytes_per_block});
   const auto sms = static_cast<unsigned>(device_limits().num_sms);
   fp4moe::launch("expert_gemm_sm90", expert_gemm_kernel<C>, {sms, C::kThreads, bytes}, args);
+}
+
+template <RowClass kRows>
+void launch(Fp4Format format, const GemmArgs& args) {
+  const auto with_returns = [&]<Fp4Format kFormat>() {
+    args.returns.num_slots > 0 ? launch_kernel<GemmConfig<kFormat, kRows, true>>(args)
+                               : launch_kernel<GemmConfig<kFormat, kRows>>(args);
+  };
+  format == Fp4Format::kMxfp4 ? with_returns.template operator()<Fp4Format::kMxfp4>()
+                              : with_returns.template operator()<Fp4Format::kNvfp4>();
 }
 
 GemmPhase gate_up_phase(const DeviceExpertArgs& a) {
@@ -223,6 +237,11 @@ void set_common(const DeviceExpertArgs& a, GemmArgs& args) {
   args.scales = a.experts.scales;
   args.rows = a.rows;
   if (args.num_phases == 1) args.rows.progress = nullptr;
+  if (a.returns == nullptr) return;
+  FP4MOE_CHECK(
+      a.y_bf16 != nullptr && a.topk == a.returns->shape.top_k && a.returns->shape.allows_returned_rows(),
+      "the rows cannot return to the ranks of their tokens");
+  args.returns = a2a_slot_places(*a.returns);
 }
 
 void launch_gemm(const DeviceExpertArgs& a, GemmArgs args) {
@@ -230,12 +249,7 @@ void launch_gemm(const DeviceExpertArgs& a, GemmArgs args) {
   set_common(a, args);
   const int64_t rows = a.expected_rows > 0 ? a.expected_rows : a.rows.max_rows / args.num_experts;
   const bool few = rows <= kFewRows;
-  if (a.experts.format == Fp4Format::kMxfp4)
-    few ? launch<GemmConfig<Fp4Format::kMxfp4, RowClass::kFew>>(args)
-        : launch<GemmConfig<Fp4Format::kMxfp4, RowClass::kMany>>(args);
-  else
-    few ? launch<GemmConfig<Fp4Format::kNvfp4, RowClass::kFew>>(args)
-        : launch<GemmConfig<Fp4Format::kNvfp4, RowClass::kMany>>(args);
+  few ? launch<RowClass::kFew>(a.experts.format, args) : launch<RowClass::kMany>(a.experts.format, args);
 }
 
 void put_in_fp8_tiles(Fp4Format format, GemmPhase& phase) {
@@ -281,11 +295,7 @@ void sm90_fp8_few_gate_up_down(const DeviceExpertArgs& a, float* h_row_scales) {
   args.num_phases = 2;
   for (sm90::GemmPhase& phase : args.phases) sm90::put_in_fp8_tiles(a.experts.format, phase);
   sm90::set_common(a, args);
-  using sm90::RowClass;
-  if (a.experts.format == Fp4Format::kMxfp4)
-    sm90::launch<sm90::GemmConfig<Fp4Format::kMxfp4, RowClass::kFewFp8>>(args);
-  else
-    sm90::launch<sm90::GemmConfig<Fp4Format::kNvfp4, RowClass::kFewFp8>>(args);
+  sm90::launch<sm90::RowClass::kFewFp8>(a.experts.format, args);
 }
 
 }  // namespace fp4moe

@@ -1,4 +1,5 @@
-// The expert GEMMs of w4a16 on Hopper, and those of w4a8 for few rows per expert (sm90_expert_gemm.cu).
+// The expert GEMMs of w4a16 on Hopper, and those of w4a8 for few rows per expert (sm90_expert_gemm.cu). All
+// take DeviceExpertArgs::returns.
 #pragma once
 
 #include "kernels/device_moe.h"

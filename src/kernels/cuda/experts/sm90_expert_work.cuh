@@ -8,6 +8,7 @@
 #include "kernels/cuda/layout/fp8_tile_layout.h"
 #include "kernels/cuda/layout/tile_layout.h"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/device_a2a.h"
 #include "kernels/device_moe.h"
 
 namespace fp4moe::sm90 {
@@ -44,6 +45,7 @@ struct GemmArgs {
   Activation activation;
   const float* scales = nullptr;  // [L, 3]
   DeviceRows rows;
+  A2aSlotPlaces returns;  // kReturns: they receive the rows of kDown, as bf16, instead of `out`
 };
 
 // A block's unit of work: `count` rows beginning at first_row, times `weight_tiles` tiles of weights.
@@ -60,9 +62,11 @@ enum class RowClass : uint8_t { kFew, kMany, kFewFp8 };
 
 // A block's slab has kGroups * kGroupTiles tiles of 64 rows, kGroupTiles for each consumer warpgroup, and is
 // multiplied by at most kMaxN tokens. A stage holds kChunks * 64 columns; its weights are [kChunks][kTiles]
-// tiles, or [kTiles] FP8 tiles.
-template <Fp4Format kFormatT, RowClass kRowsT>
+// tiles, or [kTiles] FP8 tiles. kReturns: the kernel takes GemmArgs::returns; others do not have its code,
+// which would take them 0.5 % more time.
+template <Fp4Format kFormatT, RowClass kRowsT, bool kReturnsT = false>
 struct GemmConfig {
+  static constexpr bool kReturns = kReturnsT;
   static constexpr Fp4Format kFormat = kFormatT;
   static constexpr bool kFp8 = kRowsT == RowClass::kFewFp8, kFew = kFp8 || kRowsT == RowClass::kFew;
   static constexpr int kGroups = 4, kGroupTiles = kFew ? 2 : 1, kTiles = kGroups * kGroupTiles;

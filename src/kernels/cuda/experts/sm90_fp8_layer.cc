@@ -98,7 +98,7 @@ void wide_layer(const DeviceMoeArgs& a) {
   gemm.h = space.h;
   gemm.h_row_scales = space.h_scales;
   sm90_fp8_down(gemm);
-  combine_layer(a, space.rows, gemm.y_bf16);
+  combine_layer(a, gemm);
 }
 
 // ---- sorted --------------------------------------------------------------------------------------
@@ -128,8 +128,9 @@ void sorted_layer(const DeviceMoeArgs& a) {
   gemm.x_row_scales = space.x_scales;
   gemm.h = space.intermediate;
   gemm.h_row_scales = space.h_scales;
+  gemm.returns = layer_returns(a);
   sm90_fp8_few_gate_up_down(gemm, space.h_scales);
-  combine_layer(a, space.rows, gemm.y_bf16);
+  combine_layer(a, gemm);
 }
 
 // ---- the table -----------------------------------------------------------------------------------
@@ -172,6 +173,7 @@ constexpr DeviceMoeOps kSm90Fp8MoeOps = {.name = "sm90_fp8",
                                          .default_tactic = default_tactic,
                                          .route = cuda_route,
                                          .route_fuses_norm = cuda_route_fuses_norm,
+                                         .route_sends = cuda_route_sends,
                                          .quantize = cuda_quantize_act,
                                          .direct_fits = kTactics[kFewTokens].fits,
                                          .direct = kTactics[kFewTokens].layer};

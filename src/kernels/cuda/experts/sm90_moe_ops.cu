@@ -18,7 +18,7 @@ namespace {
 constexpr DeviceMoeTactic kTactics[] = {
     {.name = "sorted",
      .fits = sorted_layer_fits,
-     .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, sm90_gate_up_down); },
+     .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, sm90_gate_up_down, /*may_return=*/true); },
      .workspace_bytes = sorted_layer_workspace_bytes,
      .leaves_rows = true},
     {.name = "few_tokens",
@@ -48,6 +48,7 @@ constexpr DeviceMoeOps kSm90MoeOps = {.name = "sm90",
                                       .default_tactic = default_tactic,
                                       .route = cuda_route,
                                       .route_fuses_norm = cuda_route_fuses_norm,
+                                      .route_sends = cuda_route_sends,
                                       .quantize = cuda_quantize_act,
                                       .linear_fits = linear_few_tiles_fits,
                                       .linear = linear_few_tiles,
@@ -70,6 +71,7 @@ constexpr DeviceMoeOps kSm90Bf16MoeOps = {.name = "sm90_bf16",
                                           .default_tactic = [](const DeviceMoeArgs&) -> size_t { return 0; },
                                           .route = cuda_route,
                                           .route_fuses_norm = cuda_route_fuses_norm,
+                                          .route_sends = cuda_route_sends,
                                           .quantize = cuda_quantize_act};
 
 }  // namespace

@@ -79,12 +79,22 @@ bf16* layer_y(const DeviceMoeArgs& args, bf16* scratch) {
   return rows_are_tokens && is_only_output ? args.out_bf16 : scratch;
 }
 
-void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y) {
-  if (y == args.out_bf16) return;
+const A2aRound* layer_returns(const DeviceMoeArgs& args) {
+  const A2aRound* const round = args.exchange;
+  if (round == nullptr || !round->shape.allows_returned_rows() || round->group.plane != nullptr)
+    return nullptr;
+  return round;
+}
+
+void combine_layer(const DeviceMoeArgs& args, const DeviceExpertArgs& gemm) {
+  if (gemm.y_bf16 == args.out_bf16) return;
+  if (gemm.returns != nullptr)
+    return cuda_a2a_ops()->combine(*args.exchange, {.are_returned = true}, args.out);
   if (args.exchange != nullptr)
-    return cuda_a2a_ops()->combine(*args.exchange, {.y_bf16 = y, .row_of_slot = rows.row_of_slot}, args.out);
-  const MoeCombineArgs combine{.y_bf16 = y,
-                               .row_of_slot = rows.row_of_slot,
+    return cuda_a2a_ops()->combine(*args.exchange,
+                                   {.y_bf16 = gemm.y_bf16, .row_of_slot = gemm.rows.row_of_slot}, args.out);
+  const MoeCombineArgs combine{.y_bf16 = gemm.y_bf16,
+                               .row_of_slot = gemm.rows.row_of_slot,
                                .weights = args.weights,
                                .num_tokens = args.num_tokens,
                                .topk = args.topk,
@@ -106,10 +116,17 @@ int64_t wide_layer_workspace_bytes(const TiledExperts& experts, int64_t max_toke
 
 namespace {
 
-void run_layer(const DeviceMoeArgs& a, bool in_slabs, void (*gemms)(const DeviceExpertArgs&)) {
+// How a layer runs its GEMMs.
+struct LayerGemms {
+  void (*run)(const DeviceExpertArgs&);
+  bool in_slabs = false;    // from gathered slabs
+  bool may_return = false;  // takes DeviceExpertArgs::returns
+};
+
+void run_layer(const DeviceMoeArgs& a, const LayerGemms& gemms) {
   if (a.num_tokens == 0) return;
   const int64_t num_slots = a.num_tokens * a.topk;
-  const LayerSpace space(a.experts, num_slots, in_slabs, a.workspace);
+  const LayerSpace space(a.experts, num_slots, gemms.in_slabs, a.workspace);
   const DeviceRows rows{.max_rows = num_slots,
                         .offsets = space.ints[0],
                         .counts = space.ints[1],
@@ -123,7 +140,8 @@ void run_layer(const DeviceMoeArgs& a, bool in_slabs, void (*gemms)(const Device
   gemm.intermediate = {space.intermediate, DType::kBF16, num_slots, a.experts.intermediate_size};
   gemm.h = gemm.intermediate;
   gemm.y_bf16 = layer_y(a, space.y);
-  if (in_slabs) {
+  if (gemms.may_return) gemm.returns = layer_returns(a);
+  if (gemms.in_slabs) {
     gather_token_slabs({.x = a.x,
                         .rows = rows,
                         .num_experts = a.experts.num_experts,
@@ -134,21 +152,22 @@ void run_layer(const DeviceMoeArgs& a, bool in_slabs, void (*gemms)(const Device
     gemm.x.data = space.x_slabs;
     gemm.h.data = space.h_slabs;
   }
-  gemms(gemm);
-  combine_layer(a, rows, gemm.y_bf16);
+  gemms.run(gemm);
+  combine_layer(a, gemm);
 }
 
 }  // namespace
 
-void run_sorted_layer(const DeviceMoeArgs& a, void (*gemms)(const DeviceExpertArgs&)) {
-  run_layer(a, false, gemms);
+void run_sorted_layer(const DeviceMoeArgs& a, void (*gemms)(const DeviceExpertArgs&), bool may_return) {
+  run_layer(a, {.run = gemms, .may_return = may_return});
 }
 
 void run_wide_layer(const DeviceMoeArgs& a) {
-  run_layer(a, true, [](const DeviceExpertArgs& args) {
+  const auto gemms = [](const DeviceExpertArgs& args) {
     sm90_wide_gate_up(args);
     sm90_wide_down(args);
-  });
+  };
+  run_layer(a, {.run = gemms, .in_slabs = true});
 }
 
 }  // namespace fp4moe

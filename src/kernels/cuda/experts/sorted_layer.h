@@ -20,16 +20,19 @@ struct TacticRule {
 size_t tactic_by_size(const DeviceMoeArgs& args, const TacticRule& rule);
 
 // layer_sort_args() and layer_gemm_args() return the arguments for a layer's steps, as far as the layer's own
-// arguments determine them; combine_layer() runs the last step. `rows` is in the workspace.
+// arguments determine them; combine_layer() runs the last step, after down(gemm). `rows` is in the workspace.
 MoeSortArgs layer_sort_args(const DeviceMoeArgs& args, const DeviceRows& rows, int32_t* scratch);
 DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& rows);  // activations not set
-void combine_layer(const DeviceMoeArgs& args, const DeviceRows& rows, const bf16* y);
+void combine_layer(const DeviceMoeArgs& args, const DeviceExpertArgs& gemm);
+// Returns DeviceExpertArgs::returns for a GEMM that takes it: null if combine_layer() returns the rows.
+const A2aRound* layer_returns(const DeviceMoeArgs& args);
 // Returns where down writes its rows: to the output if this needs no combine_layer(), which then does
 // nothing, else to `scratch`.
 bf16* layer_y(const DeviceMoeArgs& args, bf16* scratch);
 
 // Runs the layer. `gemms` runs gate_up and down, with the intermediate as h and rows.progress as counters.
-void run_sorted_layer(const DeviceMoeArgs& args, void (*gemms)(const DeviceExpertArgs&));
+// may_return: it takes DeviceExpertArgs::returns.
+void run_sorted_layer(const DeviceMoeArgs& args, void (*gemms)(const DeviceExpertArgs&), bool may_return);
 constexpr bool sorted_layer_fits(const DeviceMoeArgs& args) { return !args.shared.exists; }
 int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
 

@@ -2,7 +2,8 @@
 // more, by one to four blocks per token.
 //
 // Computes:  y = x / sqrt(mean(x^2) + eps) * weight as bf16 and f32; logits = y W^T (+ bias); then
-//            choose_experts() for each token. In a direct round, y, ids and weights also go to other ranks.
+//            choose_experts() for each token. y, ids and weights can also go to other ranks: in a direct
+//            round if there are few tokens, else in a round of bf16 rows (kernels/device_a2a.h).
 // Shapes:    x [T, H] f32, H a multiple of 8; W [E, H] bf16. Up to 16 tokens: H up to 8192, a block has
 //            kBlockExperts rows of W in shared memory, and another block chooses. More tokens: H up to 4096.
 // Bytes:     2 E H of weights for each token (from the L2 after the first), T H (4 + 2 + 4) of x and y.
@@ -19,12 +20,12 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "kernels/cuda/comm/a2a_direct.cuh"
 #include "kernels/cuda/comm/comm_kernels.h"
 #include "kernels/cuda/ptx/launch.h"
 #include "kernels/cuda/ptx/ptx_cluster.cuh"
 #include "kernels/cuda/ptx/ptx_mma.cuh"
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
+#include "kernels/cuda/routing/norm_route_senders.cuh"
 #include "kernels/cuda/routing/router_choice.cuh"
 
 namespace fp4moe {
@@ -40,20 +41,6 @@ constexpr int kBlockVectors = 2, kExpertsAhead = 8;   // per lane, with one bloc
 constexpr int64_t kMaxBlockExperts = 512;             // with one block per token: experts that fit
 constexpr int64_t kMaxBlockBytes = 24 * 1024 * 1024;  // with one block per token: weights read in all
 constexpr int64_t kMaxBytesInAll = 3 * 1024 * 1024;   // for few tokens: weights read in all
-
-struct NormRouteArgs {
-  const float *x, *norm_weight;
-  bf16* out_act;
-  float* out_f32;
-  const bf16* weight;
-  const float* bias;  // or null
-  RoutingRule rule;
-  float* logits;
-  Choices out;
-  float eps, inverse_hidden;  // inverse_hidden: 1 / hidden_size
-  int hidden_size, num_experts;
-  RouterWord* words;  // [T, E], for few tokens: logits on their way
-};
 
 // The vectors [begin, end) of a row that a warp processes.
 struct Part {
@@ -191,35 +178,6 @@ __device__ __forceinline__ float take_word(RouterWord* from) {
   return __uint_as_float(static_cast<uint32_t>(word));
 }
 
-// Sends nothing to other ranks.
-struct NoSender {
-  using Args = NormRouteArgs;
-  __device__ __forceinline__ NoSender(const Args&, int) {}
-  __device__ __forceinline__ void send_row(int, const uint4&) const {}
-  __device__ __forceinline__ void send_slot(const ChosenSlot&) const {}
-};
-
-// Sends a token's row and slots to all ranks in a direct round.
-struct LaneSender {
-  struct Args : NormRouteArgs {
-    A2aRound round;
-  };
-  int token;
-  cuda::DirectSender lanes;
-  bool is_filled;
-
-  __device__ __forceinline__ LaneSender(const Args& a, int t)
-      : token(t),
-        lanes(a.round),
-        is_filled(a.round.num_filled == nullptr || t < __ldcg(a.round.num_filled)) {}
-  __device__ __forceinline__ void send_row(int v, const uint4& words) const {
-    lanes.store_row(token, v, words);
-  }
-  __device__ __forceinline__ void send_slot(const ChosenSlot& slot) const {
-    if (slot.id >= 0) lanes.store_slot(token, static_cast<int>(threadIdx.x), is_filled, slot.id, slot.weight);
-  }
-};
-
 // The block that chooses: collects the logits from the others. Before the wait, its first warp chooses once
 // for nothing: the instructions, which a step's weights have replaced in all caches, are then there.
 template <class Sender>
@@ -317,7 +275,8 @@ __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
 //
 // Each warp of a block has the same columns as above; two warps have the same columns and split the block's
 // experts. So the sums are the same, and are added in the same order. A token's blocks split the experts; the
-// first one gets all sums.
+// first one gets all sums. The last one, which has less to do, writes the row, unless the row and the choice
+// are also sent: one block raises the flags of both.
 
 // A lane's weights in the warp's columns, for every second expert beginning with `first`.
 struct ExpertWeights {
@@ -335,8 +294,9 @@ struct ExpertWeights {
 };
 
 // Shared memory: the parts' squares [kParts] and sums [kParts][E]; logits [E]; the memory for the choice.
+template <class Sender>
 __global__ void __launch_bounds__(kBlockThreads, 1)
-    norm_route_block_kernel(const __grid_constant__ NormRouteArgs a) {
+    norm_route_block_kernel(const __grid_constant__ typename Sender::Args a) {
   extern __shared__ __align__(16) uint8_t memory[];
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
   if (blocks > 1) ptx::cluster_arrive();
@@ -354,6 +314,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   ptx::grid_dependency_wait();
   const int counted = counted_tokens(a);
   x.load(a.x + int64_t{t} * a.hidden_size, part);
+  const Sender sender(a, t);  // reads what it needs while x is under way
   const float square = warp_total(square_and_weigh(norm_weight, x));
   if (half == 0 && lane == 0) squares[warp] = square;
   if (blocks > 1) ptx::cluster_wait();  // the first block has started: its shared memory can be written
@@ -384,12 +345,15 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     __syncthreads();
     if (warp == kParts) {
       uint32_t* const room = reinterpret_cast<uint32_t*>(logits + a.num_experts);
-      const int id = choose_by_warp(a.rule, logits, room, a.out, t);
-      if (id >= 0 && t < counted) add_count(a.out.count.counts, id, 1);
+      const ChosenSlot slot = choose_by_warp(a.rule, logits, room, a.out, t);
+      sender.send_slot(slot);
+      if (slot.id >= 0 && t < counted) add_count(a.out.count.counts, slot.id, 1);
     }
   }
-  if (half == 0 && block == blocks - 1)
-    Columns<kBlockVectors>::each(part, [&](int i, int v) { write_vector(a, t, v, x.values[i], inverse); });
+  if (half == 0 && block == (Sender::kSends ? 0 : blocks - 1))
+    Columns<kBlockVectors>::each(
+        part, [&](int i, int v) { sender.send_row(v, write_vector(a, t, v, x.values[i], inverse)); });
+  if (Sender::kSends && block == 0) sender.finish();
 }
 int block_shared_bytes(int num_experts) {
   return 4 * (kParts + (kParts + 1) * num_experts + choice_words(num_experts));
@@ -427,7 +391,45 @@ unsigned blocks_per_token(const DeviceRouterArgs& args) {
   return blocks;
 }
 
+// The kernel for rounds that the router sends, and the kernel for other rounds: a step can use either one,
+// whichever was rehearsed.
+template <class... Senders>
+void load_blocks() {
+  (prepare_kernel(norm_route_block_kernel<Senders>,
+                  {.shared_bytes = block_shared_bytes(static_cast<int>(kMaxBlockExperts))}),
+   ...);
+}
+template <class Sender>
+void launch_blocks(const typename Sender::Args& a, const DeviceRouterArgs& args) {
+  load_blocks<NoSender, RoundSender>();
+  const unsigned blocks = blocks_per_token(args);
+  launch("norm_route", norm_route_block_kernel<Sender>,
+         {dim3(blocks, static_cast<unsigned>(args.num_tokens)), dim3(kBlockThreads),
+          static_cast<size_t>(block_shared_bytes(a.num_experts)), blocks},
+         a);
+}
+
+// A rank that lacks some of the round's tokens sends by another kernel, which a rehearsal does not reach.
+void norm_route_and_send(const NormRouteArgs& a, const DeviceRouterArgs& args) {
+  const A2aRound& round = *args.round;
+  FP4MOE_CHECK(norm_route_sends(args), "the router cannot send this round");
+  if (args.round_is_direct) {
+    cuda::load_send_direct();
+    return launch_few<LaneSender>({a, round}, args.num_tokens);
+  }
+  cuda::load_send();
+  launch_blocks<RoundSender>({a, round, cuda::send_flags_per_token(round)}, args);
+}
+
 }  // namespace
+
+bool norm_route_sends(const DeviceRouterArgs& args) {
+  const A2aRound& round = *args.round;
+  if (args.num_tokens != round.num_tokens || args.num_tokens != round.num_own) return false;
+  if (args.round_is_direct) return has_few_tokens(args) && round.first_token == 0;
+  return !has_few_tokens(args) && round.shape.row_format == A2aRowFormat::kBf16 &&
+         round.group.plane == nullptr && !round.shape.is_staged && cuda::send_flags_per_token(round) > 0;
+}
 
 bool norm_route_fits(const DeviceRouterArgs& args) {
   const int64_t experts = args.rule.num_experts, bytes = experts * args.hidden_size * 2;
@@ -456,22 +458,8 @@ void norm_route(const DeviceRouterArgs& args) {
                      .num_experts = static_cast<int>(args.rule.num_experts),
                      .words = args.words};
   a.rule.correction_bias = args.correction_bias;
-  FP4MOE_CHECK(args.direct == nullptr || has_few_tokens(args), "a direct round has few tokens");
-  if (!has_few_tokens(args)) {
-    const unsigned blocks = blocks_per_token(args);
-    return launch("norm_route", norm_route_block_kernel,
-                  {dim3(blocks, static_cast<unsigned>(args.num_tokens)), dim3(kBlockThreads),
-                   static_cast<size_t>(block_shared_bytes(a.num_experts)), blocks},
-                  a);
-  }
-  if (args.direct == nullptr) return launch_few<NoSender>(a, args.num_tokens);
-  const A2aRound& round = *args.direct;
-  FP4MOE_CHECK(
-      args.num_tokens == round.num_tokens && args.num_tokens == round.num_own && round.first_token == 0,
-      "the router sends a round only if it has all tokens of the round");
-  // A rank that lacks some of a round's tokens sends by another kernel, which a rehearsal does not reach.
-  cuda::load_send_direct();
-  launch_few<LaneSender>({a, round}, args.num_tokens);
+  if (args.round != nullptr) return norm_route_and_send(a, args);
+  has_few_tokens(args) ? launch_few<NoSender>(a, args.num_tokens) : launch_blocks<NoSender>(a, args);
 }
 
 }  // namespace fp4moe

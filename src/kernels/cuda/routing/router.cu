@@ -313,13 +313,17 @@ bool cuda_route_fuses_norm(const DeviceRouterArgs& args) {
   return !args.batch_invariant && norm_route_fits(args);
 }
 
+bool cuda_route_sends(const DeviceRouterArgs& args) {
+  return cuda_route_fuses_norm(args) && norm_route_sends(args);
+}
+
 void cuda_route(const DeviceRouterArgs& args) {
   if (args.num_tokens == 0) return;
   FP4MOE_CHECK(args.hidden_size % kChunk == 0 && args.rule.num_experts <= kMaxDeviceExperts &&
                    args.rule.top_k <= kMaxDeviceTopk,
                "unsupported router sizes");
   const bool fuses_norm = args.norm != nullptr && cuda_route_fuses_norm(args);
-  FP4MOE_CHECK(args.direct == nullptr || fuses_norm, "only the launch that also norms the rows sends them");
+  FP4MOE_CHECK(args.round == nullptr || fuses_norm, "only the launch that also norms the rows sends them");
   if (fuses_norm) return norm_route(args);
   if (args.norm != nullptr) cuda::rms_norm_rows(*args.norm);
   router_gate(args);

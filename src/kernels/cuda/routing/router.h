@@ -10,6 +10,8 @@ namespace fp4moe {
 void cuda_route(const DeviceRouterArgs& args);
 // Returns whether cuda_route() with a norm is one launch.
 bool cuda_route_fuses_norm(const DeviceRouterArgs& args);
+// Returns whether this launch can send args.round.
+bool cuda_route_sends(const DeviceRouterArgs& args);
 // The two launches without a norm, T > 0: the logits, then ids, weights and counts.
 void router_gate(const DeviceRouterArgs& args);
 void router_choose(const DeviceRouterArgs& args);

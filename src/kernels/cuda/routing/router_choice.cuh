@@ -227,13 +227,12 @@ __device__ __forceinline__ ChosenSlot choose_of(const RoutingRule& rule, const C
 }
 
 // Puts the logits [E], which can be in shared memory, and chooses. Called by all lanes of a warp.
-// Returns the lane's expert, -1 in lanes past K.
-__device__ __forceinline__ int choose_by_warp(const RoutingRule& rule, const float* logits, uint32_t* memory,
-                                              const Choices& out, int64_t t) {
+__device__ __forceinline__ ChosenSlot choose_by_warp(const RoutingRule& rule, const float* logits,
+                                                     uint32_t* memory, const Choices& out, int64_t t) {
   const ChoiceMemory room(rule, memory);
   room.put_row(rule, logits, static_cast<int>(threadIdx.x) % 32, 32);
   __syncwarp();
-  return choose_of(rule, room, out, t).id;
+  return choose_of(rule, room, out, t);
 }
 
 }  // namespace fp4moe
