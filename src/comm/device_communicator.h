@@ -135,6 +135,9 @@ class DeviceCommunicator {
   // operation.
   void rehearse(bool on);
 
+  // When failure() began, in nanoseconds of the GPU's clock; 0 without shared memory. Precondition: it is an
+  // error. A rank whose wait has timed out in one group goes on to wait in its others.
+  uint64_t failed_at() const { return shares_memory() ? verdict_.as<CommVerdict>()->time : 0; }
   // Without shared memory, returns GroupPlane::failure(). Otherwise returns kDeadline, with the peer,
   // operation and layer, if one of this rank's waits passed its deadline. If only a peer's wait did, the
   // group has failed but this rank returns OK, so check all ranks. May be called at any time; the result is

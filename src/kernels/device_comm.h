@@ -27,6 +27,7 @@ struct CommVerdict {
   int32_t layer = -1;               // CommOp::layer
   uint32_t expected = 0, seen = 0;  // epochs; seen is 0 for a sum's words, which have no epoch
   uint32_t block = 0;               // index of the waiting block
+  uint64_t time = 0;                // nanoseconds of the GPU's clock
 };
 
 // Stored at the start of a rank's region. Initially zeros; peers write only `poison`.

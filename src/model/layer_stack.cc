@@ -173,8 +173,9 @@ Status LayerStack::forward_layers(const Batch& batch, KvCache& kv, float* logits
   }
   if (keeps_last_rows()) num_rows = keep_last_features(batch, pool);
   scratch_.reset();
-  const int64_t group_rows = batch.device != nullptr ? batch.device->largest_logit_rows : num_rows;
-  return lm_head_->forward_lm_head(norm_args(final_norm_, num_rows, nullptr), group_rows, logits, scratch_,
+  HeadSharers sharers{.ranks = options_.rank.device_head};
+  if (batch.device != nullptr) sharers.group_rows = batch.device->largest_logit_rows;
+  return lm_head_->forward_lm_head(norm_args(final_norm_, num_rows, nullptr), sharers, logits, scratch_,
                                    pool);
 }
 

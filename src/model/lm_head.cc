@@ -64,14 +64,14 @@ int64_t LmHead::scratch_bytes() const {
          Arena::padded(kLogitRowsPerPass * options_.vocab_size * 4);
 }
 
-Status LmHead::forward_lm_head(const RmsNormArgs& norm, int64_t group_rows, float* logits, Arena& scratch,
-                               ThreadPool& pool) const {
+Status LmHead::forward_lm_head(const RmsNormArgs& norm, const HeadSharers& sharers, float* logits,
+                               Arena& scratch, ThreadPool& pool) const {
   if (num_sharers() == 1) {
     if (logits != nullptr) linear_.forward_normed(norm, logits, scratch, pool);
     return {};
   }
-  if (options_.rank.device_head != nullptr) {
-    device_logits(norm, group_rows, logits, scratch, pool);
+  if (sharers.ranks != nullptr) {
+    device_logits(norm, sharers, logits, scratch, pool);
     return {};
   }
   const ActRows& x = norm.out_act;
@@ -81,31 +81,32 @@ Status LmHead::forward_lm_head(const RmsNormArgs& norm, int64_t group_rows, floa
   return shared_logits(rows, logits, scratch, pool);
 }
 
-void LmHead::device_logits(const RmsNormArgs& norm, int64_t group_rows, float* part, Arena& scratch,
+void LmHead::device_logits(const RmsNormArgs& norm, const HeadSharers& sharers, float* part, Arena& scratch,
                            ThreadPool& pool) const {
   const ActRows& x = norm.out_act;
   if (!options_.whole_job) {
     if (x.rows > 0 && linear_.n() > 0) linear_.forward_normed(norm, part, scratch, pool);
     return;
   }
-  if (group_rows == 0) return;
+  if (sharers.group_rows == 0) return;
   if (x.rows > 0) run_norm(*ops_, norm, pool);
-  const ActRows all = gather_device_rows(x, group_rows, scratch);
+  const ActRows all = gather_device_rows(x, sharers, scratch);
   if (linear_.n() > 0) linear_.forward_linear(all, part, /*accumulate=*/false, scratch, pool);
 }
 
 // Each rank of a group sends its share of the group's rows.
-ActRows LmHead::gather_device_rows(const ActRows& x, int64_t group_rows, Arena& scratch) const {
+ActRows LmHead::gather_device_rows(const ActRows& x, const HeadSharers& sharers, Arena& scratch) const {
   const RankLayout& layout = options_.rank.layout;
   const int64_t ranks = layout.attention_tp(), row_bytes = x.cols * dtype_bits(x.dtype) / 8;
+  const int64_t group_rows = sharers.group_rows;
   const ActRows all = {scratch.take<uint8_t>(layout.dp * group_rows * row_bytes), x.dtype,
                        layout.dp * group_rows, x.cols};
   std::vector<int64_t> first;
   for (int64_t r = 0; r <= layout.tp; ++r)
     first.push_back(r / ranks * group_rows + r % ranks * group_rows / ranks);
   const int64_t own = layout.attention_rank() * group_rows / ranks;  // within the group's rows
-  options_.rank.device_head->gather_rows({"lm_head_rows"}, static_cast<uint8_t*>(x.data) + own * row_bytes,
-                                         row_bytes, first, all.data);
+  sharers.ranks->gather_rows({"lm_head_rows"}, static_cast<uint8_t*>(x.data) + own * row_bytes, row_bytes,
+                             first, all.data);
   return all;
 }
 

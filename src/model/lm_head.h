@@ -34,6 +34,13 @@ Shard vocab_shard(int64_t vocab_size, int64_t parts, int64_t index);
 void gather_logits(const DeviceCommunicator& head, int64_t vocab_size, const float* part, int64_t rows,
                    std::span<const int64_t> first_row, float* logits);
 
+// On GPUs, for ranks that share a head: they, as the group of the model that runs (a draft model may run its
+// target's head), and the rows of the largest group of ranks or more, the same on all ranks.
+struct HeadSharers {
+  const DeviceCommunicator* ranks = nullptr;
+  int64_t group_rows = 0;
+};
+
 class LmHead {
  public:
   LmHead() = default;
@@ -45,10 +52,9 @@ class LmHead {
   // logits [rows, V] f32 = x W^T, where x [rows, H] are the group's normed rows; `logits` is null if this
   // rank needs none. norm.out_act is unspecified afterwards. All ranks that share the head must call it, even
   // with 0 rows. On GPUs they write only the columns of their vocab_shard(), as [rows, shard], and if all
-  // groups share the head, those of all groups' rows: group_rows rows of each group, of which the last are
-  // unspecified in a smaller group. group_rows, the rows of the largest group or more, is the same on all
-  // ranks, and norm.out_act then has memory for group_rows rows.
-  Status forward_lm_head(const RmsNormArgs& norm, int64_t group_rows, float* logits, Arena& scratch,
+  // groups share the head, those of all groups' rows: sharers.group_rows rows of each group, for which
+  // norm.out_act then has memory, and of which the last are unspecified in a smaller group.
+  Status forward_lm_head(const RmsNormArgs& norm, const HeadSharers& sharers, float* logits, Arena& scratch,
                          ThreadPool& pool) const;
 
  private:
@@ -58,9 +64,9 @@ class LmHead {
     Shard own;
   };
   Result<JobRows> gather_rows(const ActRows& x, Arena& scratch) const;
-  void device_logits(const RmsNormArgs& norm, int64_t group_rows, float* part, Arena& scratch,
+  void device_logits(const RmsNormArgs& norm, const HeadSharers& sharers, float* part, Arena& scratch,
                      ThreadPool& pool) const;
-  ActRows gather_device_rows(const ActRows& x, int64_t group_rows, Arena& scratch) const;
+  ActRows gather_device_rows(const ActRows& x, const HeadSharers& sharers, Arena& scratch) const;
   Status shared_logits(const JobRows& rows, float* logits, Arena& scratch, ThreadPool& pool) const;
   Communicator* sharers() const { return options_.whole_job ? options_.rank.world : options_.rank.attention; }
   int num_sharers() const;

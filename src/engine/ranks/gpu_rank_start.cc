@@ -136,10 +136,16 @@ void GpuRank::rehearse_groups(bool on) {
 }
 
 Status GpuRank::group_failure() const {
+  Status first;
+  uint64_t time = 0;
   for (const Groups& groups : groups_)
-    for (const DeviceCommunicator* group : groups.all())
-      if (group != nullptr) FP4MOE_RETURN_IF_ERROR(group->failure());
-  return {};
+    for (const DeviceCommunicator* group : groups.all()) {
+      const Status status = group == nullptr ? Status() : group->failure();
+      if (status.ok() || (!first.ok() && time <= group->failed_at())) continue;
+      first = status;
+      time = group->failed_at();
+    }
+  return first;
 }
 
 Status GpuRank::allocate(const RankSetup& setup) {

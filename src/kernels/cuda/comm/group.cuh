@@ -139,6 +139,7 @@ struct Operation {
       v->expected = epoch;
       v->seen = seen;
       v->block = blockIdx.x;
+      v->time = nanoseconds();
       store_release(&v->is_set, 1);
     }
     for (int r = 0; r < group.size; ++r)
