@@ -215,13 +215,18 @@ void DeviceCommunicator::sum_norm_shares(const CommOp& op, const MoeCombineArgs&
   add_shares(op, nullptr, &experts, out, norm, first);
 }
 
+// The shares that an operation sees: those of all ranks, or this rank's in a rehearsal.
+std::span<const int64_t> DeviceCommunicator::visible_shares(std::span<const int64_t> first) const {
+  FP4MOE_CHECK(std::ssize(first) == size() + 1, "there must be one share per rank");
+  return rehearses_ ? first.subspan(static_cast<size_t>(rank()), 2) : first;
+}
+
 // One of `partial` and `experts` is null. A rank receives the words of as many rows of its share at a time as
 // fit in the heap.
 void DeviceCommunicator::add_shares(const CommOp& op, const float* partial, const MoeCombineArgs* experts,
                                     float* out, const RmsNormArgs& norm,
                                     std::span<const int64_t> first) const {
   check_stream();
-  FP4MOE_CHECK(std::ssize(first) == size() + 1, "there must be one share per rank");
   const CommGroup group = view();
   ReduceNormGatherArgs args{.group = group,
                             .op = op,
@@ -230,7 +235,7 @@ void DeviceCommunicator::add_shares(const CommOp& op, const float* partial, cons
                             .out = out,
                             .norm = norm,
                             .bf16_partials = bf16_partials_};
-  const auto shares = rehearses_ ? first.subspan(static_cast<size_t>(rank()), 2) : first;
+  const std::span<const int64_t> shares = visible_shares(first);
   std::copy(shares.begin(), shares.end(), args.first);
   int64_t rows = 0;
   for (size_t r = 1; r < shares.size(); ++r) rows = std::max(rows, shares[r] - shares[r - 1]);
@@ -278,9 +283,8 @@ void DeviceCommunicator::gather_columns(const CommOp& op, const void* mine, int6
 void DeviceCommunicator::gather_shares(const CommOp& op, const GatherRowsArgs& rows,
                                        std::span<const int64_t> first) const {
   check_stream();
-  FP4MOE_CHECK(std::ssize(first) == size() + 1, "there must be one share per rank");
   const CommGroup group = view();
-  const auto shares = rehearses_ ? first.subspan(static_cast<size_t>(rank()), 2) : first;
+  const std::span<const int64_t> shares = visible_shares(first);
   const int64_t most = group.layout.gather_bytes / rows.row_bytes;
   for (int64_t row = 0; row < rows.num_rows; row += most) {
     GatherSharesArgs args{.group = group,

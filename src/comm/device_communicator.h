@@ -151,6 +151,7 @@ class DeviceCommunicator {
   void check_stream() const;
   CommGroup view() const;  // the group, or a group of one during a rehearsal
   bool takes_two_shots(int64_t n) const;
+  std::span<const int64_t> visible_shares(std::span<const int64_t> first) const;
   void add_normed(const CommOp& op, const float* partial, const MoeCombineArgs* experts, float* out,
                   const RmsNormArgs& norm, bool are_sent) const;
   void add_shares(const CommOp& op, const float* partial, const MoeCombineArgs* experts, float* out,
