@@ -1,7 +1,5 @@
 // Direct rounds: the experts' kernel itself waits for the rows of all ranks and returns its sums. Compared
 // with an oracle of the whole layer; the same tokens must always give the same bits.
-#include <cuda_runtime.h>
-
 #include <cstdlib>
 
 // Before gpu_ranks.h, whose number of ranks would leave each too few CTAs. With a GPU per rank, the script
@@ -24,6 +22,7 @@ static const bool two_ranks_share_a_gpu = setenv("FP4MOE_RANKS_PER_GPU", "2", 0)
 #include "kernels/device_moe.h"
 #include "kernels/device_router.h"
 #include "moe/device/device_expert_runner.h"
+#include "moe/device/round_tokens.h"
 #include "moe/layer_case.h"
 #include "moe/moe_oracle.h"
 #include "support/compare.h"
@@ -34,18 +33,9 @@ namespace {
 constexpr int kRanks = 2;
 constexpr int64_t kExperts = 12, kTopk = 3, kMostTokens = kDirectLanes / kRanks;
 
-// One rank's tokens of a round.
-struct RankTokens {
-  int64_t num_own = 0, num_filled = 0;
-  std::vector<bf16> x;
-  std::vector<int32_t> ids;
-  std::vector<float> weights;
-  Buffer on_gpu_x, on_gpu_ids, on_gpu_weights, on_gpu_filled, out;
-  Graph graph;
-};
 struct Tokens {
   int64_t most = 0;  // of a rank
-  std::vector<RankTokens> ranks{kRanks};
+  std::vector<RoundTokens> ranks{kRanks};
 };
 
 // One rank's tokens before the norm, and what normalises and routes them.
@@ -65,7 +55,7 @@ struct Unrouted {
         logits(on_device(std::vector<float>(static_cast<size_t>(tokens * kExperts)))) {}
 
   // direct: the round that the router sends, or null.
-  void route(RankTokens& to, const A2aRound* direct) {
+  void route(RoundTokens& to, const A2aRound* direct) {
     const RmsNormArgs norm{.x = x.as<float>(),
                            .weight = norm_weight.as<float>(),
                            .eps = 1e-5f,
@@ -134,14 +124,13 @@ class DirectRounds : public testing::TestWithParam<std::tuple<Fp4Format, const c
   Tokens draw(int64_t most, std::vector<int64_t> own, int32_t ids = -2) {
     Tokens tokens{most};
     for (int r = 0; r < kRanks; ++r) {
-      RankTokens& t = tokens.ranks[static_cast<size_t>(r)];
+      RoundTokens& t = tokens.ranks[static_cast<size_t>(r)];
       t.num_own = own[static_cast<size_t>(r)];
       t.num_filled = t.num_own > 2 ? t.num_own - 1 : t.num_own;
       t.x = to_bf16(experts_->random.normal(std::max<int64_t>(t.num_own, 1) * size_.shape.hidden_size));
-      for (int64_t i = 0; i < std::max<int64_t>(t.num_own, 1) * kTopk; ++i) {
-        t.ids.push_back(ids != -2 ? ids : static_cast<int32_t>(experts_->random.integer(-1, kExperts)));
-        t.weights.push_back(0.25f + 0.01f * static_cast<float>(experts_->random.integer(0, 50)));
-      }
+      for (int64_t i = 0; i < std::max<int64_t>(t.num_own, 1) * kTopk; ++i)
+        t.add_slot(experts_->random,
+                   ids != -2 ? ids : static_cast<int32_t>(experts_->random.integer(-1, kExperts)));
     }
     group_->for_each([&](int r, DeviceCommunicator&) { record(tokens, r); });
     return tokens;
@@ -150,30 +139,23 @@ class DirectRounds : public testing::TestWithParam<std::tuple<Fp4Format, const c
   // unrouted: the tokens before the norm; router_sends: its launch sends them. Null: they are routed already.
   void record(Tokens& tokens, int rank, Unrouted* unrouted = nullptr, bool router_sends = false) {
     const auto at = static_cast<size_t>(rank);
-    RankTokens& t = tokens.ranks[at];
-    t.on_gpu_x = on_device(t.x), t.on_gpu_ids = on_device(t.ids), t.on_gpu_weights = on_device(t.weights);
-    t.on_gpu_filled = on_device(std::vector<int32_t>{static_cast<int32_t>(t.num_filled)});
-    t.out = on_device(std::vector<float>(t.x.size(), 0));
-    const ExchangeTokens inputs{.num_lane_tokens = tokens.most,
-                                .num_own = t.num_own,
-                                .num_filled = t.on_gpu_filled.as<int32_t>(),
-                                .x = (unrouted != nullptr ? unrouted->normed : t.on_gpu_x).as<bf16>(),
-                                .ids = t.on_gpu_ids.as<int32_t>(),
-                                .weights = t.on_gpu_weights.as<float>()};
+    RoundTokens& t = tokens.ranks[at];
+    t.upload();
+    ExchangeTokens inputs = t.inputs(tokens.most);
+    if (unrouted != nullptr) inputs.x = unrouted->normed.as<bf16>();
     const DeviceExchange& exchange = exchanges_[at];
     const DeviceSlots slots{
         .topk = kTopk, .first_expert = rank * size_.shape.experts_per_rank, .num_routed_experts = kExperts};
-    t.graph =
-        Graph::capture(group_->ranks[at]->stream, [&]() -> Status {
-          const A2aRound round = exchange.round_of(inputs, 0);
-          EXPECT_TRUE(runners_[at].runs_direct(round, exchange.direct_lanes(round), slots));
-          cudaMemsetAsync(t.out.data(), 0, static_cast<size_t>(t.out.num_bytes()), current_stream().handle());
-          if (unrouted != nullptr) unrouted->route(t, router_sends ? &round : nullptr);
-          if (!router_sends) exchange.send_direct(round, inputs);
-          runners_[at].run_direct(round, slots, scratch_[at]);
-          exchange.add_direct(round, t.out.as<float>());
-          return {};
-        }).value();
+    t.graph = Graph::capture(group_->ranks[at]->stream, [&]() -> Status {
+                const A2aRound round = exchange.round_of(inputs, 0);
+                EXPECT_TRUE(runners_[at].runs_direct(round, exchange.direct_lanes(round), slots));
+                t.clear();
+                if (unrouted != nullptr) unrouted->route(t, router_sends ? &round : nullptr);
+                if (!router_sends) exchange.send_direct(round, inputs);
+                runners_[at].run_direct(round, slots, scratch_[at]);
+                exchange.add_direct(round, t.out.as<float>());
+                return {};
+              }).value();
   }
 
   void run(Tokens& tokens, int late_rank = -1) {
@@ -196,7 +178,7 @@ class DirectRounds : public testing::TestWithParam<std::tuple<Fp4Format, const c
   void expect_right(const Tokens& tokens, const std::string& what) {
     const std::vector<std::vector<float>> actual = outputs(tokens);
     for (size_t r = 0; r < actual.size(); ++r) {
-      const RankTokens& t = tokens.ranks[r];
+      const RoundTokens& t = tokens.ranks[r];
       std::vector<int32_t> ids = t.ids;
       std::fill(ids.begin() + t.num_filled * kTopk, ids.end(), -1);
       const std::vector<double> exact = oracle_moe(oracle_, bf16_to_floats(t.x), ids, t.weights);

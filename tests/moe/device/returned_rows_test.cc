@@ -1,6 +1,5 @@
 // Layers whose experts' kernel stores each slot's row on the rank of its token (DeviceExpertArgs::returns):
 // compared, bit for bit, with one rank that has all experts, and with the rows in their places.
-#include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include "device/device.h"
 #include "kernels/device_moe.h"
 #include "moe/device/device_expert_runner.h"
+#include "moe/device/round_tokens.h"
 #include "moe/layer_case.h"
 #include "support/compare.h"
 
@@ -24,18 +24,9 @@ namespace {
 constexpr int64_t kExperts = 12, kTopk = 3, kMostTokens = 128;
 constexpr LayerSize kSize{576, 192, kExperts, kTopk};
 
-// One rank's tokens of a round.
-struct RankTokens {
-  int64_t num_own = 0, num_filled = 0;
-  std::vector<bf16> x;       // [T, H]
-  std::vector<int32_t> ids;  // [T, K]
-  std::vector<float> weights;
-  Buffer on_gpu_x, on_gpu_ids, on_gpu_weights, on_gpu_filled, out;
-  Graph graph;
-};
 struct Tokens {
   int64_t most = 0;  // T
-  std::vector<RankTokens> ranks;
+  std::vector<RoundTokens> ranks;
   std::vector<float> expected;  // [R T, H]: of one rank
 };
 
@@ -76,16 +67,14 @@ class ReturnedRows : public testing::TestWithParam<std::tuple<int, Fp4Format, co
 
   // Draws tokens for all ranks: the last rank has few or is idle, and rank 0 has padding.
   Tokens draw(int64_t most, int64_t of_last) {
-    Tokens tokens{.most = most, .ranks = std::vector<RankTokens>(static_cast<size_t>(num_ranks()))};
+    Tokens tokens{.most = most, .ranks = std::vector<RoundTokens>(static_cast<size_t>(num_ranks()))};
     for (int r = 0; r < num_ranks(); ++r) {
-      RankTokens& t = tokens.ranks[static_cast<size_t>(r)];
+      RoundTokens& t = tokens.ranks[static_cast<size_t>(r)];
       t.num_own = r == num_ranks() - 1 ? of_last : most;
       t.num_filled = r == 0 ? most - most / 8 : t.num_own;
       t.x = to_bf16(experts_->random.normal(most * kSize.hidden));
-      for (int64_t i = 0; i < most * kTopk; ++i) {
-        t.ids.push_back(static_cast<int32_t>(experts_->random.integer(-1, kExperts)));
-        t.weights.push_back(0.25f + 0.01f * static_cast<float>(experts_->random.integer(0, 50)));
-      }
+      for (int64_t i = 0; i < most * kTopk; ++i)
+        t.add_slot(experts_->random, static_cast<int32_t>(experts_->random.integer(-1, kExperts)));
     }
     group_->for_each([&](int r, DeviceCommunicator&) { record(tokens, r); });
     tokens.expected = of_one_rank(tokens);
@@ -99,19 +88,19 @@ class ReturnedRows : public testing::TestWithParam<std::tuple<int, Fp4Format, co
   }
 
   // The rank's tokens that are not padding.
-  std::vector<float> filled(const std::vector<float>& rows, const RankTokens& t) const {
+  std::vector<float> filled(const std::vector<float>& rows, const RoundTokens& t) const {
     return {rows.begin(), rows.begin() + t.num_filled * kSize.hidden};
   }
   std::vector<float> expected(const Tokens& tokens, size_t rank) const {
     const auto first = tokens.expected.begin() + static_cast<int64_t>(rank) * tokens.most * kSize.hidden;
     return filled({first, tokens.expected.end()}, tokens.ranks[rank]);
   }
-  std::vector<float> output(const RankTokens& t) const { return filled(from_device<float>(t.out), t); }
+  std::vector<float> output(const RoundTokens& t) const { return filled(from_device<float>(t.out), t); }
 
   void expect_the_bits_of_one_rank(const Tokens& tokens, const std::string& what) {
     group_->expect_ok();
     group_->for_each([&](int r, DeviceCommunicator&) {
-      const RankTokens& t = tokens.ranks[static_cast<size_t>(r)];
+      const RoundTokens& t = tokens.ranks[static_cast<size_t>(r)];
       EXPECT_EQ(output(t), expected(tokens, static_cast<size_t>(r))) << what << ", rank " << r;
       const std::vector<float> all = from_device<float>(t.out);
       EXPECT_TRUE(
@@ -124,7 +113,7 @@ class ReturnedRows : public testing::TestWithParam<std::tuple<int, Fp4Format, co
   // the places are the output. Only after the last round.
   void expect_rows_in_places(const Tokens& tokens, const std::string& what) {
     group_->for_each([&](int r, DeviceCommunicator& group) {
-      const RankTokens& t = tokens.ranks[static_cast<size_t>(r)];
+      const RoundTokens& t = tokens.ranks[static_cast<size_t>(r)];
       std::vector<bf16> rows(static_cast<size_t>(tokens.most * kTopk * kSize.hidden));
       const CommGroup view = group.exchange_group();
       ASSERT_TRUE(device_memory()
@@ -167,27 +156,19 @@ class ReturnedRows : public testing::TestWithParam<std::tuple<int, Fp4Format, co
 
   void record(Tokens& tokens, int rank) {
     const auto at = static_cast<size_t>(rank);
-    RankTokens& t = tokens.ranks[at];
-    t.on_gpu_x = on_device(t.x), t.on_gpu_ids = on_device(t.ids), t.on_gpu_weights = on_device(t.weights);
-    t.on_gpu_filled = on_device(std::vector<int32_t>{static_cast<int32_t>(t.num_filled)});
-    t.out = on_device(std::vector<float>(t.x.size(), 0));
-    const ExchangeTokens inputs{.num_lane_tokens = tokens.most,
-                                .num_own = t.num_own,
-                                .num_filled = t.on_gpu_filled.as<int32_t>(),
-                                .x = t.on_gpu_x.as<bf16>(),
-                                .ids = t.on_gpu_ids.as<int32_t>(),
-                                .weights = t.on_gpu_weights.as<float>()};
+    RoundTokens& t = tokens.ranks[at];
+    t.upload();
+    const ExchangeTokens inputs = t.inputs(tokens.most);
     const DeviceExchange& exchange = exchanges_[at];
     const DeviceSlots slots{
         .topk = kTopk, .first_expert = rank * size_.shape.experts_per_rank, .num_routed_experts = kExperts};
-    t.graph =
-        Graph::capture(group_->ranks[at]->stream, [&]() -> Status {
-          cudaMemsetAsync(t.out.data(), 0, static_cast<size_t>(t.out.num_bytes()), current_stream().handle());
-          const A2aRound round = exchange.round_of(inputs, 0);
-          exchange.send(round, inputs);
-          runners_[at].run_on_lanes(exchange, round, slots, t.out.as<float>(), scratch_[at]);
-          return {};
-        }).value();
+    t.graph = Graph::capture(group_->ranks[at]->stream, [&]() -> Status {
+                t.clear();
+                const A2aRound round = exchange.round_of(inputs, 0);
+                exchange.send(round, inputs);
+                runners_[at].run_on_lanes(exchange, round, slots, t.out.as<float>(), scratch_[at]);
+                return {};
+              }).value();
   }
 
   // Runs all lanes on the rank that has all experts.
@@ -195,7 +176,7 @@ class ReturnedRows : public testing::TestWithParam<std::tuple<int, Fp4Format, co
     std::vector<bf16> x;
     std::vector<int32_t> ids;
     std::vector<float> weights;
-    for (const RankTokens& t : tokens.ranks) {
+    for (const RoundTokens& t : tokens.ranks) {
       x.insert(x.end(), t.x.begin(), t.x.end());
       weights.insert(weights.end(), t.weights.begin(), t.weights.end());
       ids.insert(ids.end(), t.ids.begin(), t.ids.end());
