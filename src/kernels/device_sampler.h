@@ -92,10 +92,9 @@ SampleRows cuda_sample_rows();
 struct LogitShard {
   const CommGroup& group;
   CommOp op;
-  int64_t first_id = 0;  // of SampleRowsArgs::logits, which are those of vocab_size consecutive ids
-  // The rows of SampleRowsArgs::logits, the same on all ranks, and the first of SampleRowsArgs::num_rows
-  // among them of which this rank gets the results.
-  int64_t num_rows = 0, first_row = 0;
+  int64_t first_id = 0;   // of SampleRowsArgs::logits, which are those of vocab_size consecutive ids
+  int64_t num_rows = 0;   // of SampleRowsArgs::logits; the same on all ranks
+  int64_t first_row = 0;  // this rank gets the results of SampleRowsArgs::num_rows rows from here on
 };
 // Samples rows that are all_greedy, with the results that SampleRows has for whole rows. A rank's vocab_size
 // may be 0. `masked` and `put_ids` count from id 0. All ranks of the group enqueue it. If the group fails,

@@ -98,13 +98,14 @@ void LmHead::device_logits(const RmsNormArgs& norm, const HeadSharers& sharers, 
 ActRows LmHead::gather_device_rows(const ActRows& x, const HeadSharers& sharers, Arena& scratch) const {
   const RankLayout& layout = options_.rank.layout;
   const int64_t ranks = layout.attention_tp(), row_bytes = x.cols * dtype_bits(x.dtype) / 8;
-  const int64_t group_rows = sharers.group_rows;
-  const ActRows all = {scratch.take<uint8_t>(layout.dp * group_rows * row_bytes), x.dtype,
-                       layout.dp * group_rows, x.cols};
+  const int64_t num_rows = layout.dp * sharers.group_rows;
+  const ActRows all = {scratch.take<uint8_t>(num_rows * row_bytes), x.dtype, num_rows, x.cols};
+  // Where a rank's share of its group's rows begins.
+  const auto share = [&](int rank) { return rank % ranks * sharers.group_rows / ranks; };
   std::vector<int64_t> first;
-  for (int64_t r = 0; r <= layout.tp; ++r)
-    first.push_back(r / ranks * group_rows + r % ranks * group_rows / ranks);
-  const int64_t own = layout.attention_rank() * group_rows / ranks;  // within the group's rows
+  for (int r = 0; r <= layout.tp; ++r)
+    first.push_back(first_head_row(layout, r, sharers.group_rows) + share(r));
+  const int64_t own = share(layout.rank);
   sharers.ranks->gather_rows({"lm_head_rows"}, static_cast<uint8_t*>(x.data) + own * row_bytes, row_bytes,
                              first, all.data);
   return all;

@@ -41,6 +41,11 @@ struct HeadSharers {
   int64_t group_rows = 0;
 };
 
+// The first of a group's rows among those of all groups that share a head; `rank`: any rank of the group.
+constexpr int64_t first_head_row(const RankLayout& layout, int rank, int64_t group_rows) {
+  return rank / layout.attention_tp() * group_rows;
+}
+
 class LmHead {
  public:
   LmHead() = default;
@@ -51,9 +56,9 @@ class LmHead {
   int64_t scratch_bytes() const;
   // logits [rows, V] f32 = x W^T, where x [rows, H] are the group's normed rows; `logits` is null if this
   // rank needs none. norm.out_act is unspecified afterwards. All ranks that share the head must call it, even
-  // with 0 rows. On GPUs they write only the columns of their vocab_shard(), as [rows, shard], and if all
-  // groups share the head, those of all groups' rows: sharers.group_rows rows of each group, for which
-  // norm.out_act then has memory, and of which the last are unspecified in a smaller group.
+  // with 0 rows. On GPUs they write only the columns of their vocab_shard(), as [rows, shard]. If all groups
+  // share the head, the rows are those of all groups, sharers.group_rows of each, and norm.out_act has memory
+  // for group_rows rows; the last rows of a smaller group are unspecified.
   Status forward_lm_head(const RmsNormArgs& norm, const HeadSharers& sharers, float* logits, Arena& scratch,
                          ThreadPool& pool) const;
 

@@ -119,13 +119,11 @@ Status GpuRank::take_logits(int64_t num_rows) {
 void GpuRank::gather_logits(int64_t num_rows) {
   if (!shares_vocab()) return;
   std::vector<int64_t> first_row;
-  if (has_all_rows()) {
-    num_rows = group_rows_;
-    const RankLayout& layout = rank_.layout();
-    for (int r = 0; r < layout.tp; ++r) first_row.push_back(r / layout.attention_tp() * group_rows_);
-  }
-  fp4moe::gather_logits(last_head(), last_shape().vocab_size, part_.as<float>(), num_rows, first_row,
-                        logits_.as<float>());
+  if (has_all_rows())
+    for (int r = 0; r < last_head().size(); ++r)
+      first_row.push_back(first_head_row(rank_.layout(), r, group_rows_));
+  fp4moe::gather_logits(last_head(), last_shape().vocab_size, part_.as<float>(), exchanged_rows(num_rows),
+                        first_row, logits_.as<float>());
 }
 
 // Waits for the step, then copies its routed experts to the batch; num_rows includes padding.
@@ -344,13 +342,13 @@ void GpuRank::sample_rows(SampleRowsArgs args) {
   const Shard& vocab = last_shape().vocab;
   args.vocab_size = args.row_stride = vocab.count;
   const CommGroup group = last_head().exchange_group();
-  LogitShard shard = {.group = group, .op = {"greedy"}, .first_id = vocab.first, .num_rows = args.num_rows};
-  if (has_all_rows()) {
-    const RankLayout& layout = rank_.layout();
-    shard.num_rows = layout.dp * group_rows_;
-    shard.first_row = layout.dp_rank() * group_rows_;
-  }
-  cuda_sample_shards()(args, shard);
+  const RankLayout& layout = rank_.layout();
+  cuda_sample_shards()(args,
+                       {.group = group,
+                        .op = {"greedy"},
+                        .first_id = vocab.first,
+                        .num_rows = exchanged_rows(args.num_rows) * (has_all_rows() ? layout.dp : 1),
+                        .first_row = has_all_rows() ? first_head_row(layout, layout.rank, group_rows_) : 0});
 }
 
 // The rows of the last start_sample() are those of the stage's last batch.
@@ -380,7 +378,7 @@ Status GpuRank::take_sampled(std::span<SampledRow> out, std::span<float> id_logp
 // After a pass of the draft model. Kernels of later passes read the ids on the device; the host may read them
 // as soon as anything later on the stream is done.
 void GpuRank::choose_draft_ids(int64_t num_rows, const GpuStep& step) {
-  if ((has_all_rows() ? group_rows_ : num_rows) == 0) return;
+  if (exchanged_rows(num_rows) == 0) return;
   const int64_t vocab_size = last_shape().vocab_size;
   FP4MOE_CHECK(step.first_draft + num_rows <= most_drafts(),
                std::to_string(num_rows) + " rows of drafts after " + std::to_string(step.first_draft));

@@ -152,6 +152,8 @@ class GpuRank final : public PageCopier {
   // groups' rows.
   bool shares_vocab() const { return groups_of(BatchModel::kTarget).head() != nullptr; }
   bool has_all_rows() const { return groups_of(BatchModel::kTarget).shared_head != nullptr; }
+  // How many rows the ranks that share a head exchange if this group has num_rows: as many for each group.
+  int64_t exchanged_rows(int64_t num_rows) const { return has_all_rows() ? group_rows_ : num_rows; }
   bool has_peers() const { return shares_vocab() || groups_of(BatchModel::kTarget).world != nullptr; }
   void rehearse_groups(bool on);
   DeviceBatch put(const Batch& batch, int64_t num_rows, bool shares_pages);

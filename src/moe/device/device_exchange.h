@@ -71,8 +71,8 @@ class DeviceExchange {
   // Returns the results to the tokens' ranks and adds those of this rank's tokens to out, which has all of
   // its tokens of the layer, [num_own, H] f32.
   void combine(const A2aRound& round, const A2aResults& results, float* out) const;
-  // Whether a kernel that sends each row to all ranks, before it knows the row's experts, may replace send():
-  // with at most K peers, all of which can have one of these experts.
+  // Whether a kernel that sends each row to all ranks, before it knows the row's experts, may replace send().
+  // If there are more than K peers, some of them cannot need the row.
   bool sends_to_all() const { return world_->size() - 1 <= size_.shape.top_k; }
   // The number of lanes of a round that is direct if the experts' ops can run it (DeviceMoeOps::direct),
   // between send_direct() and add_direct(); 0 if it cannot be direct. Depends only on sizes that are the same

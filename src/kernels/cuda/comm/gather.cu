@@ -22,6 +22,11 @@ namespace {
 
 constexpr int kThreads = 256;
 
+// Returns the offset of an operation's gather memory in each rank's region.
+__device__ __forceinline__ int64_t staging_of(const Operation& o) {
+  return o.group.layout.gather + int64_t{o.parity()} * o.group.layout.gather_bytes;
+}
+
 struct ColumnsArgs {
   CommGroup group;
   CommOp op;
@@ -41,7 +46,7 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const __grid_constant_
   const int me = a.group.rank, size = a.group.size;
   const int64_t width = a.first[size], thread = blockIdx.x * int64_t{kThreads} + threadIdx.x;
   const int64_t threads = gridDim.x * int64_t{kThreads};
-  const int64_t staging = a.group.layout.gather + int64_t{o.parity()} * a.group.layout.gather_bytes;
+  const int64_t staging = staging_of(o);
   const auto* const mine = reinterpret_cast<const Word*>(a.mine);
   auto* const out = reinterpret_cast<Word*>(a.out);
   const int64_t cols = a.first[me + 1] - a.first[me];
@@ -85,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) gather_shares_kernel(const __grid_co
   if (o.failed) return;
   const int me = a.group.rank, size = a.group.size;
   const int64_t words = a.words;
-  const int64_t staging = a.group.layout.gather + int64_t{o.parity()} * a.group.layout.gather_bytes;
+  const int64_t staging = staging_of(o);
   const auto staged = [&](int rank) { return reinterpret_cast<uint32_t*>(a.group.regions[rank] + staging); };
   // Calls f(i, row) for this block's rows i of out.
   const auto for_rows = [&](bool of_this_rank, const auto& f) {

@@ -393,15 +393,14 @@ unsigned blocks_per_token(const DeviceRouterArgs& args) {
 
 // The kernel for rounds that the router sends, and the kernel for other rounds: a step can use either one,
 // whichever was rehearsed.
-template <class... Senders>
 void load_blocks() {
-  (prepare_kernel(norm_route_block_kernel<Senders>,
-                  {.shared_bytes = block_shared_bytes(static_cast<int>(kMaxBlockExperts))}),
-   ...);
+  const KernelAttributes attributes{.shared_bytes = block_shared_bytes(static_cast<int>(kMaxBlockExperts))};
+  prepare_kernel(norm_route_block_kernel<NoSender>, attributes);
+  prepare_kernel(norm_route_block_kernel<RoundSender>, attributes);
 }
 template <class Sender>
 void launch_blocks(const typename Sender::Args& a, const DeviceRouterArgs& args) {
-  load_blocks<NoSender, RoundSender>();
+  load_blocks();
   const unsigned blocks = blocks_per_token(args);
   launch("norm_route", norm_route_block_kernel<Sender>,
          {dim3(blocks, static_cast<unsigned>(args.num_tokens)), dim3(kBlockThreads),

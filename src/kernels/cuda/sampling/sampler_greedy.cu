@@ -2,7 +2,7 @@
 //
 // Computes:  SampledRow::status and token_id of greedy rows without log-probabilities; put_ids may replace
 //            the id. If the ranks of a group have a shard of the ids each, every rank sends its best id of
-//            each row to all ranks, each of which puts the tokens of its own rows.
+//            each row to all ranks and puts the tokens of its own rows.
 // Shapes:    logits [rows, V] f32; of a rank: [rows, any part of V].
 // Bytes:     4 rows V, once; 8 rows to each of R - 1 peers.
 // Flops:     a comparison per element.
