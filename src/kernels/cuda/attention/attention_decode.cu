@@ -404,12 +404,11 @@ void launch(const AttentionParams& p, int splits) {
   constexpr int kMaxBytes = 227 * 1024;
   prepare_kernel(attention_decode<P, D, S, W>, {.shared_bytes = kMaxBytes, .shares_sm = S == 1});
   const int parts = shared_parts(p.group * Config<D>::kUnits, splits, W);
-  const int bytes = static_cast<int>(sizeof(Shared<P, D, S, W>) + (parts - 1) * sizeof(WorkerSums));
+  const size_t bytes = sizeof(Shared<P, D, S, W>) + static_cast<size_t>(parts - 1) * sizeof(WorkerSums);
   const dim3 grid(static_cast<unsigned>(splits), static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(p.num_rows));
-  launch_attention_kernel(attention_decode<P, D, S, W>, p, {grid, W * 32, bytes, splits},
-                          current_stream().handle());
-  current_stream().check_launch("attention_decode");
+  fp4moe::launch("attention_decode", attention_decode<P, D, S, W>,
+                 {grid, dim3(W * 32), bytes, static_cast<unsigned>(splits)}, p);
 }
 
 constexpr int kMostSplits = 8;  // a cluster of 16 starts only if a GPC has room for all its blocks

@@ -443,9 +443,8 @@ void launch_pages(const AttentionParams& p, int splits) {
   prepare_kernel(attention_mla<kSteps, kFp8>, {.shared_bytes = kSharedBytes, .has_large_clusters = true});
   const dim3 grid(static_cast<unsigned>(max_row_tiles(p, kRows) * splits),
                   static_cast<unsigned>(p.num_kv_heads));
-  launch_attention_kernel(attention_mla<kSteps, kFp8>, p, {grid, kThreads, kSharedBytes, splits},
-                          current_stream().handle());
-  current_stream().check_launch("attention_mla");
+  fp4moe::launch("attention_mla", attention_mla<kSteps, kFp8>,
+                 {grid, dim3(kThreads), kSharedBytes, static_cast<unsigned>(splits)}, p);
 }
 
 template <int kSteps>

@@ -135,32 +135,6 @@ __device__ __forceinline__ void clear_padding_rows(const AttentionParams& p, int
     }
 }
 
-// cluster_x: blocks per cluster.
-struct AttentionGrid {
-  dim3 blocks;
-  int threads, smem_bytes, cluster_x;
-};
-
-// Launches the kernel as a programmatic dependent of the stream's previous kernel.
-template <typename Kernel>
-cudaError_t launch_attention_kernel(Kernel kernel, const AttentionParams& p, const AttentionGrid& grid,
-                                    cudaStream_t stream) {
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = may_start_early();
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = static_cast<unsigned>(grid.cluster_x);
-  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid.blocks;
-  config.blockDim = dim3(static_cast<unsigned>(grid.threads));
-  config.dynamicSmemBytes = static_cast<size_t>(grid.smem_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = grid.cluster_x > 1 ? 2 : 1;
-  return cudaLaunchKernelEx(&config, kernel, p);
-}
-
 #endif
 
 }  // namespace fp4moe::cuda

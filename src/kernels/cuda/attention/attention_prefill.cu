@@ -468,9 +468,8 @@ void launch_pages(const AttentionParams& p) {
   prepare_kernel(attention_prefill<D, kFp8>, {.shared_bytes = kBytes});
   const dim3 grid(static_cast<unsigned>(p.num_kv_heads),
                   static_cast<unsigned>(max_row_tiles(p, Config<D>::kRows)));
-  launch_attention_kernel(attention_prefill<D, kFp8>, p, {grid, Config<D>::kThreads, kBytes, 1},
-                          current_stream().handle());
-  current_stream().check_launch("attention_prefill");
+  fp4moe::launch("attention_prefill", attention_prefill<D, kFp8>, {grid, dim3(Config<D>::kThreads), kBytes},
+                 p);
 }
 
 template <int D>

@@ -303,19 +303,9 @@ int max_clusters(int splits) {
   static std::atomic<int> known[kMaxSplits + 1];
   int count = known[splits].load();
   if (count > 0) return count;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {static_cast<unsigned>(splits), 1, 1};
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(splits));
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = sizeof(Shared<kTokens>);
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  const int blocks = device_limits().num_sms / splits;
-  if (cudaOccupancyMaxActiveClusters(&count, linear_fp8_kernel<kTokens, kBlocks>, &config) != cudaSuccess)
-    count = blocks;
-  count = std::clamp(count, 1, std::max(blocks, 1));
+  count = max_active_clusters(
+      linear_fp8_kernel<kTokens, kBlocks>,
+      {.block = kThreads, .shared_bytes = sizeof(Shared<kTokens>), .cluster = static_cast<unsigned>(splits)});
   known[splits].store(count);
   return count;
 }

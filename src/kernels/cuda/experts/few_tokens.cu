@@ -279,20 +279,13 @@ few::Fp8Matrix fp8_matrix(Fp4Format format, int64_t n, int64_t k) {
 template <class KernelArgs>
 void launch_few(void (*kernel)(KernelArgs), int shared_bytes, const KernelArgs& args) {
   prepare_kernel(kernel, {.shared_bytes = device_limits().shared_bytes_per_block});
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = may_start_early();
-  attributes[1].id = cudaLaunchAttributeCooperative;  // the CTAs wait for each other
-  attributes[1].val.cooperative = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(args.plan.num_ctas));
-  config.blockDim = dim3(few::kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = current_stream().handle();
-  config.attrs = attributes;
-  config.numAttrs = 2;
-  cudaLaunchKernelEx(&config, kernel, args);
-  current_stream().check_launch("few_tokens");
+  // The CTAs wait for each other.
+  launch("few_tokens", kernel,
+         {.grid = dim3(static_cast<unsigned>(args.plan.num_ctas)),
+          .block = dim3(few::kThreads),
+          .shared_bytes = static_cast<size_t>(shared_bytes),
+          .is_cooperative = true},
+         args);
 }
 
 }  // namespace
@@ -330,7 +323,6 @@ void few_tokens_layer(const DeviceMoeArgs& args, FewWeights weights) {
   a.h = reinterpret_cast<few::Word*>(args.workspace);
   a.y = reinterpret_cast<few::Word*>(args.workspace + h_bytes(args.experts));
   if (args.send != nullptr) a.peers = args.send->peers;
-  a.mark = current_stream().mark("few_tokens");
   size_t choice = 0;
   while (kDepths[choice] > a.plan.depth) ++choice;
   const int shared_bytes =

@@ -22,7 +22,8 @@ inline bool may_start_early() { return ranks_per_gpu() == 1; }
 struct LaunchShape {
   dim3 grid, block;
   size_t shared_bytes = 0;
-  unsigned cluster = 1;  // blocks per cluster
+  dim3 cluster = 1;             // blocks per cluster
+  bool is_cooperative = false;  // all blocks must run at once, or the launch fails
 };
 
 // Attributes of a kernel, which the driver keeps for each GPU.
@@ -61,21 +62,49 @@ void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, Ar
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   Stream& stream = current_stream();
   if constexpr (requires { args.mark; }) args.mark = stream.mark(name);
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = may_start_early();
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {shape.cluster, 1, 1};
+  const bool is_hopper = device_limits().compute_major() >= 9;  // older GPUs run kernels one after another
+  const dim3& cluster = shape.cluster;
+  cudaLaunchAttribute attributes[3]{};
+  unsigned num_attributes = 0;
+  const auto add = [&](cudaLaunchAttributeID id) -> cudaLaunchAttributeValue& {
+    attributes[num_attributes].id = id;
+    return attributes[num_attributes++].val;
+  };
+  if (is_hopper)
+    add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed =
+        may_start_early();
+  if (is_hopper && cluster.x * cluster.y * cluster.z > 1)
+    add(cudaLaunchAttributeClusterDimension).clusterDim = {cluster.x, cluster.y, cluster.z};
+  if (shape.is_cooperative) add(cudaLaunchAttributeCooperative).cooperative = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = shape.grid;
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = stream.handle();
   config.attrs = attributes;
-  // Older GPUs support neither attribute: kernels run one after another.
-  config.numAttrs = device_limits().compute_major() < 9 ? 0 : shape.cluster == 1 ? 1 : 2;
+  config.numAttrs = num_attributes;
   cudaLaunchKernelEx(&config, kernel, args);
   stream.check_launch(name);
+}
+
+// Returns how many of the shape's clusters run at once on the current GPU, for a kernel that is prepared;
+// 1 or more.
+template <class Args>
+int max_active_clusters(void (*kernel)(Args), const LaunchShape& shape) {
+  const unsigned blocks = shape.cluster.x * shape.cluster.y * shape.cluster.z;
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {shape.cluster.x, shape.cluster.y, shape.cluster.z};
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.cluster;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  const int most = std::max(device_limits().num_sms / static_cast<int>(blocks), 1);
+  int count = 0;
+  if (cudaOccupancyMaxActiveClusters(&count, kernel, &config) != cudaSuccess) count = most;
+  return std::clamp(count, 1, most);
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

@@ -246,21 +246,6 @@ GatePlan gate_plan(int64_t num_tokens, int64_t num_experts, bool batch_invariant
   return p;
 }
 
-template <class Args>
-void launch_clusters(const char* name, void (*kernel)(Args), cudaLaunchConfig_t config, unsigned cluster,
-                     const Args& args) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = may_start_early();
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim = {1, 1, cluster};
-  config.attrs = attributes;
-  config.numAttrs = has_clusters() ? 2 : 0;
-  config.stream = current_stream().handle();
-  cudaLaunchKernelEx(&config, kernel, args);
-  current_stream().check_launch(name);
-}
-
 }  // namespace
 
 void router_gate(const DeviceRouterArgs& args) {
@@ -274,10 +259,8 @@ void router_gate(const DeviceRouterArgs& args) {
                       .num_experts = static_cast<int>(args.rule.num_experts),
                       .hidden_size = static_cast<int>(args.hidden_size),
                       .expert_warps = plan.expert_warps};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = plan.grid;
-  config.blockDim = dim3(kGateWarps * 32);
-  launch_clusters("router_gate", plan.few ? gate_kernel<1, 1> : gate_kernel<2, 4>, config, plan.grid.z, a);
+  launch("router_gate", plan.few ? gate_kernel<1, 1> : gate_kernel<2, 4>,
+         {plan.grid, dim3(kGateWarps * 32), 0, dim3(1, 1, plan.grid.z)}, a);
 }
 
 void router_choose(const DeviceRouterArgs& args) {
@@ -301,12 +284,12 @@ void router_choose(const DeviceRouterArgs& args) {
   const int teams = warps / a.team;
   prepare_kernel(choose_kernel, {.shared_bytes = std::max(shared_bytes(kChooseWarps, kMaxDeviceExperts),
                                                           shared_bytes(kMaxChooseWarps, 256))});
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks_of(args.num_tokens, teams));
-  if (many) config.gridDim.x = std::min(config.gridDim.x, static_cast<unsigned>(2 * sms));
-  config.blockDim = dim3(static_cast<unsigned>(warps * 32));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes(teams, experts));
-  launch_clusters("router_choose", choose_kernel, config, 1, a);
+  unsigned blocks = blocks_of(args.num_tokens, teams);
+  if (many) blocks = std::min(blocks, static_cast<unsigned>(2 * sms));
+  launch("router_choose", choose_kernel,
+         {dim3(blocks), dim3(static_cast<unsigned>(warps * 32)),
+          static_cast<size_t>(shared_bytes(teams, experts))},
+         a);
 }
 
 bool cuda_route_fuses_norm(const DeviceRouterArgs& args) {
