@@ -81,7 +81,7 @@ void bench_norm_linear(Stream& stream, LinearFormat format, int64_t t, int64_t n
          .linear = weights.args(i, normed, out.as<float>())},
         pool);
   });
-  std::printf("norm + linear %s %6lld x %-5lld T=%-2lld %9.2f us %6.0f GB/s\n", weights.name(),
+  std::printf("norm + linear %s %6lld x %-5lld T=%-3lld %9.2f us %6.0f GB/s\n", weights.name(),
               static_cast<long long>(n), static_cast<long long>(k), static_cast<long long>(t), us,
               static_cast<double>(weights.num_bytes()) / us * 1e-3);
 }
@@ -132,7 +132,7 @@ void run() {
     int64_t n, k;
   };
   for (const Shape& s : {Shape{12288, 2048}, {9216, 2048}, {5120, 2880}})
-    for (const int64_t t : {1, 4})
+    for (const int64_t t : {1, 4, 64, 128})
       for (const LinearFormat format : {LinearFormat::kBf16, LinearFormat::kFp8})
         bench_norm_linear(stream, format, t, s.n, s.k);
   for (const Shape& s : {Shape{5120, 2880},

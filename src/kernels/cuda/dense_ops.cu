@@ -1,6 +1,7 @@
 // The table of the GPU's dense ops.
 #include "device/device_memory.h"
 #include "kernels/cuda/attention/attention.h"
+#include "kernels/cuda/dense/linear_cluster.h"
 #include "kernels/cuda/dense/linear_few.h"
 #include "kernels/cuda/dense/linear_fp8.h"
 #include "kernels/cuda/dense/linear_lt.h"
@@ -14,6 +15,8 @@ void linear(const LinearArgs& args, ThreadPool&) {
     linear_few(args);
   else if (args.format == LinearFormat::kFp8)
     linear_fp8(args, Fp8Splits::kBySize);
+  else if (linear_cluster_fits(args))
+    linear_cluster(args);
   else
     linear_lt(args, LtAlgorithm::kBest);
 }

@@ -71,10 +71,45 @@ TEST_F(LinearCuda, ManyTokens) {
   for (int64_t t : {17, 31, 64, 129, 300}) run({t, 200, 128, true, t % 2 == 0}), run({t, 130, 2880});
 }
 TEST_F(LinearCuda, ModelShapes) {
-  for (int64_t t : {1, 4, 16, 40}) run({t, 5120, 2880, true}), run({t, 2880, 4096, true, true});
+  for (int64_t t : {1, 4, 16, 40, 64, 128}) run({t, 5120, 2880, true}), run({t, 2880, 4096, true, true});
 }
+// More tokens than linear_few takes, in clusters: every number of rows per block, with remainders.
+TEST_F(LinearCuda, EveryNumberOfTokensOfADecodeBatch) {
+  for (int64_t t = 17; t <= 129; ++t) run({t, 68, 72, t % 2 == 0, t % 3 == 0});
+}
+TEST_F(LinearCuda, EveryNumberOfRowsPerBlock) {
+  for (int64_t n :
+       {2, 4, 12, 16, 20, 60, 64, 68, 2044, 2048, 2052, 3072, 3076, 4096, 4100, 5116, 5124, 6148, 8192, 8196})
+    for (int64_t t : {33, 128}) run({t, n, 40, n % 8 == 0, n % 3 == 0});
+}
+TEST_F(LinearCuda, EveryDepthOfADecodeBatch) {
+  for (int64_t k : {8, 56, 64, 72, 128, 512, 520, 2048, 2056, 7168})
+    for (int64_t n : {200, 5120}) run({20, n, k, true, k % 3 == 0});
+}
+TEST_F(LinearCuda, ATokenGivesTheSameBitsAmongUpTo64AndAmongMore) {
+  constexpr int64_t kMost = 128, kK = 1440;
+  for (int64_t n : {1028, 5120}) {
+    Random random(2);
+    const DeviceArray<bf16> x(to_bf16(random.normal(kMost * kK))), w(to_bf16(random.normal(n * kK)));
+    const auto outputs = [&](int64_t t) {
+      const DeviceArray<float> out(filled(t * n, kNan));
+      ops_.linear({.x = {x.data(), DType::kBF16, t, kK}, .weight = w.data(), .out = out.data(), .n = n},
+                  pool_);
+      wait();
+      return out.values();
+    };
+    const std::vector<float> among_64 = outputs(64), among_128 = outputs(kMost);
+    for (int64_t t : {17, 32, 63, 65, 100, 127}) {
+      const std::vector<float> some = outputs(t);
+      ASSERT_TRUE(std::equal(some.begin(), some.end(), (t <= 64 ? among_64 : among_128).begin()))
+          << n << " T=" << t;
+    }
+  }
+}
+
 TEST_F(LinearCuda, GivesTheSameBitsAlways) {
-  for (int64_t t : {1, 16, 40}) EXPECT_EQ(run({t, 1000, 2880, true, true}), run({t, 1000, 2880, true, true}));
+  for (int64_t t : {1, 16, 40, 100})
+    EXPECT_EQ(run({t, 1000, 2880, true, true}), run({t, 1000, 2880, true, true}));
 }
 
 // Kernel attributes are per GPU, and so are cuBLASLt's handle and workspace.

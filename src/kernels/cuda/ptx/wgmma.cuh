@@ -1,4 +1,4 @@
-// wgmma (PTX ISA 9.7.15) with A in registers: m64nNk16 of bf16, m64nNk32 of e4m3, f32 sums. Device code only.
+// wgmma (PTX ISA 9.7.15): m64nNk16 of bf16, m64nNk32 of e4m3, f32 sums. Device code only.
 #pragma once
 
 #include "kernels/cuda/ptx/wgmma_order.cuh"
@@ -12,14 +12,16 @@ __device__ __forceinline__ void keep_registers(uint32_t (&a)[4]) {
 
 // Computes d += A B: A [64, 16] as m16n8k16 fragments per warp, B [N, 16] in shared memory. d[4 j + i] is row
 // 16 warp + lane / 4 + 8 (i / 2), column 8 j + 2 (lane % 4) + i % 2. add_e4m3: A and B are of bytes, A [64,
-// 32] and B [N, 32].
+// 32] and B [N, 32]. add_shared: A is in shared memory too.
 template <int N>
 struct Wgmma;
 
 // clang-format off
 #define FP4MOE_D8(o) "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3]), "+f"(d[o + 4]), "+f"(d[o + 5]), "+f"(d[o + 6]), "+f"(d[o + 7])
+#define FP4MOE_D4(o) "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3])
+#define FP4MOE_4R(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
 #define FP4MOE_8R(a, b, c, d, e, f, g, h) "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
-#define FP4MOE_WGMMA(n, regs, a_and_b, ...)                                                                   \
+#define FP4MOE_WGMMA(n, regs, a_and_b, both_shared, ...)                                                      \
   template <>                                                                                                 \
   struct Wgmma<n> {                                                                                           \
     template <int kCount> /* at least n / 2; other elements of d are kept */                                  \
@@ -35,6 +37,13 @@ struct Wgmma;
                    ", 1, 1, 1;"                                                                               \
                    : __VA_ARGS__                                                                              \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                     \
+    }                                                                                                         \
+    template <int kCount>                                                                                     \
+    static __device__ __forceinline__ void add_shared(float (&d)[kCount], uint64_t a, uint64_t b) {           \
+      asm volatile("wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" regs "}, " both_shared        \
+                   ", 1, 1, 1, 0, 0;"                                                                         \
+                   : __VA_ARGS__                                                                              \
+                   : "l"(a), "l"(b));                                                                         \
     }                                                                                                         \
   };
 #define FP4MOE_R0 FP4MOE_8R(0, 1, 2, 3, 4, 5, 6, 7)
@@ -69,22 +78,24 @@ struct Wgmma;
 #define FP4MOE_A13 FP4MOE_A12, FP4MOE_D8(104)
 #define FP4MOE_A14 FP4MOE_A13, FP4MOE_D8(112)
 #define FP4MOE_A15 FP4MOE_A14, FP4MOE_D8(120)
-FP4MOE_WGMMA(16, FP4MOE_R0, "{%8, %9, %10, %11}, %12", FP4MOE_A0)
-FP4MOE_WGMMA(32, FP4MOE_R1, "{%16, %17, %18, %19}, %20", FP4MOE_A1)
-FP4MOE_WGMMA(48, FP4MOE_R2, "{%24, %25, %26, %27}, %28", FP4MOE_A2)
-FP4MOE_WGMMA(64, FP4MOE_R3, "{%32, %33, %34, %35}, %36", FP4MOE_A3)
-FP4MOE_WGMMA(80, FP4MOE_R4, "{%40, %41, %42, %43}, %44", FP4MOE_A4)
-FP4MOE_WGMMA(96, FP4MOE_R5, "{%48, %49, %50, %51}, %52", FP4MOE_A5)
-FP4MOE_WGMMA(112, FP4MOE_R6, "{%56, %57, %58, %59}, %60", FP4MOE_A6)
-FP4MOE_WGMMA(128, FP4MOE_R7, "{%64, %65, %66, %67}, %68", FP4MOE_A7)
-FP4MOE_WGMMA(144, FP4MOE_R8, "{%72, %73, %74, %75}, %76", FP4MOE_A8)
-FP4MOE_WGMMA(160, FP4MOE_R9, "{%80, %81, %82, %83}, %84", FP4MOE_A9)
-FP4MOE_WGMMA(176, FP4MOE_R10, "{%88, %89, %90, %91}, %92", FP4MOE_A10)
-FP4MOE_WGMMA(192, FP4MOE_R11, "{%96, %97, %98, %99}, %100", FP4MOE_A11)
-FP4MOE_WGMMA(208, FP4MOE_R12, "{%104, %105, %106, %107}, %108", FP4MOE_A12)
-FP4MOE_WGMMA(224, FP4MOE_R13, "{%112, %113, %114, %115}, %116", FP4MOE_A13)
-FP4MOE_WGMMA(240, FP4MOE_R14, "{%120, %121, %122, %123}, %124", FP4MOE_A14)
-FP4MOE_WGMMA(256, FP4MOE_R15, "{%128, %129, %130, %131}, %132", FP4MOE_A15)
+FP4MOE_WGMMA(16, FP4MOE_R0, "{%8, %9, %10, %11}, %12", "%8, %9", FP4MOE_A0)
+FP4MOE_WGMMA(24, FP4MOE_R0 ", " FP4MOE_4R(8, 9, 10, 11), "{%12, %13, %14, %15}, %16", "%12, %13", FP4MOE_A0, FP4MOE_D4(8))
+FP4MOE_WGMMA(32, FP4MOE_R1, "{%16, %17, %18, %19}, %20", "%16, %17", FP4MOE_A1)
+FP4MOE_WGMMA(40, FP4MOE_R1 ", " FP4MOE_4R(16, 17, 18, 19), "{%20, %21, %22, %23}, %24", "%20, %21", FP4MOE_A1, FP4MOE_D4(16))
+FP4MOE_WGMMA(48, FP4MOE_R2, "{%24, %25, %26, %27}, %28", "%24, %25", FP4MOE_A2)
+FP4MOE_WGMMA(64, FP4MOE_R3, "{%32, %33, %34, %35}, %36", "%32, %33", FP4MOE_A3)
+FP4MOE_WGMMA(80, FP4MOE_R4, "{%40, %41, %42, %43}, %44", "%40, %41", FP4MOE_A4)
+FP4MOE_WGMMA(96, FP4MOE_R5, "{%48, %49, %50, %51}, %52", "%48, %49", FP4MOE_A5)
+FP4MOE_WGMMA(112, FP4MOE_R6, "{%56, %57, %58, %59}, %60", "%56, %57", FP4MOE_A6)
+FP4MOE_WGMMA(128, FP4MOE_R7, "{%64, %65, %66, %67}, %68", "%64, %65", FP4MOE_A7)
+FP4MOE_WGMMA(144, FP4MOE_R8, "{%72, %73, %74, %75}, %76", "%72, %73", FP4MOE_A8)
+FP4MOE_WGMMA(160, FP4MOE_R9, "{%80, %81, %82, %83}, %84", "%80, %81", FP4MOE_A9)
+FP4MOE_WGMMA(176, FP4MOE_R10, "{%88, %89, %90, %91}, %92", "%88, %89", FP4MOE_A10)
+FP4MOE_WGMMA(192, FP4MOE_R11, "{%96, %97, %98, %99}, %100", "%96, %97", FP4MOE_A11)
+FP4MOE_WGMMA(208, FP4MOE_R12, "{%104, %105, %106, %107}, %108", "%104, %105", FP4MOE_A12)
+FP4MOE_WGMMA(224, FP4MOE_R13, "{%112, %113, %114, %115}, %116", "%112, %113", FP4MOE_A13)
+FP4MOE_WGMMA(240, FP4MOE_R14, "{%120, %121, %122, %123}, %124", "%120, %121", FP4MOE_A14)
+FP4MOE_WGMMA(256, FP4MOE_R15, "{%128, %129, %130, %131}, %132", "%128, %129", FP4MOE_A15)
 #undef FP4MOE_R0
 #undef FP4MOE_A0
 #undef FP4MOE_R1
@@ -118,7 +129,9 @@ FP4MOE_WGMMA(256, FP4MOE_R15, "{%128, %129, %130, %131}, %132", FP4MOE_A15)
 #undef FP4MOE_R15
 #undef FP4MOE_A15
 #undef FP4MOE_WGMMA
+#undef FP4MOE_4R
 #undef FP4MOE_8R
+#undef FP4MOE_D4
 #undef FP4MOE_D8
 // clang-format on
 
