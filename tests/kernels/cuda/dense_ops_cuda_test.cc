@@ -78,8 +78,8 @@ TEST_F(LinearCuda, EveryNumberOfTokensOfADecodeBatch) {
   for (int64_t t = 17; t <= 129; ++t) run({t, 68, 72, t % 2 == 0, t % 3 == 0});
 }
 TEST_F(LinearCuda, EveryNumberOfRowsPerBlock) {
-  for (int64_t n :
-       {2, 4, 12, 16, 20, 60, 64, 68, 2044, 2048, 2052, 3072, 3076, 4096, 4100, 5116, 5124, 6148, 8192, 8196})
+  for (int64_t n : {2,    4,    12,   16,   20,   60,   64,   68,   2044,  2048,  2052,  3072,
+                    3076, 4096, 4100, 5116, 5124, 6148, 8192, 8196, 10240, 10244, 14336, 14340})
     for (int64_t t : {33, 128}) run({t, n, 40, n % 8 == 0, n % 3 == 0});
 }
 TEST_F(LinearCuda, EveryDepthOfADecodeBatch) {

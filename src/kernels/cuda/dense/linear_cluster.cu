@@ -1,8 +1,9 @@
 // Dense linear layers for the batches of decode: clusters of blocks share tokens and weights.
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x and W [N, K] bf16 row-major.
-// Shapes:    T <= 128; K a multiple of 8, N of 4. A block computes the outputs of up to 64 tokens and, with T
-//            <= 64, up to 64 rows of W, otherwise up to 128; N is limited by the blocks that run at once.
+// Shapes:    T <= 128; K a multiple of 8, N of 4. A block computes the outputs of 64 tokens and 16 to 112
+// rows
+//            of W, or 32 to 80 if T > 64; N is limited by the blocks that run at once.
 // Bytes:     2 N K from HBM; x from L2 once per cluster; plus 4 T N (8 T N with accumulate).
 // Flops:     2 T N K, with T padded to 64 or 128.
 // Bound:     HBM, or what an SM receives: 2 K (rows + tokens) bytes at 64 bytes per clock. K is not split
@@ -97,6 +98,7 @@ struct Block {
   static constexpr int kRowParts = kCluster / kTokenParts;
   static constexpr int kBoxes = kRows > 64 ? 1 : 2, kDepth = kBoxes * kBoxDepth;  // k's of a stage
   static constexpr int kWeightBox = kRows * kRowBytes;
+  // Few rows need many tokens on their way, many rows need room for weights.
   static constexpr int kXBoxes = kTokenParts == 2 ? (kRows > 64 ? 10 : 12) : kRows > 40 ? 8 : 16;
   static constexpr int kXStages = kXBoxes / kBoxes;
   static constexpr int kWeightStages =
@@ -293,10 +295,12 @@ int max_blocks() {
   return count;
 }
 
-// Rows of a block per part of the tokens.
-constexpr std::array kPartRows = {16, 24, 32, 40, 48, 64};
+// Rows of a block per part of the tokens; with two parts, no more than kMostRowsOfTwo.
+constexpr std::array kPartRows = {16, 24, 32, 40, 48, 64, 80, 112};
+constexpr int kMostRowsOfTwo = 40;
 // With the fewest rows per block, tokens are most of what an SM receives: then, a product with split K is
-// faster if K is larger (H200: 1536 x 7168 takes 12.6 us, cuBLASLt 10.3; 2048 x 4096 7.8 and 9.0).
+// faster if K is larger (H200: 1536 x 7168 takes 12.6 us, with cuBLASLt 10.3; 2048 x 4096 takes 7.8, with
+// cuBLASLt 9.0).
 constexpr int64_t kMostDepthOfFewRows = 4096;
 
 template <int kTokenParts, int kRows>
@@ -318,9 +322,13 @@ template <int kTokenParts>
 void launch_tokens(Args a, const LinearArgs& args) {
   a.part_tokens = static_cast<int>(ceil_div(args.x.rows, 8 * kTokenParts) * 8);
   const auto launch_if = [&]<int kRows>(std::integral_constant<int, kRows>) {
-    if (args.n > int64_t{kRows} * max_blocks()) return false;
-    launch_kernel<kTokenParts, kTokenParts * kRows>(a, args);
-    return true;
+    if constexpr (kTokenParts == 2 && kRows > kMostRowsOfTwo)
+      return false;
+    else {
+      if (args.n > int64_t{kRows} * max_blocks()) return false;
+      launch_kernel<kTokenParts, kTokenParts * kRows>(a, args);
+      return true;
+    }
   };
   [&]<size_t... i>(std::index_sequence<i...>) {
     (void)(launch_if(std::integral_constant<int, kPartRows[i]>()) || ...);
@@ -336,8 +344,9 @@ bool linear_cluster_fits(const LinearArgs& args) {
   if (args.x.rows > kMostTokens || k <= 0 || k % 8 != 0 || n % 4 != 0 || !multiple_of_16(args.x.data) ||
       !multiple_of_16(args.weight) || !multiple_of_16(args.out) || !multiple_of_16(args.bias))
     return false;
-  const bool has_few_rows = n <= int64_t{kPartRows.front()} * max_blocks();
-  return n <= int64_t{kPartRows.back()} * max_blocks() && !(has_few_rows && k > kMostDepthOfFewRows);
+  const int64_t blocks = max_blocks(),
+                most_rows = args.x.rows > kBlockTokens ? kMostRowsOfTwo : kPartRows.back();
+  return n <= most_rows * blocks && (k <= kMostDepthOfFewRows || n > kPartRows.front() * blocks);
 }
 
 void linear_cluster(const LinearArgs& args) {
