@@ -174,7 +174,7 @@ void bench(Stream& stream, const Case& c) {
 
 // Uses enough layers that their keys and values exceed the L2, except with the shortest context.
 void bench_sizes(Stream& stream, const Heads& heads, DType kv) {
-  for (const int64_t batch : {1, 8, 64})
+  for (const int64_t batch : {1, 8, 64, 128})
     for (const int64_t context : {128, 1024, 8192})
       bench(stream, {.heads = heads,
                      .layers = batch * context < 65536 ? 96 : 12,

@@ -47,9 +47,10 @@ int shared_parts(int units, int splits, int warps) { return (units + splits - 1)
 
 // A thread's part of the rotations for the row's position, and of the sinks. inv_freq and sink are weights,
 // which no kernel writes, so they are loaded at once and used while the first keys are in flight.
-template <int D>
+template <int D, int W>
 struct Prepared {
-  static constexpr int kNormThreads = 128, kNormLoads = (D + kNormThreads - 1) / kNormThreads;
+  static constexpr int kNormThreads = std::min(W * 32, 128),
+                       kNormLoads = (D + kNormThreads - 1) / kNormThreads;
   float inv_freq = 0, sink = 0;
   float norms[2][kNormLoads];
 
@@ -66,7 +67,7 @@ struct Prepared {
     if (p.sinks != nullptr && i < p.group) sink = __ldg(p.sinks + kv_head * p.group + i);
   }
   // Puts the norms, rotations and sinks into shared memory. Called by all threads; ends with a block barrier.
-  template <class P, int S, int W>
+  template <class P, int S>
   __device__ __forceinline__ void put(const AttentionParams& p, int position,
                                       Shared<P, D, S, W>& shared) const {
     const int i = static_cast<int>(threadIdx.x);
@@ -208,7 +209,8 @@ struct Share {
 // The newest key is stored in its page, and put into its block in shared memory once that block has landed.
 template <class P, int D, int S, int W>
 __device__ __forceinline__ void attend(const AttentionParams& p, const Share& share,
-                                       const Prepared<D>& prepared, Shared<P, D, S, W>& shared, Warp<D>& w) {
+                                       const Prepared<D, W>& prepared, Shared<P, D, S, W>& shared,
+                                       Warp<D>& w) {
   const auto [row, sequence, kv_head, keys, worker, stride] = share;
   const int lane = threadIdx.x % 32;
   constexpr int kBlockKeys = P::kBlockKeys;
@@ -355,17 +357,18 @@ __device__ __forceinline__ void clear_row(const AttentionParams& p, int row, int
 }
 
 template <class P, int D, int S, int W>
-__global__ void __launch_bounds__(W * 32, W == 8     ? 2
-                                          : D == 64  ? 4
-                                          : D == 128 ? 2
-                                                     : 1)
+__global__ void __launch_bounds__(W * 32, W == 8 ? 2
+                                                 : (D == 64    ? 4
+                                                    : D == 128 ? 2
+                                                               : 1) *
+                                                       4 / W)
     attention_decode(const __grid_constant__ AttentionParams p) {
-  extern __shared__ uint8_t memory[];
+  extern __shared__ __align__(128) uint8_t memory[];
   Shared<P, D, S, W>& shared = *reinterpret_cast<Shared<P, D, S, W>*>(memory);
   ptx::grid_dependents_launch();
   const int row = blockIdx.z, kv_head = blockIdx.y;
   const int last = static_cast<int>(p.positions[row]), sequence = p.row_sequence[row];
-  const Prepared<D> prepared(p, kv_head);
+  const Prepared<D, W> prepared(p, kv_head);
   if (p.rope.k == nullptr) ptx::grid_dependency_wait();  // a preceding kernel stores the newest key
   if (sequence < 0) {
     ptx::grid_dependency_wait();
@@ -421,7 +424,9 @@ int64_t num_blocks(const AttentionParams& p, int splits) {
 // linear layers before and after decode have room to load their weights sooner; this is done if a warp gets
 // only one block of keys, or if every thread block has an SM to itself (it then fits beside QKV's block with
 // up to 120 registers per thread). Otherwise a warp has two blocks of keys if three thread blocks per SM
-// would need a second wave (with two blocks of keys, four share an SM), and three if not.
+// would need a second wave (with two blocks of keys, four share an SM), and three if not. If four per SM need
+// a second wave too, thread blocks have two warps, and eight share an SM: the latencies at a row's beginning
+// and end then count once.
 template <class P>
 void launch_small_heads(const AttentionParams& p, int splits, int64_t max_keys) {
   const int64_t num_sms = device_limits().num_sms;
@@ -429,16 +434,18 @@ void launch_small_heads(const AttentionParams& p, int splits, int64_t max_keys) 
     return launch<P, 64, 1, 8>(p, kMostSplits);
   if (splits <= kMostSplits && max_keys <= (splits * 4 - 1) * P::kBlockKeys)
     return launch<P, 64, 1, 4>(p, splits);
+  if (splits == 1 && num_blocks(p, 1) > 4 * num_sms) return launch<P, 64, 2, 2>(p, 1);
   splits = std::min(splits, kMostSplits);
   num_blocks(p, splits) > 3 * num_sms ? launch<P, 64, 2, 4>(p, splits) : launch<P, 64, 3, 4>(p, splits);
 }
 
-// Launches decode for heads of up to 128 elements: two thread blocks of four warps share an SM; one of eight
-// warps has an SM to itself.
+// Launches decode for heads of up to 128 elements: two thread blocks of four warps share an SM, or four of
+// two if two per SM need a second wave; one of eight warps has an SM to itself.
 template <class P>
 void launch_large_heads(const AttentionParams& p, int splits) {
   if (splits > kMostSplits && num_blocks(p, kMostSplits) <= device_limits().num_sms)
     return launch<P, 128, 2, 8>(p, kMostSplits);
+  if (splits == 1 && num_blocks(p, 1) > 2 * device_limits().num_sms) return launch<P, 128, 2, 2>(p, 1);
   launch<P, 128, 2, 4>(p, std::min(splits, kMostSplits));
 }
 

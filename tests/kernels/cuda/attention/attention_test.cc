@@ -315,6 +315,8 @@ TEST_P(CudaAttention, DecodeOfLargeBatches) {
   for (int64_t n = 0; n < 200; ++n) c.sequences.push_back({n * 7 % 300, 1});
   c.padding_rows = 56;
   expect_matches_ref(c);
+  c.heads = kQwen;
+  expect_matches_ref(c);
 }
 
 TEST_P(CudaAttention, PrefillEveryShortLength) {

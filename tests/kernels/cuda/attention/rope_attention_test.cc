@@ -248,6 +248,17 @@ TEST_P(RopeAttention, DecodeOfLongContexts) {
   expect_matches_ref({16, 2, 256, 64, {4095, 1, 2048}, 1, 1000, false, 2});
 }
 
+// So many rows that thread blocks have two warps.
+TEST_P(RopeAttention, DecodeOfLargeBatches) {
+  Case c{64, 8, 64, 64, {}, 1, 0, true};
+  for (int64_t n = 0; n < 70; ++n) c.contexts.push_back(n * 5 % 200);
+  expect_matches_ref(c);
+  c.window = 40, c.padding = 10;
+  expect_matches_ref(c);
+  c.num_q = 32, c.num_kv = 4, c.head_dim = c.rotary_dim = 128, c.norms = c.gate = true;
+  expect_matches_ref(c);
+}
+
 TEST_P(RopeAttention, NormsAndGate) {
   for (const auto& [dim, rotary] :
        {std::pair{64, 64}, {128, 128}, {128, 64}, {128, 32}, {256, 64}, {256, 256}, {96, 96}})
