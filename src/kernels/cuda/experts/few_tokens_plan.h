@@ -69,9 +69,9 @@ struct FewPlan {
   int act_bytes = 0;  // shared memory for x, then for h
 };
 
-// Bytes of one step of a strip in shared memory: the codes of both tiles, then their scales.
+// Bytes of one step of a strip in shared memory: the codes of both tiles, then their scales, in whole lines.
 constexpr int few_slot_bytes(Fp4Format format) {
-  return kFewStepTiles * static_cast<int>(tile_bytes(format)) / 4;
+  return (kFewStepTiles * static_cast<int>(tile_bytes(format)) / 4 + 127) / 128 * 128;
 }
 
 // Index of the word with columns c and c + 1 in a row of x or h, in the order in which the words are read

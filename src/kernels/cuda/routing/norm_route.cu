@@ -227,7 +227,7 @@ __device__ __forceinline__ void copy_weights(const NormRouteArgs& a, int first, 
 template <int kVectors, class Sender>
 __global__ void __launch_bounds__(kThreads, kVectors == 4 ? 2 : 4)
     norm_route_kernel(const __grid_constant__ typename Sender::Args a) {
-  extern __shared__ __align__(16) uint8_t memory[];
+  extern __shared__ __align__(128) uint8_t memory[];
   __shared__ float squares[kParts], sums[kParts][kBlockExperts];
   const int t = static_cast<int>(blockIdx.y), worker = static_cast<int>(blockIdx.x) - 1;
   if (worker < 0) return collect_and_choose<Sender>(a, t, reinterpret_cast<uint32_t*>(memory));
@@ -297,7 +297,7 @@ struct ExpertWeights {
 template <class Sender>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     norm_route_block_kernel(const __grid_constant__ typename Sender::Args a) {
-  extern __shared__ __align__(16) uint8_t memory[];
+  extern __shared__ __align__(128) uint8_t memory[];
   const int block = static_cast<int>(blockIdx.x), blocks = static_cast<int>(gridDim.x);
   if (blocks > 1) ptx::cluster_arrive();
   ptx::grid_dependents_launch();
