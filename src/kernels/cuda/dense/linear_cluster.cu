@@ -1,9 +1,8 @@
 // Dense linear layers for the batches of decode: clusters of blocks share tokens and weights.
 //
 // Computes:  out [T, N] f32 (+)= x [T, K] W^T + bias; x and W [N, K] bf16 row-major.
-// Shapes:    T <= 128; K a multiple of 8, N of 4. A block computes the outputs of 64 tokens and 16 to 112
-// rows
-//            of W, or 32 to 80 if T > 64; N is limited by the blocks that run at once.
+// Shapes:    T <= 128; K a multiple of 8, N of 4. A block computes the outputs of up to 64 tokens and 16 to
+//            112 rows of W, or 32 to 80 if T > 64; all blocks run at once, which limits N.
 // Bytes:     2 N K from HBM; x from L2 once per cluster; plus 4 T N (8 T N with accumulate).
 // Flops:     2 T N K, with T padded to 64 or 128.
 // Bound:     HBM, or what an SM receives: 2 K (rows + tokens) bytes at 64 bytes per clock. K is not split
@@ -213,9 +212,8 @@ struct Block {
       *reinterpret_cast<float2*>(&sums[token + i % 4 / 2 * 8][i / 4 * 8 + lane % 4 * 2]) = {d[i], d[i + 1]};
   }
 
-  // Calls f(token, row, index) for each of a thread's groups of four outputs, of the block's rows `row` to
-  // row +
-  // 3. index: 0, 1, ...
+  // Calls f(token, row, index) for each of a thread's groups of four outputs, which begin at row `row` of the
+  // block. index: 0, 1, ...
   static constexpr int kQuads = kRows / 4,
                        kThreadQuads = (kBlockTokens * kQuads + kMultipliers - 1) / kMultipliers;
   template <class F>
@@ -339,6 +337,8 @@ void launch_tokens(Args a, const LinearArgs& args) {
 }  // namespace
 
 bool linear_cluster_fits(const LinearArgs& args) {
+  // Where ranks share a GPU, blocks that wait for this rank could leave no GPC with room for a cluster.
+  if (ranks_per_gpu() > 1) return false;
   const auto multiple_of_16 = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   const int64_t n = args.n, k = args.x.cols;
   if (args.x.rows > kMostTokens || k <= 0 || k % 8 != 0 || n % 4 != 0 || !multiple_of_16(args.x.data) ||
