@@ -15,6 +15,7 @@
 #include "help_text.h"
 #include "standard_streams.h"
 #include "subcommand.h"
+#include "thread_stacks.h"
 #include "unknown_names.h"
 
 namespace {
@@ -69,13 +70,8 @@ int run(std::vector<std::string> words) {
   return exit_code;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  // A write that exceeds `ulimit -f` must fail with an error, which each writer handles, instead of killing
-  // the process.
-  std::signal(SIGXFSZ, SIG_IGN);
-  fp4moe::open_standard_streams();
+// Runs the program; errors that no subcommand handles become messages.
+int run_program(int argc, char** argv) {
   try {
     return fp4moe::finish_output(run(split_empty_values(argc, argv)));
   } catch (const std::bad_alloc&) {
@@ -87,4 +83,14 @@ int main(int argc, char** argv) {
     if (!is_output) std::fprintf(stderr, "error: %s\n", error.what());
     return fp4moe::finish_output(is_output ? fp4moe::kExitOk : fp4moe::kExitFailure);
   }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  // A write that exceeds `ulimit -f` must fail with an error, which each writer handles, instead of killing
+  // the process.
+  std::signal(SIGXFSZ, SIG_IGN);
+  fp4moe::open_standard_streams();
+  return fp4moe::run_with_large_stacks([&] { return run_program(argc, argv); });
 }
