@@ -356,12 +356,14 @@ __device__ __forceinline__ void clear_row(const AttentionParams& p, int row, int
   }
 }
 
+// Warps for which an SM's registers must suffice.
+template <int D, int W>
+constexpr int kSmWarps = W == 8 || D == 64 ? 16
+                         : D == 128        ? 8
+                                           : 4;
+
 template <class P, int D, int S, int W>
-__global__ void __launch_bounds__(W * 32, W == 8 ? 2
-                                                 : (D == 64    ? 4
-                                                    : D == 128 ? 2
-                                                               : 1) *
-                                                       4 / W)
+__global__ void __launch_bounds__(W * 32, kSmWarps<D, W> / W)
     attention_decode(const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(128) uint8_t memory[];
   Shared<P, D, S, W>& shared = *reinterpret_cast<Shared<P, D, S, W>*>(memory);
