@@ -206,7 +206,7 @@ bool has_quads(const RopeKernelArgs& a) {
   if (kRowThreads * kQuad % std::max(a.half, 1) != 0 || a.half % kQuad != 0 || a.half > kMostHalf)
     return false;
   const auto is_whole = [](const void* data, int64_t row_stride, int64_t head_stride) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_stride % kQuad == 0 && head_stride % kQuad == 0;
+    return is_aligned_to_16(data) && row_stride % kQuad == 0 && head_stride % kQuad == 0;
   };
   return std::ranges::all_of(a.parts, [&](const Heads& part) {
     return part.num_heads == 0 ||

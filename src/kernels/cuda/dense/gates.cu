@@ -122,8 +122,8 @@ void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool&) {
 
 void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool&) {
   const bool in_fours = args.head_dim % 4 == 0 && args.gate_stride % 4 == 0 &&
-                        args.gate_head_stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.gate) % 16 == 0 &&
-                        reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
+                        args.gate_head_stride % 4 == 0 && is_aligned_to_16(args.gate) &&
+                        is_aligned_to_16(args.x.data);
   in_fours ? launch_mul_sigmoid<4>(args) : launch_mul_sigmoid<1>(args);
 }
 

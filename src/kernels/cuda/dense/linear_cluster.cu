@@ -21,7 +21,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <utility>
 
 #include "kernels/cuda/ptx/launch.h"
@@ -282,20 +281,20 @@ __global__ void __launch_bounds__(kThreads, 1) linear_cluster_kernel(const __gri
 
 // Returns the number of blocks that run at once.
 int max_blocks() {
-  static std::atomic<int> known;
-  if (const int count = known.load(); count > 0) return count;
-  const auto kernel = linear_cluster_kernel<1, 16>;
-  prepare_kernel(kernel, kAttributes);
-  const int count = kCluster * max_active_clusters(kernel, {.block = kThreads,
-                                                            .shared_bytes = sizeof(Block<1, 16>::Shared),
-                                                            .cluster = kCluster});
-  known.store(count);
+  static const int count = [] {
+    const auto kernel = linear_cluster_kernel<1, 16>;
+    prepare_kernel(kernel, kAttributes);
+    return kCluster * max_active_clusters(kernel, {.block = kThreads,
+                                                   .shared_bytes = sizeof(Block<1, 16>::Shared),
+                                                   .cluster = kCluster});
+  }();
   return count;
 }
 
-// Rows of a block per part of the tokens; with two parts, no more than kMostRowsOfTwo.
+// Rows of a block per part of the tokens. With two parts, only the first kNumPartRows<2> are used.
 constexpr std::array kPartRows = {16, 24, 32, 40, 48, 64, 80, 112};
-constexpr int kMostRowsOfTwo = 40;
+template <int kTokenParts>
+constexpr size_t kNumPartRows = kTokenParts == 1 ? kPartRows.size() : 4;
 // With the fewest rows per block, tokens are most of what an SM receives: then, a product with split K is
 // faster if K is larger (H200: 1536 x 7168 takes 12.6 us, with cuBLASLt 10.3; 2048 x 4096 takes 7.8, with
 // cuBLASLt 9.0).
@@ -320,18 +319,14 @@ template <int kTokenParts>
 void launch_tokens(Args a, const LinearArgs& args) {
   a.part_tokens = static_cast<int>(ceil_div(args.x.rows, 8 * kTokenParts) * 8);
   const auto launch_if = [&]<int kRows>(std::integral_constant<int, kRows>) {
-    if constexpr (kTokenParts == 2 && kRows > kMostRowsOfTwo)
-      return false;
-    else {
-      if (args.n > int64_t{kRows} * max_blocks()) return false;
-      launch_kernel<kTokenParts, kTokenParts * kRows>(a, args);
-      return true;
-    }
+    if (args.n > int64_t{kRows} * max_blocks()) return false;
+    launch_kernel<kTokenParts, kTokenParts * kRows>(a, args);
+    return true;
   };
   [&]<size_t... i>(std::index_sequence<i...>) {
     (void)(launch_if(std::integral_constant<int, kPartRows[i]>()) || ...);
   }
-  (std::make_index_sequence<kPartRows.size()>());
+  (std::make_index_sequence<kNumPartRows<kTokenParts>>());
 }
 
 }  // namespace
@@ -339,14 +334,13 @@ void launch_tokens(Args a, const LinearArgs& args) {
 bool linear_cluster_fits(const LinearArgs& args) {
   // Where ranks share a GPU, blocks that wait for this rank could leave no GPC with room for a cluster.
   if (ranks_per_gpu() > 1) return false;
-  const auto multiple_of_16 = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   const int64_t n = args.n, k = args.x.cols;
-  if (args.x.rows > kMostTokens || k <= 0 || k % 8 != 0 || n % 4 != 0 || !multiple_of_16(args.x.data) ||
-      !multiple_of_16(args.weight) || !multiple_of_16(args.out) || !multiple_of_16(args.bias))
+  if (args.x.rows > kMostTokens || k <= 0 || k % 8 != 0 || n % 4 != 0 || !is_aligned_to_16(args.x.data) ||
+      !is_aligned_to_16(args.weight) || !is_aligned_to_16(args.out) || !is_aligned_to_16(args.bias))
     return false;
-  const int64_t blocks = max_blocks(),
-                most_rows = args.x.rows > kBlockTokens ? kMostRowsOfTwo : kPartRows.back();
-  return n <= most_rows * blocks && (k <= kMostDepthOfFewRows || n > kPartRows.front() * blocks);
+  const size_t choices = args.x.rows > kBlockTokens ? kNumPartRows<2> : kNumPartRows<1>;
+  const int64_t blocks = max_blocks();
+  return n <= kPartRows[choices - 1] * blocks && (k <= kMostDepthOfFewRows || n > kPartRows.front() * blocks);
 }
 
 void linear_cluster(const LinearArgs& args) {

@@ -6,6 +6,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cstdint>
 
 #include "device/device_context.h"
 #include "device/stream.h"
@@ -108,5 +109,8 @@ int max_active_clusters(void (*kernel)(Args), const LaunchShape& shape) {
 }
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Returns whether copies and loads of 16 bytes can begin at p; null is aligned.
+inline bool is_aligned_to_16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 }  // namespace fp4moe

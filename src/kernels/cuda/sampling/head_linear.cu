@@ -118,9 +118,8 @@ __global__ void __launch_bounds__(kWarps * 32) head_linear_kernel(const __grid_c
 }
 
 bool is_aligned(const HeadLinearArgs& a) {
-  const auto multiple_of_16 = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
-  return a.k % 8 == 0 && a.x_stride % 4 == 0 && a.x_head_stride % 4 == 0 && multiple_of_16(a.x) &&
-         multiple_of_16(a.weight);
+  return a.k % 8 == 0 && a.x_stride % 4 == 0 && a.x_head_stride % 4 == 0 && is_aligned_to_16(a.x) &&
+         is_aligned_to_16(a.weight);
 }
 
 template <int kTokenTiles>
