@@ -368,6 +368,7 @@ TEST_P(HeldPrefillNode, PromptsDoNotWaitForEachOther) {
   ASSERT_NO_FATAL_FAILURE(receive_a_part(3, ids, 0));
   ASSERT_TRUE(ask(2, other).ok());
   ASSERT_TRUE(guest_.take(2, 0).ok());
+  ASSERT_TRUE(eventually([&] { return (*held_)->stats().num_queue_reqs == 1; }));
   gate_.open();
   int64_t next[3] = {0, pages_in_step(3), 0};
   bool has_token[3] = {};
