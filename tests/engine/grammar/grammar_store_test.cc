@@ -238,10 +238,10 @@ TEST_F(GrammarStoreTest, FewFailuresAreRemembered) {
 }
 
 TEST_F(GrammarStoreTest, WhatTakesTooLongIsCancelledAndRemembered) {
-  make({.timeout = 20ms, .max_compiling = 1});
+  make({.timeout = 200ms, .max_compiling = 1});
   const GrammarTicket slow = ask("slow");
   EXPECT_EQ(slow.get().status().code(), StatusCode::kDeadline);
-  EXPECT_NE(slow.get().status().message().find("within 0.02 s"), std::string::npos);
+  EXPECT_NE(slow.get().status().message().find("within 0.2 s"), std::string::npos);
   EXPECT_TRUE(ask("a").get().ok());  // the timed-out compilation no longer occupies a slot
   EXPECT_EQ(log_->cancelled(), 1);
   log_->open_gate();
@@ -253,9 +253,9 @@ TEST_F(GrammarStoreTest, WhatTakesTooLongIsCancelledAndRemembered) {
 
 // Four or more such grammars used to disable structured output for all clients.
 TEST_F(GrammarStoreTest, ManyThatTakeTooLongDelayNobodyForLong) {
-  make({.timeout = 10ms, .max_compiling = 2});
+  make({.timeout = 200ms, .max_compiling = 2});
   std::vector<GrammarTicket> slow;
-  for (int i = 0; i < 12; ++i)
+  for (int i = 0; i < 6; ++i)
     slow.push_back(ask("slow" + std::to_string(i), "attacker " + std::to_string(i % 3)));
   EXPECT_TRUE(ask("a").get().ok());
   for (const GrammarTicket& ticket : slow) EXPECT_EQ(ticket.get().status().code(), StatusCode::kDeadline);

@@ -166,7 +166,7 @@ TEST(StepLoopAdaptive, SyntheticAcceptanceDecidesWhatIsKept) {
 
 // A model whose step takes a time, and as much again for every two rows after the first.
 void take_time(const Batch& batch) {
-  constexpr std::chrono::microseconds kStep(400);
+  constexpr std::chrono::milliseconds kStep(2);
   const auto num_rows = static_cast<int64_t>(batch.token_ids.size());
   std::this_thread::sleep_for(kStep + (num_rows - 1) * kStep / 2);
 }
