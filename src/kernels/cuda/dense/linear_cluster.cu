@@ -184,7 +184,7 @@ struct Block {
             wgmma_b_descriptor(ptx::shared_address(shared.weights[shared.weight_ring.slot(step)][box]));
 #pragma unroll
         for (int i = 0; i < kBoxDepth / 16; ++i)
-          Wgmma<kRows>::add_shared(d, wgmma_b_advance(x, 32 * i), wgmma_b_advance(weights, 32 * i));
+          Wgmma<kRows>::add(d, wgmma_b_advance(x, 32 * i), wgmma_b_advance(weights, 32 * i));
       }
       wgmma_commit();
       if (thread % 128 == 0) {
