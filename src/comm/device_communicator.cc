@@ -152,18 +152,8 @@ bool DeviceCommunicator::fuses_norm(int64_t rows, int64_t cols) const {
          cols <= max_sum_elements(group_, bf16_partials_, false);
 }
 
-void DeviceCommunicator::add_all_reduced_norm(const CommOp& op, const float* partial, float* out,
-                                              const RmsNormArgs& norm, bool are_sent) const {
-  add_normed(op, partial, nullptr, out, norm, are_sent);
-}
-void DeviceCommunicator::add_all_reduced_norm(const CommOp& op, const MoeCombineArgs& experts, float* out,
+void DeviceCommunicator::add_all_reduced_norm(const CommOp& op, const RowPartials& partials, float* out,
                                               const RmsNormArgs& norm) const {
-  add_normed(op, nullptr, &experts, out, norm, /*are_sent=*/false);
-}
-
-// One of `partial` and `experts` is null.
-void DeviceCommunicator::add_normed(const CommOp& op, const float* partial, const MoeCombineArgs* experts,
-                                    float* out, const RmsNormArgs& norm, bool are_sent) const {
   check_stream();
   const CommGroup group = view();
   const int64_t rows = norm.out_act.rows, cols = norm.out_act.cols;
@@ -176,20 +166,20 @@ void DeviceCommunicator::add_normed(const CommOp& op, const float* partial, cons
     if (part.out_act.data != nullptr) part.out_act.data = static_cast<bf16*>(part.out_act.data) + at;
     if (part.out_f32 != nullptr) part.out_f32 += at;
     MoeCombineArgs tokens;
-    if (experts != nullptr) {
-      tokens = *experts;
+    if (partials.experts != nullptr) {
+      tokens = *partials.experts;
       tokens.row_of_slot += first * tokens.topk;
       if (tokens.weights != nullptr) tokens.weights += first * tokens.topk;
     }
     ops_->all_reduce_norm({.sum = {.group = group,
                                    .op = op,
-                                   .partial = partial == nullptr ? nullptr : partial + at,
+                                   .partial = partials.rows == nullptr ? nullptr : partials.rows + at,
                                    .out = out + at,
                                    .n = part.out_act.rows * cols,
                                    .bf16_partials = bf16_partials_,
-                                   .are_sent = are_sent},
+                                   .are_sent = partials.are_sent},
                            .norm = part,
-                           .experts = experts == nullptr ? nullptr : &tokens});
+                           .experts = partials.experts == nullptr ? nullptr : &tokens});
   }
 }
 
@@ -206,32 +196,22 @@ std::vector<int64_t> DeviceCommunicator::row_shares(int64_t rows) const {
   return first;
 }
 
-void DeviceCommunicator::sum_norm_shares(const CommOp& op, const float* partial, float* out,
-                                         const RmsNormArgs& norm, std::span<const int64_t> first) const {
-  add_shares(op, partial, nullptr, out, norm, first);
-}
-void DeviceCommunicator::sum_norm_shares(const CommOp& op, const MoeCombineArgs& experts, float* out,
-                                         const RmsNormArgs& norm, std::span<const int64_t> first) const {
-  add_shares(op, nullptr, &experts, out, norm, first);
-}
-
 // The shares that an operation sees: those of all ranks, or this rank's in a rehearsal.
 std::span<const int64_t> DeviceCommunicator::visible_shares(std::span<const int64_t> first) const {
   FP4MOE_CHECK(std::ssize(first) == size() + 1, "there must be one share per rank");
   return rehearses_ ? first.subspan(static_cast<size_t>(rank()), 2) : first;
 }
 
-// One of `partial` and `experts` is null. A rank receives the words of as many rows of its share at a time as
-// fit in the heap.
-void DeviceCommunicator::add_shares(const CommOp& op, const float* partial, const MoeCombineArgs* experts,
-                                    float* out, const RmsNormArgs& norm,
-                                    std::span<const int64_t> first) const {
+// A rank receives the words of as many rows of its share at a time as fit in the heap.
+void DeviceCommunicator::sum_norm_shares(const CommOp& op, const RowPartials& partials, float* out,
+                                         const RmsNormArgs& norm, std::span<const int64_t> first) const {
   check_stream();
+  FP4MOE_CHECK(!partials.are_sent, "the shares of a sum cannot be sent before it");
   const CommGroup group = view();
   ReduceNormGatherArgs args{.group = group,
                             .op = op,
-                            .partial = partial,
-                            .experts = experts,
+                            .partial = partials.rows,
+                            .experts = partials.experts,
                             .out = out,
                             .norm = norm,
                             .bf16_partials = bf16_partials_};

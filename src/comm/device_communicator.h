@@ -46,6 +46,16 @@ struct GatherPlaces {
   std::span<const int64_t> first_row;  // if not empty: rank r gets the input's rows from first_row[r] on
 };
 
+// A rank's partial sums of rows, borrowed during a call: f32 [T, H] in device memory, or those of
+// moe_combine(), bf16 rows with nothing added. are_sent: see add_all_reduced().
+struct RowPartials {
+  RowPartials(const float* sums, bool sent = false) : rows(sums), are_sent(sent) {}
+  RowPartials(const MoeCombineArgs& combine) : experts(&combine) {}
+  const float* rows = nullptr;
+  const MoeCombineArgs* experts = nullptr;
+  bool are_sent = false;
+};
+
 // Large because all operations of a group are here.
 class DeviceCommunicator {
  public:
@@ -78,10 +88,7 @@ class DeviceCommunicator {
                        bool are_sent = false) const;
   // add_all_reduced() of rows and the norm of the result in one launch, with the bits of the two operations.
   // norm.x is `out` [T, H]. Only for sizes with fuses_norm().
-  void add_all_reduced_norm(const CommOp& op, const float* partial, float* out, const RmsNormArgs& norm,
-                            bool are_sent = false) const;
-  // The same if the partial sums are those of moe_combine(): bf16 rows, nothing added.
-  void add_all_reduced_norm(const CommOp& op, const MoeCombineArgs& experts, float* out,
+  void add_all_reduced_norm(const CommOp& op, const RowPartials& partials, float* out,
                             const RmsNormArgs& norm) const;
   bool fuses_norm(int64_t rows, int64_t cols) const;
 
@@ -95,10 +102,9 @@ class DeviceCommunicator {
   // In a rehearsal this rank has all rows.
   std::vector<int64_t> row_shares(int64_t rows) const;
   // add_all_reduced_norm() with the same bits, except that of `out` and norm.out_f32 only this rank's rows
-  // are written: [first[rank], first[rank + 1]). norm.out_act [T, H] is normed_rows(), and gets all rows.
-  void sum_norm_shares(const CommOp& op, const float* partial, float* out, const RmsNormArgs& norm,
-                       std::span<const int64_t> first) const;
-  void sum_norm_shares(const CommOp& op, const MoeCombineArgs& experts, float* out, const RmsNormArgs& norm,
+  // are written: [first[rank], first[rank + 1]). norm.out_act [T, H] is normed_rows(), and gets all rows. The
+  // partials must not have been sent.
+  void sum_norm_shares(const CommOp& op, const RowPartials& partials, float* out, const RmsNormArgs& norm,
                        std::span<const int64_t> first) const;
 
   // Gathers `rows` rows. Rank r has the columns [first[r], first[r + 1]), given in bytes that are multiples
@@ -152,10 +158,6 @@ class DeviceCommunicator {
   CommGroup view() const;  // the group, or a group of one during a rehearsal
   bool takes_two_shots(int64_t n) const;
   std::span<const int64_t> visible_shares(std::span<const int64_t> first) const;
-  void add_normed(const CommOp& op, const float* partial, const MoeCombineArgs* experts, float* out,
-                  const RmsNormArgs& norm, bool are_sent) const;
-  void add_shares(const CommOp& op, const float* partial, const MoeCombineArgs* experts, float* out,
-                  const RmsNormArgs& norm, std::span<const int64_t> first) const;
 
   const DeviceCommOps* ops_ = nullptr;
   int first_rank_ = 0;

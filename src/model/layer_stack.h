@@ -117,6 +117,7 @@ class LayerStack {
     bool is_sent() const { return send && send->are_sent; }
   };
   Partial take_partial(int64_t num_rows);
+  void sum_and_norm(const CommOp& op, const RowPartials& partials, const RmsNormArgs& norm);
   Status add_partial(const OpName& op, const Partial& partial, int64_t num_rows, const RmsNormArgs* next,
                      ThreadPool& pool);
   void keep_logit_rows(const Batch& batch, bool has_attention, ThreadPool& pool);

@@ -108,12 +108,7 @@ Status LayerStack::summed_experts(MoeForwardArgs& args, ThreadPool& pool) {
   FP4MOE_RETURN_IF_ERROR(moe.forward_moe(args, *transport_, scratch_, pool));
   if (args.uncombined == nullptr)
     return add_partial({"experts", args.layer, 0}, partial, num_rows, next ? &*next : nullptr, pool);
-  const CommOp op = {"experts", args.layer};
-  if (shares_rows_)
-    group.sum_norm_shares(op, rows, rows_.residual, *next, group.row_shares(num_rows));
-  else
-    group.add_all_reduced_norm(op, rows, rows_.residual, *next);
-  is_normed_ = true;
+  sum_and_norm({"experts", args.layer}, rows, *next);
   return {};
 }
 
@@ -125,6 +120,16 @@ LayerStack::Partial LayerStack::take_partial(int64_t num_rows) {
   return partial;
 }
 
+// residual += the partials summed over the group, with the norm of the residual in the same kernel.
+void LayerStack::sum_and_norm(const CommOp& op, const RowPartials& partials, const RmsNormArgs& norm) {
+  const DeviceCommunicator& group = *options_.rank.device_group;
+  if (shares_rows_)
+    group.sum_norm_shares(op, partials, rows_.residual, norm, group.row_shares(norm.out_act.rows));
+  else
+    group.add_all_reduced_norm(op, partials, rows_.residual, norm);
+  is_normed_ = true;
+}
+
 // residual += partial [num_rows, H] summed over the group; bit-identical on all its ranks, or only on the
 // rank whose rows they are if shares_rows_. Unless it is null, `next` is a norm of the residual, which has
 // run if is_normed_.
@@ -133,20 +138,12 @@ Status LayerStack::add_partial(const OpName& op, const Partial& partial, int64_t
   const int64_t h = config_.hidden_size;
   is_normed_ = false;
   if (const DeviceCommunicator* group = options_.rank.device_group; group != nullptr) {
-    if (shares_rows_) {
-      FP4MOE_CHECK(next != nullptr, "ranks share rows only where a norm follows the sum");
-      group->sum_norm_shares({op.op, op.layer}, partial.rows, rows_.residual, *next,
-                             group->row_shares(num_rows));
-      is_normed_ = true;
-      return {};
-    }
-    if (next == nullptr || !group->fuses_norm(num_rows, h)) {
-      group->add_all_reduced({op.op, op.layer}, partial.rows, rows_.residual, num_rows * h,
-                             partial.is_sent());
-      return {};
-    }
-    group->add_all_reduced_norm({op.op, op.layer}, partial.rows, rows_.residual, *next, partial.is_sent());
-    is_normed_ = true;
+    FP4MOE_CHECK(next != nullptr || !shares_rows_, "ranks share rows only where a norm follows the sum");
+    const CommOp sum = {op.op, op.layer};
+    if (shares_rows_ || (next != nullptr && group->fuses_norm(num_rows, h)))
+      sum_and_norm(sum, {partial.rows, partial.is_sent()}, *next);
+    else
+      group->add_all_reduced(sum, partial.rows, rows_.residual, num_rows * h, partial.is_sent());
     return {};
   }
   if (options_.rank.attention != nullptr) {

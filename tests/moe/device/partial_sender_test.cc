@@ -64,7 +64,7 @@ class Senders {
                              .weight = norm_weight_[i].as<float>(),
                              .eps = 1e-5f,
                              .out_act = {normed_[i].data(), DType::kBF16, tokens, columns_}};
-      rank.add_all_reduced_norm({"normed", 1}, partial, out, norm, send->are_sent);
+      rank.add_all_reduced_norm({"normed", 1}, {partial, send->are_sent}, out, norm);
     });
     group.expect_ok();
     std::vector<float> sums(static_cast<size_t>(n), 0), expected(before_.begin(), before_.begin() + n);
