@@ -255,7 +255,7 @@ TEST_F(GrammarStoreTest, WhatTakesTooLongIsCancelledAndRemembered) {
 TEST_F(GrammarStoreTest, ManyThatTakeTooLongDelayNobodyForLong) {
   make({.timeout = 200ms, .max_compiling = 2});
   std::vector<GrammarTicket> slow;
-  for (int i = 0; i < 6; ++i)
+  for (int i = 0; i < 12; ++i)
     slow.push_back(ask("slow" + std::to_string(i), "attacker " + std::to_string(i % 3)));
   EXPECT_TRUE(ask("a").get().ok());
   for (const GrammarTicket& ticket : slow) EXPECT_EQ(ticket.get().status().code(), StatusCode::kDeadline);

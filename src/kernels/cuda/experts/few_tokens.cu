@@ -111,7 +111,7 @@ __device__ inline void run_phase(const Args& a, Shared& s, const uint8_t* act, b
 }
 
 constexpr int shared_bytes(bool fp8, bool dense) {
-  return few::shared_bytes(fp8) + (dense ? few::padded(sizeof(few::DenseShared)) : 0);
+  return few::shared_bytes(fp8) + (dense ? few_padded(sizeof(few::DenseShared)) : 0);
 }
 
 // Copies to shared memory the h that this CTA's part of `down` needs, and does meanwhile what the shared

@@ -27,7 +27,7 @@ struct DenseShared {
   alignas(16) uint32_t h[kFewMaxTokens][kMaxDenseI / 2];  // pairs of bf16
 };
 __device__ __forceinline__ DenseShared& dense_of(Shared& s) {
-  return *reinterpret_cast<DenseShared*>(reinterpret_cast<uint8_t*>(&s) + padded(sizeof(Shared)));
+  return *reinterpret_cast<DenseShared*>(reinterpret_cast<uint8_t*>(&s) + few_padded(sizeof(Shared)));
 }
 
 __device__ __forceinline__ float add_dot(const uint4& a, const uint4& b, float sum) {

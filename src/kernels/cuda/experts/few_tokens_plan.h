@@ -6,6 +6,7 @@
 // are cut evenly over the warps.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/layout/tile_layout.h"
@@ -69,9 +70,12 @@ struct FewPlan {
   int act_bytes = 0;  // shared memory for x, then for h
 };
 
-// Bytes of one step of a strip in shared memory: the codes of both tiles, then their scales, in whole lines.
+// Bytes of a part of shared memory, in whole lines.
+constexpr int few_padded(size_t bytes) { return (static_cast<int>(bytes) + 127) / 128 * 128; }
+
+// Bytes of one step of a strip in shared memory: the codes of both tiles, then their scales.
 constexpr int few_slot_bytes(Fp4Format format) {
-  return (kFewStepTiles * static_cast<int>(tile_bytes(format)) / 4 + 127) / 128 * 128;
+  return few_padded(kFewStepTiles * static_cast<size_t>(tile_bytes(format)) / 4);
 }
 
 // Index of the word with columns c and c + 1 in a row of x or h, in the order in which the words are read

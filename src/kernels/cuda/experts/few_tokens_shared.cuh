@@ -67,13 +67,12 @@ struct Fp8Shared {
   float most[kWarps + 1][2 * kFewMaxTokens];  // max |x| of each row, per warp
   float x_scales[kFewMaxTokens], h_scales[2 * kFewMaxTokens];  // of the rows in shared memory
 };
-constexpr int padded(size_t bytes) { return (static_cast<int>(bytes) + 127) / 128 * 128; }
 constexpr int shared_bytes(bool fp8) {
-  return padded(sizeof(Shared)) + (fp8 ? padded(sizeof(Fp8Shared)) : 0);
+  return few_padded(sizeof(Shared)) + (fp8 ? few_padded(sizeof(Fp8Shared)) : 0);
 }
 __device__ __forceinline__ Fp8Shared& fp8_of(const Shared& s) {
   auto* memory = reinterpret_cast<uint8_t*>(const_cast<Shared*>(&s));
-  return *reinterpret_cast<Fp8Shared*>(memory + padded(sizeof(Shared)));
+  return *reinterpret_cast<Fp8Shared*>(memory + few_padded(sizeof(Shared)));
 }
 
 // Ids and weights of the lane's slots, loaded early, before any code needs them.

@@ -16,6 +16,10 @@ namespace fp4moe {
 // Returns the limits and properties of the current GPU.
 inline const DeviceInfo& device_limits() { return current_device().info(); }
 
+// Returns whether the current GPU has clusters and programmatic dependents. Older GPUs run kernels one after
+// another.
+inline bool has_clusters() { return device_limits().compute_major() >= 9; }
+
 // Returns whether a kernel may start while earlier kernels are still running. It may not if ranks share a
 // GPU: blocks that wait for one rank's kernels could keep those of another rank from starting.
 inline bool may_start_early() { return ranks_per_gpu() == 1; }
@@ -63,7 +67,6 @@ void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, Ar
   if (shape.grid.x == 0 || shape.grid.y == 0 || shape.grid.z == 0) return;
   Stream& stream = current_stream();
   if constexpr (requires { args.mark; }) args.mark = stream.mark(name);
-  const bool is_hopper = device_limits().compute_major() >= 9;  // older GPUs run kernels one after another
   const dim3& cluster = shape.cluster;
   cudaLaunchAttribute attributes[3]{};
   unsigned num_attributes = 0;
@@ -71,10 +74,10 @@ void launch(const char* name, void (*kernel)(Args), const LaunchShape& shape, Ar
     attributes[num_attributes].id = id;
     return attributes[num_attributes++].val;
   };
-  if (is_hopper)
+  if (has_clusters())
     add(cudaLaunchAttributeProgrammaticStreamSerialization).programmaticStreamSerializationAllowed =
         may_start_early();
-  if (is_hopper && cluster.x * cluster.y * cluster.z > 1)
+  if (has_clusters() && cluster.x * cluster.y * cluster.z > 1)
     add(cudaLaunchAttributeClusterDimension).clusterDim = {cluster.x, cluster.y, cluster.z};
   if (shape.is_cooperative) add(cudaLaunchAttributeCooperative).cooperative = 1;
   cudaLaunchConfig_t config{};

@@ -31,6 +31,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kCount], const A& a, uint64_t b
 #define FP4MOE_D4(o) "+f"(d[o]), "+f"(d[o + 1]), "+f"(d[o + 2]), "+f"(d[o + 3])
 #define FP4MOE_4R(a, b, c, d) "%" #a ", %" #b ", %" #c ", %" #d
 #define FP4MOE_8R(a, b, c, d, e, f, g, h) "%" #a ", %" #b ", %" #c ", %" #d ", %" #e ", %" #f ", %" #g ", %" #h
+// regs: d's operands; r0 to r6: the numbers of the operands after them; then d's constraints.
 #define FP4MOE_WGMMA(n, regs, r0, r1, r2, r3, r4, r5, r6, ...)                                                \
   template <>                                                                                                 \
   struct Wgmma<n> {                                                                                           \

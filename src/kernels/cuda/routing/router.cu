@@ -220,7 +220,6 @@ __global__ void __launch_bounds__(kMaxChooseWarps * 32, 2)
 // ---- host ----------------------------------------------------------------------------------------
 
 unsigned blocks_of(int64_t n, int64_t size) { return static_cast<unsigned>(ceil_div(n, size)); }
-bool has_clusters() { return device_limits().compute_major() >= 9; }
 
 // How the gate is split. With few tokens, splitting the columns gives work to all SMs.
 struct GatePlan {
