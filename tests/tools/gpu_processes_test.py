@@ -1,6 +1,6 @@
 """Two processes with a GPU each: with the deterministic flag, their logits have the bits of one process with two GPUs,
-over NVLink and over NCCL's sockets; without it, the norms after sums run in other kernels, and logits are near them. A
-killed process ends the job by name.
+over NVLink and over NCCL's sockets, and so have their texts; without it, the norms after sums run in other kernels, and
+logits and log-probabilities are near them. A killed process ends the job by name.
 
   gpu_processes_test.py BINARY MODELS_FOLDER [flags of unittest]
 
@@ -39,7 +39,10 @@ LAYOUTS = [["--tp", "2", "--ep-size", "1"], ["--tp", "2", "--ep-size", "2"],
            ["--tp", "2", "--tp-reduce-dtype", "bfloat16"]]
 DETERMINISTIC = ["--enable-deterministic-inference"]
 NEAR = 5e-3  # relative L2 difference of logits
-GROUPS = [["--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", a2a] for a2a in ("none", "deepep", "flashinfer")]
+NEAR_LOGPROB = 0.05  # difference of log-probabilities
+PROMPTS = ["a", "The answer is", "7 + 5 =", "1 2 3 4 5 6"]
+GROUPS = [["--tp", "2", "--dp", "2", "--enable-dp-attention", "--moe-a2a-backend", a2a]
+          for a2a in ("none", "deepep", "flashinfer")]
 
 
 def mpirun(env, process=PROCESS, count=2):
@@ -70,6 +73,17 @@ def relative_l2(actual, expected):
     """The relative difference of two byte strings of float32."""
     pairs = list(zip(array.array("f", actual), array.array("f", expected), strict=True))
     return math.sqrt(sum((a - b) ** 2 for a, b in pairs) / sum(b * b for _, b in pairs))
+
+
+def largest_difference(tokens, others):
+    """Of the log-probabilities of two greedy answers, (id, log-probability) per token, up to the first token that
+    differs: until then, both have the same context, and a token that differs is nearly as likely as the other one."""
+    largest = 0
+    for (id, logprob), (other_id, other) in zip(tokens, others):
+        largest = max(largest, abs(logprob - other))
+        if id != other_id:
+            break
+    return largest
 
 
 def post(url, path, body):
@@ -137,18 +151,37 @@ class GpuProcesses(unittest.TestCase):
                     with self.subTest(model=model, flags=flags, env=env):
                         self.check_logits(model, flags, env, expected)
 
+    def answers(self, serve):
+        """Of a server that ends then, to PROMPTS: text, and the ids and log-probabilities of its tokens."""
+        found = []
+        with serve:
+            for prompt in PROMPTS:
+                status, answer = generate(serve.url, prompt, 24, return_logprob=True)
+                self.assertEqual(status, 200, answer)
+                tokens = answer["meta_info"]["output_token_logprobs"]
+                found.append((answer["text"], [(id, logprob) for logprob, id, *_ in tokens]))
+        self.assertEqual(serve.exit_code, 0, serve.lines)
+        return found
+
+    def answers_of_both(self, flags):
+        """Of two processes, and of one."""
+        model = "demo-gptoss-mxfp4"
+        one = Serve(BINARY, os.path.join(MODELS, model), "--device", "cuda", "--max-running-requests", "8", *flags)
+        return self.answers(Processes(model, {}, *flags)), self.answers(one)
+
     def test_texts_are_those_of_one_process(self):
-        model, prompts = "demo-gptoss-mxfp4", ["a", "The answer is", "7 + 5 =", "1 2 3 4 5 6"]
-        layouts = [[*layout, *DETERMINISTIC] for layout in LAYOUTS[:2]] + [["--tp", "2", *group] for group in GROUPS]
-        for flags in layouts:
-            texts = []
-            for serve in (Serve(BINARY, os.path.join(MODELS, model), "--device", "cuda", "--max-running-requests", "8",
-                                *flags), Processes(model, {}, *flags)):
-                with serve:
-                    texts.append([generate(serve.url, prompt, 24)[1]["text"] for prompt in prompts])
-                self.assertEqual(serve.exit_code, 0, serve.lines)
+        for layout in [*LAYOUTS[:2], *GROUPS]:
+            flags = [*layout, *DETERMINISTIC]
             with self.subTest(flags=flags):
-                self.assertEqual(texts[1], texts[0])
+                two, one = self.answers_of_both(flags)
+                self.assertEqual([text for text, _ in two], [text for text, _ in one])
+
+    def test_tokens_of_groups_are_nearly_as_likely_as_those_of_one_process(self):
+        for flags in GROUPS:
+            with self.subTest(flags=flags):
+                for (_, two), (_, one) in zip(*self.answers_of_both(flags), strict=True):
+                    self.assertEqual(len(two), len(one))
+                    self.assertLess(largest_difference(two, one), NEAR_LOGPROB)
 
     def test_unsupported_flags_are_refused_by_name(self):
         model = "demo-gptoss-mxfp4"
@@ -157,7 +190,7 @@ class GpuProcesses(unittest.TestCase):
                 (["--tp", "4"], PROCESS, "legal choice: --tp 2"),
                 (["--tp", "2", "--speculative-algorithm", "NGRAM"], PROCESS, "choice: --speculative-algorithm none"),
                 (["--tp", "2", "--moe-a2a-backend", "deepep", "--enable-eplb"], PROCESS, "legal choice: one process"),
-                (["--tp", "2", *GROUPS[0]], PROCESS, "legal choice: --dp 1")):
+                (GROUPS[0], PROCESS, "legal choice: --dp 1")):
             with self.subTest(flags=flags), self.assertRaises(AssertionError) as raised:
                 logits(model, flags, mpirun({}, process))
             self.assertIn(part, str(raised.exception))
