@@ -76,8 +76,9 @@ def relative_l2(actual, expected):
 
 
 def largest_difference(tokens, others):
-    """Of the log-probabilities of two greedy answers, (id, log-probability) per token, up to the first token that
-    differs: until then, both have the same context, and a token that differs is nearly as likely as the other one."""
+    """Returns the largest difference between the log-probabilities of two greedy answers, (id, log-probability) per
+    token, up to the first token that differs: until then, both have the same context, and a token that differs is
+    nearly as likely as the other one."""
     largest = 0
     for (id, logprob), (other_id, other) in zip(tokens, others):
         largest = max(largest, abs(logprob - other))
@@ -152,7 +153,7 @@ class GpuProcesses(unittest.TestCase):
                         self.check_logits(model, flags, env, expected)
 
     def answers(self, serve):
-        """Of a server that ends then, to PROMPTS: text, and the ids and log-probabilities of its tokens."""
+        """Ends the server. Returns its answers to PROMPTS: text, and (id, log-probability) per token."""
         found = []
         with serve:
             for prompt in PROMPTS:
@@ -164,7 +165,7 @@ class GpuProcesses(unittest.TestCase):
         return found
 
     def answers_of_both(self, flags):
-        """Of two processes, and of one."""
+        """Returns the answers of two processes and those of one."""
         model = "demo-gptoss-mxfp4"
         one = Serve(BINARY, os.path.join(MODELS, model), "--device", "cuda", "--max-running-requests", "8", *flags)
         return self.answers(Processes(model, {}, *flags)), self.answers(one)
