@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "kernels/device_moe.h"
 #include "model/layer_stack.h"
 
 namespace fp4moe {

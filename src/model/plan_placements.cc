@@ -3,6 +3,7 @@
 #include <sstream>
 #include <vector>
 
+#include "base/check.h"
 #include "base/hash.h"
 #include "io/config/expert_location.h"
 #include "moe/placement/expert_balance.h"

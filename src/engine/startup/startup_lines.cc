@@ -6,6 +6,7 @@
 
 #include "base/cpu_info.h"
 #include "device/cuda_probe.h"
+#include "engine/ranks/rank_config.h"
 #include "model/plan_draft.h"
 #include "model/resolve_flags.h"
 

@@ -1,5 +1,6 @@
 #include "io/config/expert_location.h"
 
+#include "base/check.h"
 #include "io/file.h"
 #include "io/json_document.h"
 
