@@ -134,7 +134,7 @@ class StateNodes(unittest.TestCase):
                 pd_nodes.Router(BINARY, [p], [d]) as router:
             with self.assertRaisesRegex(AssertionError, "503.*model is .* on the prefill node and .* on the decode node"):
                 generate(router.url, self.asked[0])
-            self.assertTrue(p.is_empty() and d.is_empty())
+            self.assertTrue(eventually(p.is_empty) and eventually(d.is_empty))
 
     def check_kill(self, victim):
         """Kills one side under load. The other side gives back all slots, and serves a new process of the same role."""
