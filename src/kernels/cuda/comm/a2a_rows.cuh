@@ -86,23 +86,9 @@ __device__ __forceinline__ RowPiece e4m3_piece(const uint2& codes) {
   }
   return piece;
 }
-// Eight columns as they are stored, for loads that must not wait for each other's conversion. Other GPUs
-// write this memory, so the loads bypass L1.
-struct F32Raw {
-  float4 low, high;
-};
-__device__ __forceinline__ F32Raw load_raw(const float* p, int vector) {
-  const auto* const v = reinterpret_cast<const float4*>(p) + 2 * int64_t{vector};
-  return {__ldcg(v), __ldcg(v + 1)};
-}
-__device__ __forceinline__ uint4 load_raw(const bf16* p, int vector) {
-  return __ldcg(reinterpret_cast<const uint4*>(p) + vector);
-}
 __device__ __forceinline__ uint2 load_raw(const E4m3* p, int vector) {
   return __ldcg(reinterpret_cast<const uint2*>(p) + vector);
 }
-__device__ __forceinline__ RowPiece to_piece(const F32Raw& raw) { return unpack_piece(raw.low, raw.high); }
-__device__ __forceinline__ RowPiece to_piece(const uint4& raw) { return unpack_piece(raw); }
 __device__ __forceinline__ RowPiece to_piece(const uint2& raw) { return e4m3_piece(raw); }
 template <class T>
 using Raw = decltype(load_raw(static_cast<const T*>(nullptr), 0));

@@ -31,23 +31,22 @@ __device__ __forceinline__ RowPiece load_piece(const float* p) {
 __device__ __forceinline__ RowPiece load_piece(const bf16* p) {
   return unpack_piece(*reinterpret_cast<const uint4*>(p));
 }
-__device__ __forceinline__ RowPiece load_y(const MoeCombineArgs& a, int64_t at, bool is_bf16) {
-  return is_bf16 ? load_piece(a.y_bf16 + at) : load_piece(a.y + at);
-}
-
 // The weighted sum of a token's rows.
+template <class T>
+__device__ __forceinline__ RowPiece weighted_sum(const MoeCombineArgs& a, const T* y, int64_t token,
+                                                 int64_t column) {
+  RowPiece sum = {};
+  cuda::SlotRows{a.row_of_slot, a.weights, static_cast<int>(a.topk)}.for_slots(
+      token, [&](int64_t row) { return cuda::load_raw(y + row * a.hidden_size + column, 0); },
+      [&](float weight, const auto& raw) { add_scaled(sum, weight, cuda::to_piece(raw)); });
+  return sum;
+}
 template <bool kBf16>
 __device__ __forceinline__ RowPiece weighted_sum(const MoeCombineArgs& a, int64_t token, int64_t column) {
-  const cuda::SlotRows slots{a.row_of_slot, a.weights, static_cast<int>(a.topk)};
-  RowPiece sum = {};
-#pragma unroll 4
-  for (int k = 0; k < slots.topk; ++k) {
-    const auto [row, weight] = slots.slot(token, k);
-    RowPiece piece = {};
-    if (row >= 0) piece = load_y(a, row * a.hidden_size + column, kBf16);
-    add_scaled(sum, weight, piece);
-  }
-  return sum;
+  if constexpr (kBf16)
+    return weighted_sum(a, a.y_bf16, token, column);
+  else
+    return weighted_sum(a, a.y, token, column);
 }
 
 __device__ __forceinline__ void add_piece(RowPiece& sum, const RowPiece& piece) {

@@ -58,7 +58,6 @@ struct PartOut {
   int row;        // row of out
   int column;     // first of four (gated) or eight columns
   int slot = -1;  // of the row, if it returns to its token's rank
-  float row_scale;
 };
 
 __device__ __forceinline__ float row_scale(const GemmArgs& args, const GemmPhase& phase, int row) {
@@ -75,28 +74,39 @@ __device__ __forceinline__ void multiply_factors(const float* factors, int first
   v[4] *= high.x, v[5] *= high.y, v[6] *= high.z, v[7] *= high.w;
 }
 
-// Replaces the sums in v with results. Gated: v holds the sums of four gates, then of their ups, and the
-// results are v[0 ... 3]. Otherwise, the results are all of v.
-__device__ __forceinline__ void finish(const GemmArgs& args, const GemmPhase& phase, int expert,
-                                       const PartOut& at, float (&v)[8]) {
-  const bool gated = phase.epilogue == Epilogue::kGated;
-  const float* scales = args.scales + 3 * expert;
-  const float low = scales[gated ? 0 : phase.epilogue == Epilogue::kRelu2 ? 1 : 2] * at.row_scale;
-  const float high = gated ? scales[1] * at.row_scale : low;
+// The scales of a thread's sums of a tile, and the bias that is added to their products.
+struct TileScales {
+  float low, high;
   float4 bias[2] = {};
-  if (phase.bias != nullptr) {
-    const float* b = phase.bias + int64_t{expert} * (gated ? 2 * phase.cols : phase.cols) + at.column;
+
+  // column: of PartOut.
+  __device__ __forceinline__ TileScales(const GemmArgs& args, const GemmPhase& phase, int expert,
+                                        int column) {
+    const bool gated = phase.epilogue == Epilogue::kGated;
+    const float* scales = args.scales + 3 * expert;
+    low = scales[gated ? 0 : phase.epilogue == Epilogue::kRelu2 ? 1 : 2];
+    high = gated ? scales[1] : low;
+    if (phase.bias == nullptr || column >= phase.cols) return;
+    const float* b = phase.bias + int64_t{expert} * (gated ? 2 * phase.cols : phase.cols) + column;
     bias[0] = *reinterpret_cast<const float4*>(b);
     bias[1] = *reinterpret_cast<const float4*>(b + (gated ? phase.cols : 4));
   }
-  const float b[8] = {bias[0].x, bias[0].y, bias[0].z, bias[0].w, bias[1].x, bias[1].y, bias[1].z, bias[1].w};
+};
+
+// Replaces the sums in v with results. Gated: v holds the sums of four gates, then of their ups, and the
+// results are v[0 ... 3]. Otherwise, the results are all of v.
+__device__ __forceinline__ void finish(const Activation& activation, Epilogue epilogue,
+                                       const TileScales& scales, float row_scale, float (&v)[8]) {
+  const float low = scales.low * row_scale, high = scales.high * row_scale;
+  const float4 &first = scales.bias[0], &second = scales.bias[1];
+  const float b[8] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
 #pragma unroll
   for (int i = 0; i < 8; ++i) v[i] = fmaf(v[i], i < 4 ? low : high, b[i]);
-  if (gated) {
-    const SwigluShape shape = swiglu_shape(args.activation);
+  if (epilogue == Epilogue::kGated) {
+    const SwigluShape shape = swiglu_shape(activation);
 #pragma unroll
     for (int i = 0; i < 4; ++i) v[i] = swiglu(shape, v[i], v[4 + i]);
-  } else if (phase.epilogue == Epilogue::kRelu2) {
+  } else if (epilogue == Epilogue::kRelu2) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) v[i] = v[i] < 0 ? 0 : v[i] * v[i];
   }
@@ -146,6 +156,8 @@ __device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>&
   const int first = gated ? eighth / 2 * 16 + eighth % 2 * 4 : eighth * 8, second = first + (gated ? 8 : 4);
   PartOut at;
   at.column = gated ? tile * 32 + eighth * 4 : tile * 64 + eighth * 8;
+  // Requested before the barriers, because they often come from HBM.
+  const TileScales tile_scales(args, phase, item.expert, at.column);
 #pragma unroll 1
   for (int part = 0; part * C::kOutTokens < item.count; ++part) {
     const int in_item = part * C::kOutTokens + token;
@@ -157,12 +169,12 @@ __device__ __forceinline__ void finish_tile(const GemmArgs& args, GemmShared<C>&
     put_sums<C>(part, d, out);
     ptx::named_barrier(barrier, 128);
     if (in_item >= item.count || at.column >= phase.cols) continue;
-    at.row_scale = C::kFp8 ? scales.tokens[in_item] : row_scale(args, phase, at.row);
+    const float token_scale = C::kFp8 ? scales.tokens[in_item] : row_scale(args, phase, at.row);
     const float4 low = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + first);
     const float4 high = *reinterpret_cast<const float4*>(out + token * C::kOutPitch + second);
     float v[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     if constexpr (C::kFp8) multiply_factors(scales.rows + tile_in_item * 64, first, second, v);
-    finish(args, phase, item.expert, at, v);
+    finish(args.activation, phase.epilogue, tile_scales, token_scale, v);
     store<C::kReturns>(args, phase, at, v);
   }
 }

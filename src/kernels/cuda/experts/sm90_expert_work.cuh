@@ -148,12 +148,15 @@ struct SlabPart {
 
 // Returns the part at `index` in the list of the last phase, which has `slabs` of all phases' `all_slabs`.
 // The list ends with halves, then quarters of slabs, with which the blocks end at about the same time. A
-// quarter takes almost half as long as a slab, so lists of many slabs per block have fewer parts
-// (measured on an H200). Returns a slab beyond the last one if there is no such part.
-__device__ inline SlabPart part_of_last_phase(int slabs, int all_slabs, int index) {
-  const int blocks = static_cast<int>(gridDim.x), sixteenths = all_slabs <= 3 * blocks ? 3 : 1;
-  const int first_quartered = max(0, slabs - blocks * sixteenths / 16);
-  const int first_halved = max(0, first_quartered - blocks * (sixteenths + 3) / 16);
+// quarter takes almost half as long as a slab, so lists of many slabs per block have fewer parts, and lists
+// whose last slabs are brief, with fewer columns than those of the first phase, have fewer quarters (measured
+// on an H200). Returns a slab beyond the last one if there is no such part.
+__device__ inline SlabPart part_of_last_phase(int slabs, int all_slabs, bool is_brief, int index) {
+  const int blocks = static_cast<int>(gridDim.x);
+  const bool is_short = all_slabs <= 3 * blocks;
+  const int quartered = is_short && !is_brief ? 3 : 1, halved = is_short && is_brief ? 8 : 4;
+  const int first_quartered = max(0, slabs - blocks * quartered / 16);
+  const int first_halved = max(0, first_quartered - blocks * halved / 16);
   if (index < first_halved) return {index};
   index -= first_halved;
   const int halves = 2 * (first_quartered - first_halved);
@@ -174,7 +177,8 @@ __device__ WorkItem find_item(const GemmArgs& args, const int* tile_start, int i
   if (index < earlier) {
     item.phase = 0;
   } else {
-    part = part_of_last_phase(slabs, earlier + slabs, index - earlier);
+    const bool is_brief = 3 * args.phases[item.phase].k < 2 * args.phases[0].k;
+    part = part_of_last_phase(slabs, earlier + slabs, is_brief, index - earlier);
     if (part.slab >= slabs) return item;
   }
   const GemmPhase& phase = args.phases[item.phase];

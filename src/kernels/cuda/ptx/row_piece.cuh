@@ -30,6 +30,21 @@ __device__ __forceinline__ RowPiece unpack_piece(const uint4& bits) {
   return piece;
 }
 
+// Eight columns as they are stored, for loads that must not wait for each other's conversion. The loads
+// bypass L1, because other GPUs write some of this memory.
+struct F32Raw {
+  float4 low, high;
+};
+__device__ __forceinline__ F32Raw load_raw(const float* p, int vector) {
+  const auto* const v = reinterpret_cast<const float4*>(p) + 2 * int64_t{vector};
+  return {__ldcg(v), __ldcg(v + 1)};
+}
+__device__ __forceinline__ uint4 load_raw(const bf16* p, int vector) {
+  return __ldcg(reinterpret_cast<const uint4*>(p) + vector);
+}
+__device__ __forceinline__ RowPiece to_piece(const F32Raw& raw) { return unpack_piece(raw.low, raw.high); }
+__device__ __forceinline__ RowPiece to_piece(const uint4& raw) { return unpack_piece(raw); }
+
 // `p` must be aligned to 16 bytes.
 __device__ __forceinline__ void store_piece(float* p, const RowPiece& s) {
   auto* const v = reinterpret_cast<float4*>(p);

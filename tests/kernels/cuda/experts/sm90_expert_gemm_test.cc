@@ -312,7 +312,8 @@ TEST_P(Sm90Layer, EveryNumberOfTokens) {
 TEST_P(Sm90Layer, Shapes) {
   expect_layer({"silu", 8, 288, 160, ActivationKind::kSilu, false}, uniform(33, 3, 8, 2));
   expect_layer({"relu2", 5, 160, 352, ActivationKind::kRelu2}, uniform(20, 2, 5, 3));
-  expect_layer({"many experts", 130, 64, 32}, uniform(90, 4, 130, 4));
+  expect_layer({"many experts, brief slabs in the second GEMM", 130, 64, 32}, uniform(90, 4, 130, 4));
+  expect_layer({"many experts, equal slabs in both", 130, 96, 96}, uniform(90, 4, 130, 5));
   expect_layer({"many slabs", 250, 544, 32}, uniform(150, 3, 250, 8));
 }
 
