@@ -14,14 +14,14 @@ namespace {
 
 template <class T>
 bool read(T* items, size_t count) {
-  return std::fread(items, sizeof(T), count, stdin) == count;
+  return count == 0 || std::fread(items, sizeof(T), count, stdin) == count;
 }
 
 template <class Container>
 void answer(const Container& items) {
   const auto count = static_cast<int32_t>(items.size());
   std::fwrite(&count, sizeof count, 1, stdout);
-  std::fwrite(items.data(), sizeof items[0], items.size(), stdout);
+  if (count > 0) std::fwrite(items.data(), sizeof items[0], items.size(), stdout);
   std::fflush(stdout);
 }
 
