@@ -43,6 +43,12 @@ void OutputGrammar::set_drafts(std::span<const int32_t> drafts) {
   is_looking_ahead_.store(!drafts_.empty(), std::memory_order_release);
 }
 
+// Drops the masks that are ready but come after other drafts.
+void OutputGrammar::keep_masks_after(std::span<const int32_t> drafts) {
+  drafts_.erase(std::ranges::mismatch(drafts_, drafts).in1, drafts_.end());
+  num_ahead_.store(std::min<int64_t>(num_ahead(), std::ssize(drafts_)), std::memory_order_release);
+}
+
 // Keeps the masks that are ready.
 void OutputGrammar::stop_looking() {
   drafts_.resize(static_cast<size_t>(num_ahead()));
@@ -150,12 +156,12 @@ void MaskThreads::advance(const OutputPtr& output, std::span<const int32_t> ids)
 }
 
 void MaskThreads::look_ahead(const OutputPtr& output, std::span<const int32_t> drafts) {
-  if (output->is_slow()) return;
   std::lock_guard lock(mutex_);
   const OutputGrammar::State state = output->state();
   if (state == OutputGrammar::State::kEnded || state == OutputGrammar::State::kFailed ||
       std::ranges::equal(output->drafts_, drafts))
     return;
+  if (output->is_slow()) return output->keep_masks_after(drafts);
   output->set_drafts(drafts);
   enqueue(output);
 }

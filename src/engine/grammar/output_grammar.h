@@ -58,6 +58,7 @@ class OutputGrammar {
 
   void hand_over(std::span<const int32_t> ids);
   void set_drafts(std::span<const int32_t> drafts);
+  void keep_masks_after(std::span<const int32_t> drafts);
   void stop_looking();
   bool is_wanted() const { return state() == State::kWorking || is_looking_ahead(); }
   Status work(GrammarBudget budget);
@@ -123,7 +124,7 @@ class MaskThreads {
   void advance(const std::shared_ptr<OutputGrammar>& output, std::span<const int32_t> ids);
   // Fills the masks after each of `drafts`, which may follow the accepted tokens, up to the first draft that
   // the grammar refuses or after which nothing can follow. A draft advances the output only if advance() has
-  // the same token. Without effect if the output is in the slow lane.
+  // the same token. In the slow lane no masks are filled; those after other drafts are dropped.
   void look_ahead(const std::shared_ptr<OutputGrammar>& output, std::span<const int32_t> drafts);
   // Cancels the call in progress, if any, without waiting for it. A mask thread destroys the object, which
   // can take long: a parser can have many states.

@@ -178,6 +178,11 @@ TEST_F(MaskThreadsTest, AnExpensiveDraftFailsNoAnswer) {
   is_dear = false;
   threads_->look_ahead(one, std::vector<int32_t>{'!'});
   EXPECT_FALSE(one->is_looking_ahead()) << "the slow lane has no drafts";
+  EXPECT_EQ(one->num_ahead(), 1);
+  threads_->look_ahead(one, std::vector<int32_t>{'!', 'a'});
+  EXPECT_EQ(one->num_ahead(), 1);
+  threads_->look_ahead(one, std::vector<int32_t>{'a', '!'});
+  EXPECT_EQ(one->num_ahead(), 0) << "the mask is the one after '!'";
   for (int n = 0; n < 4; ++n) {
     advance(one, '!');
     wait(*one);
