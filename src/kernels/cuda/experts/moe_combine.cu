@@ -31,6 +31,7 @@ __device__ __forceinline__ RowPiece load_piece(const float* p) {
 __device__ __forceinline__ RowPiece load_piece(const bf16* p) {
   return unpack_piece(*reinterpret_cast<const uint4*>(p));
 }
+
 // The weighted sum of a token's rows.
 template <class T>
 __device__ __forceinline__ RowPiece weighted_sum(const MoeCombineArgs& a, const T* y, int64_t token,

@@ -149,8 +149,8 @@ struct SlabPart {
 // Returns the part at `index` in the list of the last phase, which has `slabs` of all phases' `all_slabs`.
 // The list ends with halves, then quarters of slabs, with which the blocks end at about the same time. A
 // quarter takes almost half as long as a slab, so lists of many slabs per block have fewer parts, and lists
-// whose last slabs are brief, with fewer columns than those of the first phase, have fewer quarters (measured
-// on an H200). Returns a slab beyond the last one if there is no such part.
+// whose last slabs are brief, with fewer columns than those of the first phase, more halves instead of
+// quarters (measured on an H200). Returns a slab beyond the last one if there is no such part.
 __device__ inline SlabPart part_of_last_phase(int slabs, int all_slabs, bool is_brief, int index) {
   const int blocks = static_cast<int>(gridDim.x);
   const bool is_short = all_slabs <= 3 * blocks;
