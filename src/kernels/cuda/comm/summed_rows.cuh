@@ -84,18 +84,23 @@ struct RowPart {
 template <int kVectors>
 __device__ __forceinline__ RowPart<kVectors> weighted_sum(const ExpertRows& experts, int64_t token,
                                                           int64_t cols, const RowThread<kVectors>& thread) {
+  struct Bits {
+    uint2 v[kVectors];
+  };
   RowPart<kVectors> sum{};
-#pragma unroll 4
-  for (int k = 0; k < experts.slots.topk; ++k) {
-    const auto [row, weight] = experts.slots.slot(token, k);
-    thread.for_vectors([&](int j, int i) {
-      uint2 bits{};
-      if (row >= 0) bits = __ldcg(reinterpret_cast<const uint2*>(experts.y + row * cols) + i);
-      const float4 y = Bf16Words::values(bits);
+  const auto load = [&](int64_t row) {
+    const auto* const y = reinterpret_cast<const uint2*>(experts.y + row * cols);
+    Bits bits{};
+    thread.for_vectors([&](int j, int i) { bits.v[j] = __ldcg(y + i); });
+    return bits;
+  };
+  experts.slots.for_slots(token, load, [&](float weight, const Bits& bits) {
+    thread.for_vectors([&](int j, int) {
+      const float4 y = Bf16Words::values(bits.v[j]);
       float4& s = sum.v[j];
       s = {fmaf(weight, y.x, s.x), fmaf(weight, y.y, s.y), fmaf(weight, y.z, s.z), fmaf(weight, y.w, s.w)};
     });
-  }
+  });
   return sum;
 }
 

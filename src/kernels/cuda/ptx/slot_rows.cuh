@@ -11,14 +11,6 @@ struct SlotRows {
   const float* weights;        // [T, topk], or null: 1
   int topk;
 
-  struct Slot {
-    int64_t row;
-    float weight;  // 0 without a row
-  };
-  __device__ __forceinline__ Slot slot(int64_t token, int k) const {
-    const int64_t at = token * topk + k, row = __ldcg(row_of_slot + at);
-    return {row, row < 0 ? 0 : weights == nullptr ? 1 : __ldcg(weights + at)};
-  }
   // Calls add(weight, y) for a token's slots in top-k order, where y = load(row), or zeros, with weight 0,
   // without a row. The loads of several slots are under way at once.
   template <class Load, class Add>
