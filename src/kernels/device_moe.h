@@ -51,6 +51,9 @@ struct MoeSortArgs {  // sorts each expert's rows by ascending slot; counts cont
   const int32_t* ids = nullptr;
   int64_t num_tokens = 0, topk = 0;
   int64_t first_expert = 0, num_experts = 0;  // L local experts
+  // A shared expert, which has all tokens, follows: offsets[L] = T * topk, counts[L] = T, and its row of
+  // token t is that of slot t * topk. Only with packed rows; counts is [L + 1], progress [L + 2].
+  bool has_shared = false;
   DeviceRows rows;
   // [kSortBlocks, L], or null: one block sorts all slots, which is slow if there are many.
   int32_t* scratch = nullptr;

@@ -91,7 +91,10 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
   int64_t scratch_bytes(int64_t max_tokens, const Transport&) const override {
     const int64_t out = shared_.exists() ? Arena::padded(max_tokens * router_.hidden_size() * 4) : 0;
     const int64_t shared = shared_.scratch_bytes(max_tokens);
-    const int64_t routed = experts_.scratch_bytes(max_tokens, router_.top_k());
+    int64_t routed = experts_.scratch_bytes(max_tokens, router_.top_k());
+    if (shared_follows_)
+      routed =
+          std::max(routed, experts_.scratch_bytes(std::min(max_tokens, kManyRows - 1), router_.top_k() + 1));
     const int64_t routes = router_.scratch_bytes(max_tokens) +
                            (placement_ ? Arena::padded(max_tokens * router_.top_k() * 4) : 0);
     if (!exchanges_rows(plan_)) return routes + out + shared + routed;
@@ -171,7 +174,7 @@ class DeviceLayer final : public MoeLayer, public PlacedExperts {
 
   // The shared expert as a slot of the routed experts' launch; exists is false if it cannot be one.
   SharedSlot shared_slot(const MoeForwardArgs& args) const {
-    if (!shared_.exists() || plan_.problem().layout.tp > 1) return {};
+    if (!shared_.exists() || (!shared_follows_ && plan_.problem().layout.tp > 1)) return {};
     const DenseMlp::RowMajor weights = shared_.row_major();
     return {.exists = shared_follows_ || weights.gate_up != nullptr,
             .gate = shared_.gate(),
@@ -347,14 +350,16 @@ DeviceTactics tactics_of_mlp(const MoePlan& plan) {
   return plan.a2a_settings().deterministic ? plan.device_tactics() : DeviceTactics();
 }
 
-// Whether the shared expert can be one more expert of the layer: one rank, and weights like the others'.
+// Whether the shared expert can be one more expert of the layer: it has weights like the others', and the
+// ranks have the same part of it.
 bool can_follow(const MoePlan& plan, const MlpWeightsView& mlp) {
   const MoeProblem& p = plan.problem();
   const auto matches = [&](const LinearWeightsView& w, int64_t rows, int64_t cols) {
     return w.is_fp4 && w.bias == nullptr && w.fp4.format == p.format && w.fp4.rows == rows &&
            w.fp4.cols == cols;
   };
-  return p.layout.tp == 1 && plan.scheme() != Scheme::kW4A4 && p.activation.kind == ActivationKind::kSilu &&
+  const bool has_same_part = p.layout.tp == 1 || (p.layout.ep == 1 && plan.shared_expert_is_sharded());
+  return has_same_part && plan.scheme() != Scheme::kW4A4 && p.activation.kind == ActivationKind::kSilu &&
          matches(mlp.gate, p.intermediate_size, p.hidden_size) &&
          matches(mlp.up, p.intermediate_size, p.hidden_size) &&
          matches(mlp.down, p.hidden_size, p.intermediate_size);

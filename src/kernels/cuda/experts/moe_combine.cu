@@ -19,17 +19,13 @@
 namespace fp4moe {
 namespace {
 
-using cuda::add_scaled, cuda::kGateThreads, cuda::kPieceColumns, cuda::RowPiece, cuda::store_piece,
-    cuda::unpack_piece;
+using cuda::add_scaled, cuda::kGateThreads, cuda::kPieceColumns, cuda::RowPiece, cuda::store_piece;
 
 constexpr int kThreads = 128, kColumns = kPieceColumns;
 
-__device__ __forceinline__ RowPiece load_piece(const float* p) {
-  const auto* v = reinterpret_cast<const float4*>(p);
-  return unpack_piece(v[0], v[1]);
-}
-__device__ __forceinline__ RowPiece load_piece(const bf16* p) {
-  return unpack_piece(*reinterpret_cast<const uint4*>(p));
+template <class T>
+__device__ __forceinline__ RowPiece load_piece(const T* p) {
+  return cuda::to_piece(cuda::load_raw(p, 0));
 }
 
 // The weighted sum of a token's rows.
@@ -62,15 +58,20 @@ __global__ void __launch_bounds__(kThreads) combine_kernel(const __grid_constant
   const int64_t column = (int64_t{blockIdx.y} * kThreads + threadIdx.x) * kColumns;
   const int64_t token = blockIdx.x;
   if (column >= a.hidden_size) return;
-  RowPiece sum = weighted_sum<kBf16>(a, token, column);
   const int64_t at = token * a.hidden_size + column;
+  cuda::F32Raw before{};  // these are under way during the sum
+  uint4 added{};
+  if (a.accumulate) before = cuda::load_raw(a.out + at, 0);
+  if (a.added.rows_bf16 != nullptr) added = cuda::load_raw(a.added.rows_bf16 + at, 0);
+  RowPiece sum = weighted_sum<kBf16>(a, token, column);
   if (a.out_bf16 != nullptr) store_piece(a.out_bf16 + at, sum);
   if (a.out == nullptr) return;
-  if (a.accumulate) add_piece(sum, load_piece(a.out + at));
+  if (a.accumulate) add_piece(sum, cuda::to_piece(before));
+  if (a.added.rows_bf16 != nullptr) add_piece(sum, cuda::to_piece(added));
   store_piece(a.out + at, sum);
 }
 
-// With added rows. A block has a whole token, since the gate needs all of its columns.
+// With added rows that have a gate or are f32. A block has a whole token, since the gate needs all columns.
 template <bool kBf16>
 __global__ void __launch_bounds__(kGateThreads)
     combine_added_kernel(const __grid_constant__ MoeCombineArgs a) {
@@ -97,12 +98,13 @@ __global__ void __launch_bounds__(kGateThreads)
 void moe_combine(const MoeCombineArgs& a) {
   if (a.num_tokens == 0) return;
   const auto tokens = static_cast<unsigned>(a.num_tokens);
-  if (a.added.exist()) {
-    FP4MOE_CHECK(a.out != nullptr && a.out_bf16 == nullptr, "rows can only be added to an f32 output");
+  FP4MOE_CHECK(!a.accumulate || a.out != nullptr, "only the f32 output has an old value");
+  FP4MOE_CHECK(!a.added.exist() || (a.out != nullptr && a.out_bf16 == nullptr),
+               "rows can only be added to an f32 output");
+  if (a.added.rows != nullptr || a.added.gate != nullptr)
     return launch("moe_combine_added",
                   a.y_bf16 != nullptr ? combine_added_kernel<true> : combine_added_kernel<false>,
                   {dim3(tokens), dim3(kGateThreads)}, a);
-  }
   const dim3 grid(tokens, static_cast<unsigned>((a.hidden_size / kColumns + kThreads - 1) / kThreads));
   launch("moe_combine", a.y_bf16 != nullptr ? combine_kernel<true> : combine_kernel<false>, {grid, kThreads},
          a);

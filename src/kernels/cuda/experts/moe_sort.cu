@@ -11,6 +11,7 @@
 // tokens, a separate launch would take longer than the quantisation itself.
 #include <algorithm>
 
+#include "base/check.h"
 #include "kernels/cuda/experts/fp8_tokens.cuh"
 #include "kernels/cuda/experts/moe_sort.h"
 #include "kernels/cuda/ptx/kernel_mark.cuh"
@@ -157,10 +158,22 @@ __device__ __forceinline__ void place_counts(const SortPlan& plan, const SortMem
   if (a.rows.capacity == 0) scan_in_block(memory.starts, n, scan);
   if (blockIdx.x == 0) {
     for (int e = threadIdx.x; e <= n; e += blockDim.x) {
-      if (a.rows.capacity == 0) a.rows.offsets[e] = memory.starts[e];
+      if (a.rows.capacity == 0)
+        a.rows.offsets[e] = e == n && a.has_shared ? plan.num_slots : memory.starts[e];
       if (a.rows.progress != nullptr) a.rows.progress[e] = 0;
     }
   }
+}
+
+// Places the rows of the shared expert.
+__device__ __forceinline__ void place_shared(const SortPlan& plan) {
+  const MoeSortArgs& a = plan.a;
+  const int tokens = static_cast<int>(a.num_tokens), topk = static_cast<int>(a.topk);
+  for (int t = blockIdx.x * blockDim.x + threadIdx.x; t < tokens; t += plan.num_blocks * blockDim.x)
+    a.rows.slot_of_row[plan.num_slots + t] = t * topk;
+  if (blockIdx.x > 0 || threadIdx.x > 0) return;
+  a.rows.counts[a.num_experts] = tokens;
+  if (a.rows.progress != nullptr) a.rows.progress[a.num_experts + 1] = 0;
 }
 
 // Writes the rows of the slots that begin at `slot - lane`; hist, starts: the warp's.
@@ -208,6 +221,7 @@ __global__ void __launch_bounds__(kMaxThreads) place_slots_kernel(const __grid_c
   int* hist = memory.hist + warp * n;
   const SlotExpert ahead(a, first + lane, end);  // a warp rarely has more slots
   __syncthreads();
+  if (a.has_shared) place_shared(plan);
   ahead.count(hist);
   for (int slot = first + 32 + lane; slot < last; slot += 32) SlotExpert(a, slot, end).count(hist);
   add_blocks(plan, memory);
@@ -227,6 +241,7 @@ __global__ void __launch_bounds__(kMaxThreads) place_slots_kernel(const __grid_c
 void moe_sort(const MoeSortArgs& a) { moe_sort_and_quantize(a, {}); }
 
 void moe_sort_and_quantize(const MoeSortArgs& a, const TokenQuantArgs& tokens) {
+  FP4MOE_CHECK(!a.has_shared || a.rows.capacity == 0, "a shared expert among masked rows");
   SortPlan plan = plan_sort(a);
   plan.tokens = tokens;
   const auto n = static_cast<size_t>(a.num_experts);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr DeviceMoeTactic kTactics[] = {
     {.name = "sorted",
-     .fits = sorted_layer_fits,
+     .fits = sorted_layer_fits_shared,
      .layer = [](const DeviceMoeArgs& a) { run_sorted_layer(a, sm90_gate_up_down, /*may_return=*/true); },
      .workspace_bytes = sorted_layer_workspace_bytes,
      .leaves_rows = true},

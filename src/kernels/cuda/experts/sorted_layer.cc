@@ -20,9 +20,10 @@ struct LayerSpace {
   bf16* y = nullptr;
   int64_t bytes = 0;
 
-  LayerSpace(const TiledExperts& experts, int64_t num_slots, bool in_slabs, uint8_t* memory) {
+  // num_rows: of all experts, with a shared one's.
+  LayerSpace(const TiledExperts& experts, int64_t num_rows, bool in_slabs, uint8_t* memory) {
     const int64_t n = experts.num_experts;
-    const int64_t counts[6] = {n + 1, n, n + 1, num_slots, num_slots, kSortBlocks * n};
+    const int64_t counts[6] = {n + 1, n + 1, n + 2, num_rows, num_rows, kSortBlocks * n};
     const auto take = [&](int64_t size) {
       uint8_t* at = memory == nullptr ? nullptr : memory + bytes;
       bytes += aligned(size);
@@ -30,13 +31,13 @@ struct LayerSpace {
     };
     for (int i = 0; i < 6; ++i) ints[i] = reinterpret_cast<int32_t*>(take(counts[i] * 4));
     if (in_slabs) {
-      const int64_t rows = num_slab_rows(num_slots, 0, n);
+      const int64_t rows = num_slab_rows(num_rows, 0, n);
       x_slabs = take(slabs_bytes(rows, experts.hidden_size * 2));
       h_slabs = take(slabs_bytes(rows, experts.intermediate_size * 2));
     } else {
-      intermediate = reinterpret_cast<bf16*>(take(num_slots * experts.intermediate_size * 2));
+      intermediate = reinterpret_cast<bf16*>(take(num_rows * experts.intermediate_size * 2));
     }
-    y = reinterpret_cast<bf16*>(take(num_slots * experts.hidden_size * 2));
+    y = reinterpret_cast<bf16*>(take(num_rows * experts.hidden_size * 2));
   }
 };
 
@@ -60,17 +61,21 @@ MoeSortArgs layer_sort_args(const DeviceMoeArgs& args, const DeviceRows& rows, i
           .topk = args.topk,
           .first_expert = args.first_expert,
           .num_experts = args.experts.num_experts,
+          .has_shared = args.shared.exists,
           .rows = rows,
           .scratch = scratch};
 }
 
 DeviceExpertArgs layer_gemm_args(const DeviceMoeArgs& args, const DeviceRows& rows) {
   const int64_t num_slots = args.num_tokens * args.topk;
-  return {.experts = args.experts,
-          .rows = rows,
-          .num_tokens = args.num_tokens,
-          .topk = args.topk,
-          .expected_rows = num_slots / std::max(args.num_routed_experts, args.experts.num_experts)};
+  DeviceExpertArgs gemm{
+      .experts = args.experts,
+      .rows = rows,
+      .num_tokens = args.num_tokens,
+      .topk = args.topk,
+      .expected_rows = num_slots / std::max(args.num_routed_experts, args.experts.num_experts)};
+  if (args.shared.exists) ++gemm.experts.num_experts;
+  return gemm;
 }
 
 bf16* layer_y(const DeviceMoeArgs& args, bf16* scratch) {
@@ -85,6 +90,16 @@ const A2aRound* layer_returns(const DeviceMoeArgs& args) {
     return nullptr;
   return round;
 }
+
+namespace {
+
+AddedRows shared_rows(const DeviceMoeArgs& args, const DeviceExpertArgs& gemm) {
+  return {.rows_bf16 = gemm.y_bf16 + args.num_tokens * args.topk * args.experts.hidden_size,
+          .gate = args.shared.gate,
+          .x = args.shared.x};
+}
+
+}  // namespace
 
 void combine_layer(const DeviceMoeArgs& args, const DeviceExpertArgs& gemm) {
   if (gemm.y_bf16 == args.out_bf16) return;
@@ -102,7 +117,7 @@ void combine_layer(const DeviceMoeArgs& args, const DeviceExpertArgs& gemm) {
                                .out = args.out,
                                .accumulate = args.accumulate,
                                .out_bf16 = args.out_bf16,
-                               .added = args.added};
+                               .added = args.shared.exists ? shared_rows(args, gemm) : args.added};
   if (args.uncombined == nullptr) return moe_combine(combine);
   *args.uncombined = combine;
 }
@@ -125,9 +140,9 @@ struct LayerGemms {
 
 void run_layer(const DeviceMoeArgs& a, const LayerGemms& gemms) {
   if (a.num_tokens == 0) return;
-  const int64_t num_slots = a.num_tokens * a.topk;
-  const LayerSpace space(a.experts, num_slots, gemms.in_slabs, a.workspace);
-  const DeviceRows rows{.max_rows = num_slots,
+  const int64_t num_rows = a.num_tokens * (a.topk + (a.shared.exists ? 1 : 0));
+  const LayerSpace space(a.experts, num_rows, gemms.in_slabs, a.workspace);
+  const DeviceRows rows{.max_rows = num_rows,
                         .offsets = space.ints[0],
                         .counts = space.ints[1],
                         .slot_of_row = space.ints[3],
@@ -137,7 +152,7 @@ void run_layer(const DeviceMoeArgs& a, const LayerGemms& gemms) {
 
   DeviceExpertArgs gemm = layer_gemm_args(a, rows);
   gemm.x = {const_cast<bf16*>(a.x), DType::kBF16, a.num_tokens, a.experts.hidden_size};
-  gemm.intermediate = {space.intermediate, DType::kBF16, num_slots, a.experts.intermediate_size};
+  gemm.intermediate = {space.intermediate, DType::kBF16, num_rows, a.experts.intermediate_size};
   gemm.h = gemm.intermediate;
   gemm.y_bf16 = layer_y(a, space.y);
   if (gemms.may_return) gemm.returns = layer_returns(a);

@@ -24,13 +24,21 @@ class MoeSort : public testing::Test {
     std::vector<int32_t> offsets, counts, slot_of_row, row_of_slot, progress;
   };
 
-  Sorted sort(const std::vector<int32_t>& ids, int64_t topk, int64_t first, int64_t num_experts, bool scratch,
-              int64_t capacity = 0) {
+  struct Form {
+    bool has_scratch;
+    int64_t capacity = 0;
+    bool has_shared = false;
+  };
+
+  Sorted sort(const std::vector<int32_t>& ids, int64_t topk, int64_t first, int64_t num_experts,
+              const Form& form) {
+    const auto [has_scratch, capacity, has_shared] = form;
     const auto ints = poisoned<int32_t>;
-    const int64_t max_rows = capacity > 0 ? capacity * num_experts : std::ssize(ids);
+    const int64_t shared_rows = has_shared ? std::ssize(ids) / topk : 0;
+    const int64_t max_rows = capacity > 0 ? capacity * num_experts : std::ssize(ids) + shared_rows;
     const DeviceArray<int32_t> device_ids(ids), scratch_memory(ints(kSortBlocks * num_experts));
-    const DeviceArray<int32_t> offsets(ints(num_experts + 1)), counts(ints(num_experts)),
-        progress(ints(num_experts + 1));
+    const DeviceArray<int32_t> offsets(ints(num_experts + 1)), counts(ints(num_experts + has_shared)),
+        progress(ints(num_experts + 1 + has_shared));
     const DeviceArray<int32_t> slot_of_row(ints(max_rows)), row_of_slot(ints(std::ssize(ids)));
     MoeSortArgs args;
     args.ids = device_ids.data();
@@ -38,6 +46,7 @@ class MoeSort : public testing::Test {
     args.topk = topk;
     args.first_expert = first;
     args.num_experts = num_experts;
+    args.has_shared = has_shared;
     args.rows = {.max_rows = max_rows,
                  .capacity = capacity,
                  .offsets = offsets.data(),
@@ -45,7 +54,7 @@ class MoeSort : public testing::Test {
                  .slot_of_row = slot_of_row.data(),
                  .row_of_slot = row_of_slot.data(),
                  .progress = progress.data()};
-    if (scratch) args.scratch = scratch_memory.data();
+    if (has_scratch) args.scratch = scratch_memory.data();
     moe_sort(args);
     const Status status = stream_.synchronize();
     EXPECT_TRUE(status.ok()) << status.message();
@@ -67,7 +76,7 @@ class MoeSort : public testing::Test {
       slots[static_cast<size_t>(rows[i])] = static_cast<int32_t>(i);
     }
     for (const bool scratch : {false, true}) {
-      const Sorted sorted = sort(ids, topk, first, num_experts, scratch, capacity);
+      const Sorted sorted = sort(ids, topk, first, num_experts, {scratch, capacity});
       EXPECT_EQ(sorted.offsets, poisoned<int32_t>(num_experts + 1));
       EXPECT_EQ(sorted.counts, counts);
       EXPECT_EQ(sorted.slot_of_row, slots);
@@ -90,7 +99,7 @@ class MoeSort : public testing::Test {
     }
     slots.resize(ids.size(), -1);  // rows past the last are not written
     for (const bool scratch : {false, true}) {
-      const Sorted sorted = sort(ids, topk, first, num_experts, scratch);
+      const Sorted sorted = sort(ids, topk, first, num_experts, {scratch});
       EXPECT_EQ(sorted.offsets, offsets);
       EXPECT_EQ(sorted.counts, counts);
       EXPECT_EQ(sorted.slot_of_row, slots);
@@ -100,6 +109,18 @@ class MoeSort : public testing::Test {
     const int32_t most = *std::max_element(counts.begin(), counts.end());
     for (const int64_t capacity : {int64_t{7}, int64_t{most} + 3})
       expect_masked(ids, topk, first, num_experts, capacity);
+    // The shared expert's rows follow those of all slots, local or not.
+    offsets.back() = static_cast<int32_t>(ids.size());
+    counts.push_back(static_cast<int32_t>(std::ssize(ids) / topk));
+    for (int32_t t = 0; t < counts.back(); ++t) slots.push_back(t * static_cast<int32_t>(topk));
+    for (const bool scratch : {false, true}) {
+      const Sorted sorted = sort(ids, topk, first, num_experts, {scratch, 0, /*has_shared=*/true});
+      EXPECT_EQ(sorted.offsets, offsets);
+      EXPECT_EQ(sorted.counts, counts);
+      EXPECT_EQ(sorted.slot_of_row, slots);
+      EXPECT_EQ(sorted.row_of_slot, rows);
+      EXPECT_EQ(sorted.progress, std::vector<int32_t>(static_cast<size_t>(num_experts + 2), 0));
+    }
   }
 };
 
