@@ -3,12 +3,13 @@
 //
 // Computes:  logits = x W^T (+ bias), x f32 [T, H], W bf16 [E, H]; then choose_experts() for each row.
 // Shapes:    H % 32 == 0, E <= 1024, top-k <= 32, any T.
-// Bytes:     2 E H of weights for every 8 or 32 tokens (from L2 after the first), 4 T H of x for every 16 or
-//            256 experts, 4 T E of logits.
+// Bytes:     2 E H of weights for every 8 to 32 tokens (from L2 after the first), 4 T H of x for every 16, 32
+//            or 256 experts, 4 T E of logits.
 // Flops:     3 * 2 T E H on the tensor cores: x is split into three bf16 parts, whose products with W are
 //            exact.
-// Bound:     T <= 8: the read of W, 1 to 4 MB; more: splitting x, which takes 8 instructions per element
-//            for every 256 experts. router_gate_wide.cu computes the logits of prefill on Hopper.
+// Bound:     T <= 8: the read of W, 1 to 4 MB; T < 256: the reads of W and x from the L2; more: splitting x,
+//            which takes 8 instructions per element for every 256 experts. router_gate_wide.cu computes the
+//            logits of prefill on Hopper.
 // Numerics:  sums in f32 in a fixed order that depends on T, E and H (batch_invariant: on E and H only). The
 //            choice computes scores, exponentials and sums in double, as on the CPU: equal logits give equal
 //            ids.
@@ -221,26 +222,33 @@ __global__ void __launch_bounds__(kMaxChooseWarps * 32, 2)
 
 unsigned blocks_of(int64_t n, int64_t size) { return static_cast<unsigned>(ceil_div(n, size)); }
 
-// How the gate is split. With few tokens, splitting the columns gives work to all SMs.
+// A kernel's experts and tokens per warp, and how many blocks it should have.
+struct GateForm {
+  void (*kernel)(GateArgs);
+  int experts, tokens;
+  unsigned blocks;
+};
+constexpr GateForm kFewGate{gate_kernel<1, 1>, 16, 8, 256}, kMediumGate{gate_kernel<2, 2>, 32, 16, 512},
+    kManyGate{gate_kernel<2, 4>, 32, 32, 256};
+
+// How the gate is split. With up to 255 tokens, splitting the columns gives work to all SMs.
 struct GatePlan {
-  bool few = false;
+  const GateForm* form;
   int expert_warps = 1;
-  dim3 grid;
+  dim3 grid = {};
 };
 GatePlan gate_plan(int64_t num_tokens, int64_t num_experts, bool batch_invariant) {
-  constexpr unsigned kCtas = 256;  // target: about two per SM
   constexpr unsigned kInvariantSplits = 4;
-  GatePlan p;
-  p.few = batch_invariant || num_tokens <= 64;
-  const int experts = p.few ? 16 : 32, tokens = p.few ? 8 : 32;
-  if (!p.few)
+  GatePlan p{batch_invariant || num_tokens <= 64 ? &kFewGate : num_tokens < 256 ? &kMediumGate : &kManyGate};
+  const int experts = p.form->experts;
+  if (p.form == &kManyGate)
     while (p.expert_warps < kGateWarps && p.expert_warps * experts < num_experts) p.expert_warps *= 2;
-  p.grid = dim3(blocks_of(num_experts, p.expert_warps * experts), blocks_of(num_tokens, tokens));
+  p.grid = dim3(blocks_of(num_experts, p.expert_warps * experts), blocks_of(num_tokens, p.form->tokens));
   if (batch_invariant) {
     p.grid.z = has_clusters() ? kInvariantSplits : 1;
     return p;
   }
-  while (has_clusters() && p.grid.z < kMaxSplits && p.grid.x * p.grid.y * p.grid.z * 2 <= kCtas)
+  while (has_clusters() && p.grid.z < kMaxSplits && p.grid.x * p.grid.y * p.grid.z * 2 <= p.form->blocks)
     p.grid.z *= 2;
   return p;
 }
@@ -258,8 +266,7 @@ void router_gate(const DeviceRouterArgs& args) {
                       .num_experts = static_cast<int>(args.rule.num_experts),
                       .hidden_size = static_cast<int>(args.hidden_size),
                       .expert_warps = plan.expert_warps};
-  launch("router_gate", plan.few ? gate_kernel<1, 1> : gate_kernel<2, 4>,
-         {plan.grid, dim3(kGateWarps * 32), 0, dim3(1, 1, plan.grid.z)}, a);
+  launch("router_gate", plan.form->kernel, {plan.grid, dim3(kGateWarps * 32), 0, dim3(1, 1, plan.grid.z)}, a);
 }
 
 void router_choose(const DeviceRouterArgs& args) {
