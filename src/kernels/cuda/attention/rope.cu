@@ -47,6 +47,7 @@ struct RopeKernelArgs {
 };
 
 constexpr int kPairLanes = 32, kHeadLanes = 8;
+constexpr int kBlocksPerSm = 4;          // as many as run at once
 constexpr int kHeld = 8, kMaxHeld = 16;  // elements of a head that a lane keeps in registers: all of them
 
 struct Turn {
@@ -182,15 +183,19 @@ __global__ void __launch_bounds__(kPairLanes* kHeadLanes)
     if (const int32_t sequence = __ldg(a.row_sequence + row.t); sequence >= 0)
       row.page = __ldg(a.page_table + sequence * a.max_pages + row.position / a.page_size);
   ptx::grid_dependency_wait();
+  const int step = static_cast<int>(gridDim.y) * kHeadLanes;
   int head = static_cast<int>(blockIdx.y * kHeadLanes + threadIdx.y);
 #pragma unroll
   for (const Heads& part : a.parts) {
-    if (head >= 0 && head < part.num_heads && !(part.is_stored && row.page < 0)) {
+    for (; head < part.num_heads; head += step) {
+      if (part.is_stored && row.page < 0) continue;
       const Head one(part, head, row);
-      if constexpr (kPairs > 0)
-        do_held_head<kPairs, kElements>(a, one, row);
-      else
+      if constexpr (kPairs == 0)
         do_head(a, one, row);
+      else if (part.head_dim == 2 * kPairs * kPairLanes)  // nothing but pairs
+        do_held_head<kPairs, 2 * kPairs>(a, one, row);
+      else
+        do_held_head<kPairs, kElements>(a, one, row);
     }
     head -= part.num_heads;
   }
@@ -309,10 +314,15 @@ void launch_rope(const char* name, const RopeKernelArgs& args, int64_t num_token
   for (const Heads& part : args.parts) num_heads += part.num_heads;
   if (num_tokens >= kManyRows && has_quads(args))
     return launch(name, rope_rows_kernel, {dim3(static_cast<unsigned>(num_tokens)), dim3(kRowThreads)}, args);
-  launch(name, kernel_of(args),
-         {dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(ceil_div(num_heads, kHeadLanes))),
-          dim3(kPairLanes, kHeadLanes)},
-         args);
+  // With more blocks than run at once, the last would begin when others end: warps take several heads
+  // instead.
+  const int64_t most_blocks = int64_t{kBlocksPerSm} * device_limits().num_sms;
+  const int64_t blocks =
+      std::min(ceil_div(num_heads, kHeadLanes), std::max<int64_t>(most_blocks / num_tokens, 1));
+  launch(
+      name, kernel_of(args),
+      {dim3(static_cast<unsigned>(num_tokens), static_cast<unsigned>(blocks)), dim3(kPairLanes, kHeadLanes)},
+      args);
 }
 
 Heads turned_heads(const RopeArgs& r) {
