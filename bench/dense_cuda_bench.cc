@@ -1,9 +1,13 @@
 // Dense linear layers and sampling on a GPU: microseconds per call in a CUDA graph of several calls, median
 // of 20 replays. Rotates through more weights than the L2 holds. Prints the tables of
 // docs/perf_log/decode_gpu.md.
+//
+//   dense_cuda_bench [linear|head_linear|sample]...
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "cuda_timing.h"
@@ -86,6 +90,36 @@ void bench_norm_linear(Stream& stream, LinearFormat format, int64_t t, int64_t n
               static_cast<double>(weights.num_bytes()) / us * 1e-3);
 }
 
+// MLA's absorbed projections: queries [T, heads, 192] to latents [T, heads, 576], or latents to values.
+void bench_head_linear(Stream& stream, int64_t t, int64_t n, int64_t k, int heads) {
+  const DenseOps& ops = *cuda_dense_ops();
+  ThreadPool pool(1);
+  const int64_t x_head = k == 128 ? 192 : k, out_head = n == 512 ? 576 : n, weights = heads * n * k;
+  const int64_t copies = kColdBytes / (weights * 2) + 1;
+  const Buffer weight = device_buffer(copies * weights * 2), x = device_buffer(t * heads * x_head * 4),
+               out = device_buffer(t * heads * out_head * 4);
+  sm90_peak_ops()->fill_normal(weight.as<bf16>(), copies * weights, 1);
+  sm90_peak_ops()->fill_normal(x.as<bf16>(), t * heads * x_head * 2, 2);
+  const double us = median_us(stream, t >= 512 ? 6 : 24, [&](int64_t i) {
+    ops.head_linear({.x = x.as<float>(),
+                     .x_stride = heads * x_head,
+                     .x_head_stride = x_head,
+                     .weight = weight.as<bf16>() + i % copies * weights,
+                     .out = out.as<float>(),
+                     .out_stride = heads * out_head,
+                     .out_head_stride = out_head,
+                     .num_tokens = t,
+                     .n = n,
+                     .k = k,
+                     .num_heads = heads},
+                    pool);
+  });
+  const auto bytes = static_cast<double>(weights * 2 + t * heads * (n + k) * 4);
+  std::printf("%3d heads of %3lld x %-3lld T=%-4lld %9.2f us %6.0f GB/s %6.0f TFLOP/s\n", heads,
+              static_cast<long long>(n), static_cast<long long>(k), static_cast<long long>(t), us,
+              bytes / us * 1e-3, 2e-6 * static_cast<double>(t * weights) / us);
+}
+
 struct SamplingCase {
   const char* name;
   SampleRowParams params;
@@ -122,12 +156,7 @@ void bench_sampling(Stream& stream, int64_t rows, int64_t vocab_size, const Samp
               static_cast<long long>(rows), c.name, us);
 }
 
-void run() {
-  FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
-  const DeviceScope gpu(*must(DeviceContext::of(0)));
-  Stream stream = must(Stream::make());
-  const StreamScope scope(stream);
-  must(prepare_cuda_dense_ops());
+void bench_linears(Stream& stream) {
   struct Shape {
     int64_t n, k;
   };
@@ -146,6 +175,17 @@ void run() {
     for (int64_t t : {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 8192})
       for (const LinearFormat format : {LinearFormat::kBf16, LinearFormat::kFp8})
         if (t <= 64 || s.n < 100000) bench_linear(stream, format, t, s.n, s.k);
+}
+
+void bench_head_linears(Stream& stream) {
+  for (const int heads : {128, 32})
+    for (const int64_t t : {1, 4, 16, 32, 64, 128, 512, 8192}) {
+      bench_head_linear(stream, t, 512, 128, heads);
+      bench_head_linear(stream, t, 128, 512, heads);
+    }
+}
+
+void bench_samplers(Stream& stream) {
   constexpr SamplingCase kCases[] = {
       {"greedy", {0.5, 0, 1, -1, -1}},      {"greedy, 5 logprobs", {0.5, 0, 1, -1, 5}},
       {"temperature", {0.5, 1, 1, -1, -1}}, {"top_p 0.95", {0.5, 1, 0.95f, -1, -1}},
@@ -154,7 +194,21 @@ void run() {
     for (const SamplingCase& c : kCases) bench_sampling(stream, rows, 201088, c);
 }
 
+void run(std::span<char*> names) {
+  FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
+  const DeviceScope gpu(*must(DeviceContext::of(0)));
+  Stream stream = must(Stream::make());
+  const StreamScope scope(stream);
+  must(prepare_cuda_dense_ops());
+  const auto is_wanted = [&](std::string_view name) {
+    return names.empty() || std::ranges::find(names, name) != names.end();
+  };
+  if (is_wanted("linear")) bench_linears(stream);
+  if (is_wanted("head_linear")) bench_head_linears(stream);
+  if (is_wanted("sample")) bench_samplers(stream);
+}
+
 }  // namespace
 }  // namespace fp4moe
 
-int main() { fp4moe::run(); }
+int main(int argc, char** argv) { fp4moe::run(std::span(argv, static_cast<size_t>(argc)).subspan(1)); }

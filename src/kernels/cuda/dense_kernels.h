@@ -18,6 +18,8 @@ void kv_write(const KvWriteArgs& args, ThreadPool& pool);
 void rope_kv(const RopeKvArgs& args, ThreadPool& pool);
 void latent_rope(const LatentRopeArgs& args, ThreadPool& pool);
 void head_linear(const HeadLinearArgs& args, ThreadPool& pool);
+// The same with sums that do not depend on the number of tokens.
+void invariant_head_linear(const HeadLinearArgs& args, ThreadPool& pool);
 void silu_mul(const SiluMulArgs& args, ThreadPool& pool);
 void sigmoid_gate(const SigmoidGateArgs& args, ThreadPool& pool);
 void mul_sigmoid(const MulSigmoidArgs& args, ThreadPool& pool);

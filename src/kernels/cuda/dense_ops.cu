@@ -82,6 +82,7 @@ constexpr DenseOps invariant_ops() {
   ops.most_rows_normed_inside = 0;
   ops.attention = cuda::invariant_attention;
   ops.rope_attention = cuda::invariant_rope_attention;
+  ops.head_linear = cuda::invariant_head_linear;
   ops.gated_delta = cuda::gated_delta;
   ops.gated_delta_workspace_bytes = nullptr;
   return ops;

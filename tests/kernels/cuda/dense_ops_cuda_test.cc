@@ -314,40 +314,56 @@ TEST_F(DenseOpsCuda, HeadNorm) {
     }
 }
 
+// The columns between heads are NaN. The last case has more tiles than run at once.
 TEST_F(DenseOpsCuda, HeadLinear) {
+  const DenseOps& invariant = *cuda_invariant_dense_ops();
   for (DType dtype : {DType::kF32, DType::kBF16})
     for (auto [t, heads, n, k] : {std::array{0, 3, 8, 8},
                                   {1, 2, 17, 33},
                                   {5, 3, 64, 40},
+                                  {3, 2, 64, 32},
                                   {16, 2, 65, 128},
+                                  {9, 2, 70, 1100},
                                   {17, 4, 128, 512},
                                   {70, 2, 30, 96},
-                                  {100, 3, 512, 128}}) {
+                                  {100, 3, 512, 128},
+                                  {200, 40, 260, 96}}) {
+      SCOPED_TRACE(testing::Message() << t << " x " << heads << " x " << n << " x " << k);
       const int64_t x_head = k + 4, x_stride = heads * x_head, out_head = n + 3,
                     out_stride = heads * out_head + 1;
       Random random(11);
       std::vector<float> x = random.normal(t * x_stride);
+      for (int64_t i = 0; i < std::ssize(x); ++i)
+        if (i % x_head >= k) x[static_cast<size_t>(i)] = kNan;
       const std::vector<bf16> w = to_bf16(random.normal(heads * n * k));
       ActBuffer expected(dtype, t, out_stride, filled(t * out_stride, 42));
       HeadLinearArgs args{x.data(), x_stride,   x_head,   w.data(), expected.view().data,
                           dtype,    out_stride, out_head, t,        n,
                           k,        heads,      0.5f};
       ref_.head_linear(args, pool_);
-      const DeviceArray<float> device_x(x), out_f32(filled(t * out_stride, 42));
-      const DeviceArray<bf16> device_w(w), out_bf16(to_bf16(filled(t * out_stride, 42)));
-      args.x = device_x.data(), args.weight = device_w.data();
-      args.out = dtype == DType::kF32 ? static_cast<void*>(out_f32.data()) : out_bf16.data();
-      ops_.head_linear(args, pool_);
-      wait();
-      const std::vector<float> got = dtype == DType::kF32 ? out_f32.values() : to_float(out_bf16.values());
       std::vector<float> budget;
       for (float y : expected.values())  // errors: the split of x, and sums of k products
         budget.push_back(y == 42
                              ? 0
                              : static_cast<float>((0x1p-16 + k * kF32Eps) * 4 * std::sqrt(k) +
                                                   (dtype == DType::kBF16 ? 2 * kBf16Eps * std::abs(y) : 0)));
-      EXPECT_TRUE(within_budget(got, expected.values(), budget))
-          << t << " x " << heads << " x " << n << " x " << k;
+      const DeviceArray<float> device_x(x), out_f32(filled(t * out_stride, 42));
+      const DeviceArray<bf16> device_w(w), out_bf16(to_bf16(filled(t * out_stride, 42)));
+      args.weight = device_w.data();
+      const auto run = [&](const DenseOps& ops, int64_t first, int64_t rows) {
+        args.x = device_x.data() + first * x_stride, args.num_tokens = rows;
+        args.out = dtype == DType::kF32 ? static_cast<void*>(out_f32.data() + first * out_stride)
+                                        : out_bf16.data() + first * out_stride;
+        ops.head_linear(args, pool_);
+        wait();
+        return dtype == DType::kF32 ? out_f32.values() : to_float(out_bf16.values());
+      };
+      EXPECT_TRUE(within_budget(run(ops_, 0, t), expected.values(), budget));
+      const std::vector<float> got = run(invariant, 0, t);
+      EXPECT_TRUE(within_budget(got, expected.values(), budget)) << "invariant";
+      if (t == 0) continue;
+      EXPECT_EQ(run(invariant, t - 1, 1), got) << "the last token alone has other bits";
+      EXPECT_EQ(run(invariant, t / 2, t - t / 2), got);
     }
 }
 

@@ -36,10 +36,12 @@ CUtensorMapDataType type_of(int element_bytes) {
 
 }  // namespace
 
-CUtensorMap tensor_map(const void* matrix, int element_bytes, int64_t rows, int64_t cols, int tile_rows) {
+CUtensorMap tensor_map(const void* matrix, int element_bytes, int64_t rows, int64_t cols, int tile_rows,
+                       int64_t row_stride) {
   CUtensorMap map;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(cols), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t row_bytes[] = {static_cast<cuuint64_t>(cols * element_bytes)};
+  const cuuint64_t row_bytes[] = {
+      static_cast<cuuint64_t>((row_stride > 0 ? row_stride : cols) * element_bytes)};
   const cuuint32_t tile[] = {static_cast<cuuint32_t>(kTensorTileBytes / element_bytes),
                              static_cast<cuuint32_t>(tile_rows)};
   const cuuint32_t strides[] = {1, 1};
