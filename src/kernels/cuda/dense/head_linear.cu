@@ -20,6 +20,7 @@
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 #include "kernels/cuda/ptx/ring_place.cuh"
 #include "kernels/cuda/ptx/tensor_map.h"
+#include "kernels/cuda/ptx/token_fragments.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 
 namespace fp4moe::cuda {
@@ -99,21 +100,15 @@ __device__ __forceinline__ void load_stages(const KernelArgs& a, Shared& shared)
   }
 }
 
-// Row g of a warp's 8 rows has this token of its 8 tokens: even ones before odd ones, so that the 4 rows that
-// half a warp reads at once are in different banks.
-__device__ __forceinline__ int token_of_row(int g) { return g % 4 * 2 + g / 4; }
-
-// Half a stage's columns of a warp's tokens as m16n8k16 fragments: in steps of 16 columns, the values rounded
-// to bf16, then the remainders of that rounding.
+// Half a stage's columns of a warp's tokens, as fragments: in steps of 16 columns, the values rounded to
+// bf16, then the remainders of that rounding.
 struct SplitX {
   uint32_t parts[4][4];
 
-  // own: offset of the thread's row and first columns in the tile.
-  __device__ __forceinline__ void load(const uint8_t* tile, uint32_t own) {
+  __device__ __forceinline__ void load(const TokenFragments& tokens, const uint8_t* tile) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      const uint32_t at = (own ^ (i / 4 * 64 + i % 4 / 2 * 32)) + i % 2 * 8 * kRowBytes;
-      const float2 v = *reinterpret_cast<const float2*>(tile + at);
+      const float2 v = tokens.pair(tile, i / 4, i % 4);
       const ptx::SplitPair pair = ptx::split_pair(v.x, v.y);
       parts[i / 4 * 2][i % 4] = pair.high, parts[i / 4 * 2 + 1][i % 4] = pair.low;
     }
@@ -158,8 +153,8 @@ __device__ __forceinline__ void store_pair(const HeadLinearArgs& a, int64_t t, i
 
 __device__ __forceinline__ void multiply_tiles(const KernelArgs& a, Shared& shared) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = token_of_row(lane / 4), q = lane % 4;
-  const uint32_t own = (warp * 16 + row) * kRowBytes + (q / 2 ^ row) * 16 + q % 2 * 8;
+  const int own_token = warp * 16 + TokenFragments::token_of_row(lane / 4);
+  const TokenFragments tokens(warp);
   const auto release = [&](int slot) {
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(&shared.empty[slot]);
@@ -176,7 +171,7 @@ __device__ __forceinline__ void multiply_tiles(const KernelArgs& a, Shared& shar
       const uint64_t weight = wgmma_b_descriptor(ptx::shared_address(shared.weight[slot]));
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        x[half].load(shared.x[slot][half], own);
+        x[half].load(tokens, shared.x[slot][half]);
         x[half].multiply(sums, wgmma_b_advance(weight, half * kHalfDepth * sizeof(bf16)));
         wgmma_wait<1>();
         if (half == 0 && before >= 0) release(before);
@@ -188,7 +183,7 @@ __device__ __forceinline__ void multiply_tiles(const KernelArgs& a, Shared& shar
     release(before);
 #pragma unroll
     for (int i = 0; i < kRows / 4; ++i)
-      store_pair(a.linear, at.token + warp * 16 + row + i % 2 * 8, at.head, at.row + i / 2 * 8 + q * 2,
+      store_pair(a.linear, at.token + own_token + i % 2 * 8, at.head, at.row + i / 2 * 8 + lane % 4 * 2,
                  sums[2 * i], sums[2 * i + 1]);
   }
 }

@@ -24,6 +24,7 @@
 #include "kernels/cuda/ptx/ptx_sm90.cuh"
 #include "kernels/cuda/ptx/ring_place.cuh"
 #include "kernels/cuda/ptx/tensor_map.h"
+#include "kernels/cuda/ptx/token_fragments.cuh"
 #include "kernels/cuda/ptx/wgmma.cuh"
 #include "kernels/cuda/routing/bf16_parts.cuh"
 
@@ -83,17 +84,12 @@ __device__ void load_stages(const Args& a, Shared<kExperts>& shared) {
   }
 }
 
-// Row g of a warp's 8 rows has this token of its 8 tokens: even ones before odd ones, so that the 4 rows that
-// half a warp reads at once are in different banks.
-__device__ __forceinline__ int token_of_row(int g) { return g % 4 * 2 + g / 4; }
-
-// The three parts of 16 columns of the warp's tokens, as m16n8k16 fragments. `own`: offset of the thread's
-// row and first columns in the tile; step: which 16 columns of the tile.
-__device__ __forceinline__ void split(const uint8_t* tile, uint32_t own, int step, uint32_t (&parts)[3][4]) {
+// The three parts of 16 columns of the warp's tokens; step: which 16 columns of the tile.
+__device__ __forceinline__ void split(const TokenFragments& tokens, const uint8_t* tile, int step,
+                                      uint32_t (&parts)[3][4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t at = (own ^ (step * 64 + i / 2 * 32)) + i % 2 * 8 * kRowBytes;
-    const float2 v = *reinterpret_cast<const float2*>(tile + at);
+    const float2 v = tokens.pair(tile, step, i);
     const Bf16Parts pairs = bf16_parts(v.x, v.y);
 #pragma unroll
     for (int part = 0; part < 3; ++part) parts[part][i] = pairs.v[part];
@@ -116,8 +112,7 @@ __device__ __forceinline__ void add(float (&d)[kExperts / 2], uint32_t (&parts)[
 template <int kExperts>
 __device__ __forceinline__ void multiply(const Args& a, Shared<kExperts>& shared, float (&d)[kExperts / 2]) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = token_of_row(lane / 4), q = lane % 4;
-  const uint32_t own = (warp * 16 + row) * kRowBytes + (q / 2 ^ row) * 16 + q % 2 * 8;
+  const TokenFragments tokens(warp);
   uint32_t parts[2][2][3][4];
   int before = -1;  // the slot whose weights may still be read
   const auto release = [&](int slot) {
@@ -136,7 +131,7 @@ __device__ __forceinline__ void multiply(const Args& a, Shared<kExperts>& shared
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) split(shared.x[slot][half], own, i, parts[half][i]);
+      for (int i = 0; i < 2; ++i) split(tokens, shared.x[slot][half], i, parts[half][i]);
       add<kExperts>(d, parts[half], wgmma_b_advance(weight, half * kHalfDepth * sizeof(bf16)));
       wgmma_wait<1>();
       if (half == 0 && before >= 0) release(before);
@@ -152,7 +147,8 @@ __device__ __forceinline__ void multiply(const Args& a, Shared<kExperts>& shared
 template <int kExperts>
 __device__ __forceinline__ void store(const Args& a, const float (&d)[kExperts / 2]) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int first_token = static_cast<int>(blockIdx.x) * kTokens + warp * 16 + token_of_row(lane / 4);
+  const int first_token =
+      static_cast<int>(blockIdx.x) * kTokens + warp * 16 + TokenFragments::token_of_row(lane / 4);
   const int first_expert = static_cast<int>(blockIdx.y) * kExperts + lane % 4 * 2;
   const bool in_pairs = a.num_experts % 2 == 0;
 #pragma unroll
