@@ -112,6 +112,8 @@ struct SharedSlot {
   const bf16* gate_up = nullptr;  // [2 I, H]: gate, then up
   const bf16* down = nullptr;     // [H, I]
   int64_t intermediate_size = 0;  // I
+
+  constexpr bool is_tiled() const { return exists && gate_up == nullptr; }
 };
 
 // One matrix in tiles, the down projection of a single expert without an activation, for few tokens: out

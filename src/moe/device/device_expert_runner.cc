@@ -54,8 +54,7 @@ DeviceMoeArgs DeviceExpertRunner::layer_args(const ActRows& x, const DeviceSlots
 
 DeviceMoeArgs DeviceExpertRunner::with_memory(DeviceMoeArgs args, Arena& scratch) const {
   args.counters = counters_.data();
-  const bool shared_has_rows = args.shared.exists && args.shared.gate_up == nullptr;
-  const int64_t topk = args.topk + (shared_has_rows ? 1 : 0);
+  const int64_t topk = args.topk + (args.shared.is_tiled() ? 1 : 0);  // its rows are like the others'
   args.workspace =
       scratch.take<uint8_t>(layer_workspace_bytes(*ops_, experts_.tiles(), args.num_tokens, topk));
   return args;

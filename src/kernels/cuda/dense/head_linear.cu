@@ -209,6 +209,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   }
 }
 
+// Whether rows can be read in pieces of 16 bytes.
+bool is_aligned(const HeadLinearArgs& a) {
+  return a.k % 8 == 0 && a.x_stride % 4 == 0 && a.x_head_stride % 4 == 0 && is_aligned_to_16(a.x) &&
+         is_aligned_to_16(a.weight);
+}
+
 namespace few {
 
 constexpr int kTokens = 16, kRowTiles = 2, kThreads = 128;
@@ -222,8 +228,8 @@ struct Columns {
   static constexpr int kStride = kCols / 4 + 8;  // consecutive rows' words are 16 banks apart
   uint2 high[kTokens][kStride], low[kTokens][kStride];
 
-  // Splits num_quads times 4 columns of the tokens from x on, of which num_tokens and num_cols exist; the
-  // others become zeros.
+  // Splits 4 num_quads columns of kTokens tokens, starting at x. Tokens from num_tokens on and columns from
+  // num_cols on become zeros.
   template <bool kAligned>
   __device__ __forceinline__ void fill(const float* x, int64_t stride, int num_tokens, int num_cols,
                                        int num_quads) {
@@ -247,7 +253,7 @@ struct Columns {
   }
 };
 
-// Returns 8 of a row's elements, of which `left` exist, with zeros past the end.
+// Returns 8 elements of a row. Those from `left` on are past its end and become zeros.
 template <bool kAligned>
 __device__ __forceinline__ uint4 load_weights(const bf16* from, int left) {
   if constexpr (kAligned) {
@@ -259,8 +265,8 @@ __device__ __forceinline__ uint4 load_weights(const bf16* from, int left) {
   }
 }
 
-// Adds the products of the tokens' columns from 4 quad on with a warp's rows of W. A fragment's columns can
-// be in any order that is the same for both operands: lane part p of four has columns 8 p ... 8 p + 7.
+// Adds the products of the tokens' columns, starting at 4 quad, with a warp's rows of W. A fragment's columns
+// can be in any order that is the same for both operands: lane part p of four has columns 8 p ... 8 p + 7.
 __device__ __forceinline__ void multiply(float (&sums)[kRowTiles][4], const Columns& x, int quad,
                                          const uint4 (&w)[kRowTiles]) {
   const int lane = static_cast<int>(threadIdx.x) % 32, row = lane / 4, at = quad + lane % 4 * 2;
@@ -324,22 +330,16 @@ __global__ void __launch_bounds__(kThreads) few_head_linear_kernel(const __grid_
                sums[i / 2][i % 2 * 2], sums[i / 2][i % 2 * 2 + 1]);
 }
 
-void launch_kernel(const HeadLinearArgs& a, bool is_aligned) {
+void launch_kernel(const HeadLinearArgs& a) {
   const dim3 grid(static_cast<unsigned>(ceil_div(a.n, int64_t{kRows})), static_cast<unsigned>(a.num_heads),
                   static_cast<unsigned>(ceil_div(a.num_tokens, int64_t{kTokens})));
-  launch("head_linear", is_aligned ? few_head_linear_kernel<true> : few_head_linear_kernel<false>,
+  launch("head_linear", is_aligned(a) ? few_head_linear_kernel<true> : few_head_linear_kernel<false>,
          {grid, dim3(kThreads)}, a);
 }
 
 }  // namespace few
 
-// Whether rows can be read in pieces of 16 bytes.
-bool is_aligned(const HeadLinearArgs& a) {
-  return a.k % 8 == 0 && a.x_stride % 4 == 0 && a.x_head_stride % 4 == 0 && is_aligned_to_16(a.x) &&
-         is_aligned_to_16(a.weight);
-}
-
-// A tensor copy of x takes half a stage's columns, all of which must be the head's own.
+// Tensor copies read kHalfDepth columns of x at a time, which must not include those of another head.
 bool fits_tensor_copies(const HeadLinearArgs& a) { return is_aligned(a) && a.k % kHalfDepth == 0; }
 
 void launch_kernel(const HeadLinearArgs& a) {
@@ -357,17 +357,14 @@ void launch_kernel(const HeadLinearArgs& a) {
 
 }  // namespace
 
-void head_linear(const HeadLinearArgs& args, ThreadPool&) {
-  if (args.num_tokens == 0) return;
-  if (args.num_tokens <= few::kTokens || !fits_tensor_copies(args))
-    return few::launch_kernel(args, is_aligned(args));
-  launch_kernel(args);
+void head_linear(const HeadLinearArgs& args, ThreadPool& pool) {
+  if (args.num_tokens == 0 || args.num_tokens > few::kTokens) return invariant_head_linear(args, pool);
+  few::launch_kernel(args);
 }
 
 void invariant_head_linear(const HeadLinearArgs& args, ThreadPool&) {
   if (args.num_tokens == 0) return;
-  if (!fits_tensor_copies(args)) return few::launch_kernel(args, is_aligned(args));
-  launch_kernel(args);
+  fits_tensor_copies(args) ? launch_kernel(args) : few::launch_kernel(args);
 }
 
 }  // namespace fp4moe::cuda

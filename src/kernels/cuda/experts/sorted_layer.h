@@ -37,7 +37,7 @@ constexpr bool sorted_layer_fits(const DeviceMoeArgs& args) { return !args.share
 // For `gemms` that can run the shared expert after the others. With more tokens, its own launch is faster.
 constexpr int64_t kMostSharedTokens = 256;
 constexpr bool sorted_layer_fits_shared(const DeviceMoeArgs& args) {
-  return !args.shared.exists || (args.shared.gate_up == nullptr && args.num_tokens <= kMostSharedTokens);
+  return !args.shared.exists || (args.shared.is_tiled() && args.num_tokens <= kMostSharedTokens);
 }
 // With a shared expert: for a topk greater by 1.
 int64_t sorted_layer_workspace_bytes(const TiledExperts& experts, int64_t max_tokens, int64_t topk);
