@@ -210,16 +210,9 @@ void bench_prefill(Stream& stream, const Heads& heads, DType kv) {
   bench(stream, c);
 }
 
-bool has(std::span<char*> names, std::string_view name) {
-  return std::ranges::find(names, name) != names.end();
-}
-
 int run(std::span<char*> names) {
-  FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
-  const DeviceScope gpu(*must(DeviceContext::of(0)));
-  Stream stream = must(Stream::make());
-  const StreamScope scope(stream);
-  must(prepare_cuda_dense_ops());
+  BenchGpu gpu;
+  Stream& stream = gpu.stream;
   const bool all_heads = std::ranges::none_of(kHeads, [&](const Heads& h) { return has(names, h.name); });
   const bool both_phases = has(names, "decode") == has(names, "prefill");
   const bool both_types = has(names, "bf16") == has(names, "fp8");

@@ -1,17 +1,23 @@
-// Shared by the GPU kernel benchmarks: must() ends the program on errors, and median_us() times CUDA graphs.
+// Shared by the GPU kernel benchmarks: must() ends the program on errors, BenchGpu prepares the first GPU,
+// and median_us() times CUDA graphs.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <span>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/buffer.h"
 #include "base/check.h"
+#include "device/device_context.h"
 #include "device/device_memory.h"
 #include "device/event.h"
 #include "device/graph.h"
+#include "device/stream.h"
+#include "kernels/ops.h"
 
 namespace fp4moe {
 
@@ -23,6 +29,26 @@ T must(Result<T> result) {
 inline void must(const Status& status) { FP4MOE_CHECK(status.ok(), status.message()); }
 
 inline Buffer device_buffer(int64_t num_bytes) { return must(Buffer::make(num_bytes, device_memory())); }
+
+// The first GPU, ready for dense ops on a stream that is the thread's current one.
+struct BenchGpu {
+  DeviceScope device{first()};
+  Stream stream = must(Stream::make());
+  StreamScope scope{stream};
+
+  BenchGpu() { must(prepare_cuda_dense_ops()); }
+
+ private:
+  static DeviceContext& first() {
+    FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
+    return *must(DeviceContext::of(0));
+  }
+};
+
+// Whether the command line has this name.
+inline bool has(std::span<char*> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
 
 // Returns microseconds per call, measured on a graph of `num_calls` calls: the median of 20 replays after two
 // warm-up replays. call(i) enqueues call i.

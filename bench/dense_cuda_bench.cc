@@ -195,14 +195,9 @@ void bench_samplers(Stream& stream) {
 }
 
 void run(std::span<char*> names) {
-  FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
-  const DeviceScope gpu(*must(DeviceContext::of(0)));
-  Stream stream = must(Stream::make());
-  const StreamScope scope(stream);
-  must(prepare_cuda_dense_ops());
-  const auto is_wanted = [&](std::string_view name) {
-    return names.empty() || std::ranges::find(names, name) != names.end();
-  };
+  BenchGpu gpu;
+  Stream& stream = gpu.stream;
+  const auto is_wanted = [&](std::string_view name) { return names.empty() || has(names, name); };
   if (is_wanted("linear")) bench_linears(stream);
   if (is_wanted("head_linear")) bench_head_linears(stream);
   if (is_wanted("sample")) bench_samplers(stream);

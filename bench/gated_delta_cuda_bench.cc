@@ -169,10 +169,8 @@ void bench(Stream& stream, const DeltaLayer& layer, const DeltaSize& size, doubl
 }
 
 void run(double gbps, bool only_decode) {
-  FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
-  const DeviceScope gpu(*must(DeviceContext::of(0)));
-  Stream stream = must(Stream::make());
-  const StreamScope scope(stream);
+  BenchGpu gpu;
+  Stream& stream = gpu.stream;
   if (gbps == 0) gbps = read_gbps(stream);
   std::printf("{\"hbm_gbps\": %.0f}\n", gbps);
   for (const Heads& heads :

@@ -211,7 +211,7 @@ void bench_sizes(Stream& stream, const Sizes& s, std::span<char*> names) {
   Layers layers;
   layers.push_back(std::make_unique<Layer>(s));
   for (const Kernel& kernel : kKernels) {
-    if (!names.empty() && std::ranges::find(names, std::string_view(kernel.name)) == names.end()) continue;
+    if (!names.empty() && !has(names, kernel.name)) continue;
     if (kernel.call == &Layer::norm && !layers[0]->norm_fits()) continue;
     bench(stream, kernel, s, layers, false);
     if (kernel.bytes(s) >= kMinColdBytes) bench(stream, kernel, s, layers, true);
@@ -219,11 +219,8 @@ void bench_sizes(Stream& stream, const Sizes& s, std::span<char*> names) {
 }
 
 int run(std::span<char*> names) {
-  FP4MOE_CHECK(cuda_dense_ops() != nullptr, "built without CUDA");
-  const DeviceScope gpu(*must(DeviceContext::of(0)));
-  Stream stream = must(Stream::make());
-  const StreamScope scope(stream);
-  must(prepare_cuda_dense_ops());
+  BenchGpu gpu;
+  Stream& stream = gpu.stream;
   for (const int64_t tokens : {1, 8, 64, 512, 8192}) bench_sizes(stream, {tokens, 2880, 32, 4}, names);
   for (const int64_t tokens : {1, 8, 64, 512, 8192}) bench_sizes(stream, {tokens, 7168, 256, 8}, names);
   for (const int64_t tokens : {1, 2, 4, 16, 64, 512, 2048, 4096, 8192})
